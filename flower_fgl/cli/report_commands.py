@@ -22,6 +22,7 @@ from flower_fgl.runs.compare import (
     side_names,
 )
 from flower_fgl.runs.cost_to_accuracy import cost_until, selecting_metric
+from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.per_owner import gains_per_owner, owner_metric
 from flower_fgl.runs.run import Run
@@ -154,6 +155,12 @@ def compare(
         table.add_row(name, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(str(result))
+    if result.shares_partitions:
+        show(
+            "Warning: several pairs have the same partition and split. The test covers "
+            "the seeds of the model, but no other partitions, on which the difference may "
+            "be another. An experiment file with draws = 10 varies both."
+        )
     for name, number in zip(result.names, result.unpaired, strict=True):
         if number:
             show(
@@ -166,6 +173,10 @@ def compare(
         show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")
     first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}
     for text in unequal_settings(first):
+        show(f"Warning: {text}")
+    if text := mixed_versions(
+        {str(run.path): run.summary.get("environment") or {} for run in every}
+    ):
         show(f"Warning: {text}")
 
 

@@ -32,6 +32,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
 from flower_fgl.methods import drop_removed, parse_config
+from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -442,6 +443,11 @@ def _print_results(
         for run, _ in done
     }
     for text in unequal_settings(settings, tuned):
+        console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+    text = mixed_versions(
+        {run.name: made.summary.get("environment") or {} for run, made in done}
+    )
+    if text:
         console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     tuning = describe_tuning(experiment.tuning)
     if tuning:

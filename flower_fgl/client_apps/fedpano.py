@@ -82,6 +82,9 @@ class FedPANOClientApp(FglClientApp):
        classifiers pull the averaged encoders apart, most of all in variant nS.
     4. A client without training nodes has no classifier of its own and predicts with the
        generic one; in variant nS with an untrained one.
+    5. One pass computes the representations of training nodes and their neighbours. A
+       pass with gradient over the training nodes and one without over the rest is slower
+       on CS.
     """
 
     down = Weights

@@ -20,6 +20,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of, owners_name
 from flower_fgl.runs.check_cell import check_cell
+from flower_fgl.runs.environment import version_label
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -431,15 +432,8 @@ def _one_version(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """Return versions, commit and source hash; reject runs of several."""
     seen: dict[str, list[Run]] = {}
     for run in runs:
-        environment = run.summary.get("environment") or {}
-        versions = environment.get("versions") or {}
-        source = str(environment.get("source_sha256", ""))
-        commit = str(environment.get("commit", ""))
-        label = [f"{k} {v}" for k, v in sorted(versions.items()) if k != "python"]
-        code = (
-            f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
-        )
-        seen.setdefault(", ".join([*label, code]), []).append(run)
+        label = version_label(run.summary.get("environment") or {})
+        seen.setdefault(label, []).append(run)
     if len(seen) > 1:
         listed = "; ".join(
             f"{', '.join(run.path.name for run in members)}: {label}"

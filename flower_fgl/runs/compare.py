@@ -62,6 +62,10 @@ class Comparison:
         Names of A and B, see :func:`side_names`.
     unpaired : tuple of int
         Completed runs of A and B that have no partner.
+    partitions : int
+        Number of different partitions (with their splits) among the pairs, over all
+        datasets; 0 if unknown. If it is below the number of tested pairs, the test covers
+        model seeds, but no other partitions.
     """
 
     one: tuple[float, ...]
@@ -69,17 +73,25 @@ class Comparison:
     test: PairedTest
     names: tuple[str, str] = ("A", "B")
     unpaired: tuple[int, int] = (0, 0)
+    partitions: int = 0
 
     @property
     def difference(self) -> float:
         """Mean of A minus mean of B."""
         return self.test.difference
 
+    @property
+    def shares_partitions(self) -> bool:
+        """Whether several of the tested pairs have the same partition and split."""
+        return 0 < self.partitions < self.test.n
+
     def __repr__(self) -> str:
         """State the difference, its interval and the verdict."""
         test = self.test
         text = f"{' minus '.join(self.names)} = {100 * test.difference:+.2f}"
         text += f", n = {test.n} pairs"
+        if self.shares_partitions:
+            text += f" on {_count(self.partitions, 'partition')}"
         if test.n < len(self.one):
             text += f" ({len(self.one)} runs, averaged on each partition)"
         if not test.why_not:
@@ -137,6 +149,11 @@ def select_runs(text: str) -> list[Run]:
             "Each side of a comparison needs at least one run folder, got none."
         )
     return list(runs.values())
+
+
+def _count(number: int, noun: str) -> str:
+    """Return e.g. "one partition" or "3 partitions"."""
+    return f"one {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _no_runs(place: str) -> str:
@@ -348,16 +365,21 @@ def compare_runs(
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
     scores = tuple(zip(*pairs, strict=True))
-    test = paired_test(*_replicates(done, pairs))
-    unpaired = (len(done[0]) - len(pairs), len(done[1]) - len(pairs))
-    return Comparison(scores[0], scores[1], test, side_names(one, other), unpaired)
+    runs = [first for first, _ in paired_runs(*done)]
+    return Comparison(
+        scores[0],
+        scores[1],
+        test=paired_test(*_replicates(runs, pairs)),
+        names=side_names(one, other),
+        unpaired=(len(done[0]) - len(pairs), len(done[1]) - len(pairs)),
+        partitions=len({str(run.summary["partition_sha256"]) for run in runs}),
+    )
 
 
 def _replicates(
-    sides: Sequence[Sequence[Run]], pairs: Sequence[tuple[float, float]]
+    runs: Sequence[Run], pairs: Sequence[tuple[float, float]]
 ) -> list[list[float]]:
     """Return the scores of each side that are independent of each other."""
-    runs = [first for first, _ in paired_runs(*sides)]
     places = [(run.summary["dataset"], run.summary["clients"]) for run in runs]
     seeds = [run.config.get("partition-seed") for run in runs]
     several = {
@@ -459,7 +481,8 @@ def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | N
     """
     metric = common_metric([*one, *other])
     pairs = match_scores(one, other, column="test", metric=metric)
-    return paired_test(*_replicates((one, other), pairs)) if pairs else None
+    runs = [first for first, _ in paired_runs(one, other)]
+    return paired_test(*_replicates(runs, pairs)) if pairs else None
 
 
 def main_metric(run: Run) -> str:

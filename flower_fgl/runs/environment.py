@@ -17,7 +17,7 @@ from typing import Any
 from flower_fgl.core.version import VERSION
 
 __all__ = ["describe_environment", "environment_comments", "find_commit"]
-__all__ += ["hash_source"]
+__all__ += ["hash_source", "mixed_versions", "version_label"]
 
 PACKAGES = ("flwr", "torch", "torch-geometric")
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -91,6 +91,62 @@ def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
         f"device: {environment['device']}",
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def version_label(environment: Mapping[str, Any]) -> str:
+    """Name the versions that can change the scores of a run.
+
+    Parameters
+    ----------
+    environment : mapping
+        Result of :func:`describe_environment`, or the part of it that a run recorded.
+
+    Returns
+    -------
+    str
+        Versions of the packages, and the source hash or, without one, the commit.
+    """
+    versions = environment.get("versions") or {}
+    source = str(environment.get("source_sha256", ""))
+    commit = str(environment.get("commit", ""))
+    parts = [f"{k} {v}" for k, v in sorted(versions.items()) if k != "python"]
+    parts += [
+        f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
+    ]
+    return ", ".join(parts)
+
+
+def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the versions with which the runs of one comparison were made.
+
+    Parameters
+    ----------
+    environments : mapping of str to mapping
+        Results of :func:`describe_environment` by the name of the run.
+
+    Returns
+    -------
+    str
+        One sentence, with up to three runs per version; empty if all runs have the same
+        one. The version of Ray, which only some engines use, is not compared.
+    """
+    seen: dict[str, list[str]] = {}
+    for name, environment in environments.items():
+        versions = dict(environment.get("versions") or {})
+        versions.pop("ray", None)
+        label = version_label({**environment, "versions": versions})
+        seen.setdefault(label, []).append(name)
+    if len(seen) < 2:
+        return ""
+    listed = []
+    for label, names in seen.items():
+        more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+        listed.append(f"{label} ({', '.join([*names[:3], *more])})")
+    return (
+        f"the runs were made with {len(seen)} versions: {'; '.join(listed)}. Scores may "
+        "differ between versions; to measure all with one, move the older run folders and "
+        "run the experiment again."
+    )
 
 
 @lru_cache

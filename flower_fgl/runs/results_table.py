@@ -501,7 +501,10 @@ def _kind_of(cells: Sequence[Cell]) -> str:
     seeds = {draw.seed for cell in cells for draw in cell.draws}
     partitions = {draw.partition_seed for cell in cells for draw in cell.draws}
     if len(partitions) == 1:
-        return "draws of the initial model."
+        return (
+            "draws of the initial model, on one partition and split: tests say nothing "
+            "about other partitions."
+        )
     if any(len({d.partition_seed for d in c.draws}) < len(c.draws) for c in cells):
         return (
             f"runs with {len(partitions)} partitions and splits, some of which several "

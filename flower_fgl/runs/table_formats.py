@@ -152,7 +152,10 @@ def _marks(table: ResultsTable, layout: str) -> list[str]:
             marks += f" {TIED}: tied with it," if is_marked else " Tied:"
             marks += f" a difference of {100 * MARGIN:.0f} point can be excluded."
             signs = f"{ABOVE} {BELOW}" if is_marked else "Above, below"
-            marks += f" {signs}: significantly above or below {name}." if name else ""
+            if name:
+                marks += f" {signs}: significantly above or below {name}."
+                if layout == "overview":
+                    marks += f" No arrow: tied with {name}, or undecided."
             kind = "comparison" if number == 1 else "comparisons"
             marks += (
                 " Paired t-tests and equivalence tests over the draws at "
@@ -679,6 +682,8 @@ def _csv(table: ResultsTable) -> str:
                 row[f"p_{name}"] = "" if versus is None else versus.p
                 equivalent = "" if versus is None else versus.p_equivalent
                 row[f"p_tied_{name}"] = equivalent
+                detectable = "" if versus is None else versus.detectable
+                row[f"detectable_{name}"] = detectable
             rows.append(row)
     kept = [key for key in rows[0] if any(row[key] != "" for row in rows)]
     out = io.StringIO()

@@ -450,6 +450,26 @@ def test_the_page_of_an_experiment_keeps_its_earlier_runs(tmp_path: Path) -> Non
     assert CliRunner().invoke(app, [*words, "--case", "alone"]).exit_code == 0
 
 
+def test_a_run_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    cases = {"alone": "local", "together": "fedavg"}
+    file = two_toml(tmp_path, cases, head="draws = 2")
+    words = ["run", str(file), "--quiet", "--jobs", "1"]
+    words += ["--set", f"output-dir={tmp_path}"]
+    assert CliRunner().invoke(app, [*words, "--case", "alone"]).exit_code == 0
+    summary = tmp_path / "two" / "alone-draw0" / "summary.json"
+    about = json.loads(summary.read_text())
+    source = about["environment"]["source_sha256"]
+    about["environment"]["source_sha256"] = "a" * 64
+    summary.write_text(json.dumps(about))
+    sides = [f"{tmp_path / 'two'}:{case}" for case in cases]
+    for command in (words, ["compare", *sides]):
+        result = CliRunner().invoke(app, command)
+        text = " ".join(result.output.split())
+        assert "the runs were made with 2 versions: " in text
+        assert f"source {'a' * 12} (" in text
+        assert f"source {source[:12]} (" in text
+
+
 def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> None:
     file = two_toml(tmp_path, {"a": "local"}, head='title = "t"\ndraws = 2')
     out = tmp_path / "runs"

@@ -74,7 +74,8 @@ TERMS: dict[str, dict[str, str]] = {
     "fedlog": {
         "branches": "algorithms/fedlog/test_branches.py::test_each_branch_gets_a_gradient",
         "step of a client": "client_apps/test_fedlog_loss.py::test_a_step_matches_the_loss_and_gradient",
-        "prompts": "algorithms/fedlog/test_prompts.py::test_prompts_that_are_the_true_neighbours",
+        "prompts, gradients": "algorithms/fedlog/test_prompts.py::test_prompts_that_are_the_true_neighbours",
+        "prompts, features": "algorithms/fedlog/test_prompts.py::test_equation_11_alone_moves_the_prompts",
     },
     "fednh": {
         "cross-entropy of scaled cosines": "algorithms/test_fednh.py::test_logits_are_scaled_cosines_and_train"
@@ -107,7 +108,9 @@ TERMS: dict[str, dict[str, str]] = {
         "class, discrepancy, diversity of the generator": "algorithms/test_fedtad.py::test_every_term_reaches_the_generator",
         "discrepancy of the model": "algorithms/test_fedtad.py::test_the_discrepancy_trains_the_model",
     },
-    "fedtgp": {"the server's contrast": UNIVERSAL},
+    "fedtgp": {
+        "distances of the server": "algorithms/prototypes/test_universal.py::test_each_class_that_clients_have_gets"
+    },
     "fggp": {},
     "fgssl": {},
     "fpl": {},
@@ -115,8 +118,7 @@ TERMS: dict[str, dict[str, str]] = {
     "local": {},
     "moon": {},
     "opfgl": {
-        "alignment, on the features": "algorithms/opfgl/test_pseudo_graph.py::test_the_gradient_of_the_features_goes",
-        "smoothness, on the features": "algorithms/opfgl/test_pseudo_graph.py::test_the_sign_of_the_smoothness_turns",
+        "both, on the features": "algorithms/opfgl/test_pseudo_graph.py::test_each_loss_alone_has_a_gradient_in_the_features",
         "both, on the links": "algorithms/opfgl/test_pseudo_graph.py::test_each_loss_alone_has_a_gradient_in_the_links",
     },
     "pfedfsl": {

@@ -89,8 +89,37 @@ def test_runs_that_share_a_partition_are_one_replicate(tmp_path: Path) -> None:
     found = compare_runs(*sides)
     assert found.test.why_not == "3 pairs, 5 are needed"
     assert "n = 3 pairs (12 runs, averaged on each partition)" in str(found)
-    one_partition = [runs[:4] for runs in sides]
-    assert compare_runs(*one_partition).test.n == 4
+    assert not found.shares_partitions
+    one_partition = compare_runs(*[runs[:4] for runs in sides])
+    assert one_partition.test.n == 4
+    assert one_partition.shares_partitions
+    assert ", n = 4 pairs on one partition:" in str(one_partition)
+
+
+def test_the_command_warns_of_pairs_that_share_a_partition(tmp_path: Path) -> None:
+    sides = {
+        "fedper": [0.80, 0.81, 0.79, 0.80, 0.8],
+        "local": [0.7, 0.72, 0.7, 0.7, 0.7],
+    }
+    for about, is_one in (({}, True), ({"partition-seed": 0}, False)):
+        folder = tmp_path / str(is_one)
+        for name, scores in sides.items():
+            for seed, score in enumerate(scores):
+                write_run(
+                    folder / f"{name}-{seed}",
+                    score,
+                    method=name,
+                    seed=seed,
+                    partition="p" if is_one else f"p{seed}",
+                    **dict.fromkeys(about, seed),
+                )
+        done = CliRunner().invoke(
+            app, ["compare", f"{folder}:fedper", f"{folder}:local"]
+        )
+        words = " ".join(done.output.split())
+        assert done.exit_code == 0
+        assert ("n = 5 pairs on one partition, 95 %" in words) is is_one
+        assert ("Warning: several pairs have the same partition" in words) is is_one
 
 
 def test_fine_tuned_runs_are_compared_after_fine_tuning(tmp_path: Path) -> None:
@@ -281,7 +310,8 @@ def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
     assert "70.20 ± 1.10" in words
     assert "late" in words
     assert (
-        "fedper minus local = +9.80, n = 5 pairs, 95 % interval +9.24 to +10.36, "
+        "fedper minus local = +9.80, n = 5 pairs on one partition, 95 % interval "
+        "+9.24 to +10.36, "
         "t = 49.000, p = 0.0000: fedper is significantly better at 95 %" in words
     )
     assert not {"A", "B"} & set(words.split())

@@ -17,7 +17,11 @@ from typer.testing import CliRunner
 from flower_fgl import simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.version import VERSION
-from flower_fgl.runs.environment import describe_environment, find_commit
+from flower_fgl.runs.environment import (
+    describe_environment,
+    find_commit,
+    mixed_versions,
+)
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import RunWriter
 from tests.support.short_runs import timeless
@@ -145,3 +149,19 @@ def test_the_commit_is_that_of_git() -> None:
         check=True,
     )
     assert find_commit(root) == told.stdout.strip()
+
+
+def test_runs_of_several_versions_are_named() -> None:
+    versions = {"python": "3.11", "torch": "2.13.0"}
+    old = {"versions": versions, "source_sha256": "a" * 64, "commit": COMMIT}
+    same = {**old, "versions": {**versions, "python": "3.12", "ray": "2.50"}}
+    assert mixed_versions({"one": old, "two": {**same, "commit": OTHER}}) == ""
+    runs = {f"old-{k}": old for k in range(5)}
+    runs["new"] = {**old, "source_sha256": "b" * 64}
+    runs["unknown"] = {}
+    text = mixed_versions(runs)
+    assert text.startswith(
+        "the runs were made with 3 versions: torch 2.13.0, source aaaaaaaaaaaa (old-0, "
+        "old-1, old-2, 2 more); torch 2.13.0, source bbbbbbbbbbbb (new); commit unknown "
+        "(unknown). Scores may differ"
+    )

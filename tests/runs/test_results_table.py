@@ -306,7 +306,12 @@ def test_runs_that_share_a_partition_are_one_replicate() -> None:
     ("seed", "partition", "what"),
     [
         (0, 1, "partition and split"),
-        (1, 0, "the initial model"),
+        (
+            1,
+            0,
+            "the initial model, on one partition and split: tests say nothing about "
+            "other partitions",
+        ),
         (1, 1, "partition, split and initial model"),
     ],
 )

@@ -153,6 +153,30 @@ def test_the_first_loss_is_equation_11_and_training_lowers_it() -> None:
     assert not generator.training
 
 
+def test_equation_11_alone_moves_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RandomNets, "mismatch", lambda *args, **_: 0 * args[3].sum())
+    torch.manual_seed(0)
+    task, generator = random_task(), make_generator(D)
+    for layer in generator:
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    loss = train_prompt_generator(generator, task, epochs=1, networks=1, lr=1e-9)
+    made = [p.grad for p in generator.parameters()]
+    x, around, _ = task.features()
+    generator.zero_grad()
+    prompts = generator(x)
+    slow = torch.stack(
+        [((prompts[i] - around[i]) ** 2).sum() for i in range(len(x))]
+    ).mean()
+    slow.backward()
+    assert loss == pytest.approx(slow.item(), rel=1e-5)
+    for got, parameter in zip(made, generator.parameters(), strict=True):
+        expected = parameter.grad
+        assert expected is not None
+        assert expected.any()
+        torch.testing.assert_close(got, expected)
+
+
 def test_networks_in_groups_give_the_same_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

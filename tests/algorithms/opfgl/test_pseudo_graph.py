@@ -283,6 +283,17 @@ def test_the_sign_of_the_smoothness_turns_its_gradient(target):
     torch.testing.assert_close(apart.features.grad, -together.features.grad)
 
 
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
+def test_each_loss_alone_has_a_gradient_in_the_features(target, weights):
+    settings = GeneratorSettings(
+        hidden_channels=8, alignment_weight=weights[0], smoothness_weight=weights[1]
+    )
+    trainer = make(target, [2, 2, 2], settings)
+    trainer.step(10)
+    assert trainer.features.grad is not None
+    assert trainer.features.grad.any(dim=1).all()
+
+
 def test_the_same_generator_gives_the_same_graph(target):
     torch.manual_seed(5)
     first = make(target, [2, 1, 3])

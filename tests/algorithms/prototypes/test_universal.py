@@ -133,6 +133,31 @@ def test_a_class_that_no_client_has_gets_no_gradient_and_no_nan(
     assert anchor.grad[0].any()
 
 
+def test_each_class_that_clients_have_gets_a_gradient_from_their_distances(
+    universal: Tensor, generator: torch.Generator
+) -> None:
+    uploads = torch.randn(K, C, H, P, generator=generator) / 3
+    present = torch.ones(K, C, H, dtype=torch.bool)
+    present[:, 1] = False
+    members = draw_context(present, share=0.5, generator=generator)
+    made = universal.clone().requires_grad_()
+    topology_loss(made, uploads, members, margin=0.7).backward()
+    assert made.grad is not None
+    assert made.grad.isfinite().all()
+    assert not made.grad[1].any()
+    assert made.grad[[0, *range(2, C)]].any(dim=2).all()
+    # against a finite difference
+    step = torch.zeros_like(universal)
+    step[0, 0, 0] = 0.01
+    losses = [
+        float(topology_loss(universal + s, uploads, members, margin=0.7))
+        for s in (step, -step)
+    ]
+    assert (losses[0] - losses[1]) / 0.02 == pytest.approx(
+        float(made.grad[0, 0, 0]), abs=1e-3
+    )
+
+
 def test_without_uploads_the_loss_is_zero(universal: Tensor, uploads: Tensor) -> None:
     nobody = torch.zeros(H, K, C, H, dtype=torch.bool)
     for loss in (
