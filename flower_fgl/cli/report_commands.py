@@ -157,9 +157,9 @@ def compare(
     show(str(result))
     if result.shares_partitions:
         show(
-            "Warning: several pairs have the same partition and split. The test covers "
-            "the seeds of the model, but no other partitions, on which the difference may "
-            "be another. An experiment file with draws = 10 varies both."
+            "Warning: several pairs have the same partition, and the difference may be "
+            "another on other partitions. An experiment file with draws = 10 varies "
+            "partition, split and model together."
         )
     for name, number in zip(result.names, result.unpaired, strict=True):
         if number:

@@ -63,9 +63,9 @@ class Comparison:
     unpaired : tuple of int
         Completed runs of A and B that have no partner.
     partitions : int
-        Number of different partitions (with their splits) among the pairs, over all
-        datasets; 0 if unknown. If it is below the number of tested pairs, the test covers
-        model seeds, but no other partitions.
+        Number of different partitions among the pairs, over all datasets; 0 if unknown.
+        If it is below the number of tested pairs, the test says less about other
+        partitions than its n suggests.
     """
 
     one: tuple[float, ...]
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def shares_partitions(self) -> bool:
-        """Whether several of the tested pairs have the same partition and split."""
+        """Whether several of the tested pairs have the same partition."""
         return 0 < self.partitions < self.test.n
 
     def __repr__(self) -> str:
