@@ -24,7 +24,11 @@ def tune(
         int, typer.Option(help="Trials of each row; the first is the row as it stands.")
     ],
     jobs: Annotated[
-        int, typer.Option(help="Trials that run at once, one process and thread each.")
+        int,
+        typer.Option(
+            min=0,
+            help="Trials that run at once, one process and thread each; 0: one per core.",
+        ),
     ] = 1,
     out: Annotated[
         Path | None,
@@ -63,6 +67,7 @@ def tune(
         )
     # loads the studies' code: a wrong file is reported first
     from flower_fgl.simulation import tuned_file, tuning
+    from flower_fgl.simulation.flower_simulation import num_cpus
 
     rows = tuning.rows_to_tune(plan)
     if wrong := [c for c in case or [] if not any(row.is_named([c]) for row in rows)]:
@@ -95,7 +100,7 @@ def tune(
         [row for row in rows if not case or row.is_named(case)],
         folder.resolve(),
         budget=budget,
-        jobs=jobs,
+        jobs=jobs or num_cpus(),
         seed=seed,
         on_trial=None if quiet else on_trial,
         on_note=None if quiet else show,

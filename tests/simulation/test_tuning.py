@@ -896,6 +896,24 @@ def test_the_tuned_file_names_the_score_that_selects(
     assert "by validation AUROC on draw 3" in path.read_text()
 
 
+def test_no_jobs_are_one_per_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def record(*_: object, jobs: int, **__: object) -> list[object]:
+        asked.append(jobs)
+        return []
+
+    monkeypatch.setattr("flower_fgl.simulation.tuning.tune", record)
+    monkeypatch.setattr("flower_fgl.simulation.flower_simulation.num_cpus", lambda: 7)
+    (tmp_path / "two.toml").write_text(f'output-dir = "{tmp_path}/runs"\n{TEXT}')
+    for words in (["--jobs", "0"], ["--jobs", "3"], []):
+        command = ["tune", str(tmp_path / "two.toml"), "--budget", "2", *words]
+        CliRunner().invoke(app, [*command, "--case", "near"])
+    assert asked == [7, 3, 1]
+
+
 @pytest.mark.usefixtures("pretended")
 def test_the_command_writes_the_study_and_the_tuned_file(tmp_path: Path) -> None:
     text = f'output-dir = "{tmp_path}/runs"\n{TEXT}'
