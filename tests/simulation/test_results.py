@@ -275,7 +275,7 @@ def test_two_methods_are_compared_by_runs_or_by_folders(runs: RunSet) -> None:
     scores = [(run.best or {})["test"]["accuracy"] for run in runs]
     expected = (scores[0] + scores[1] - scores[2] - scores[3]) / 2
     assert result.difference == pytest.approx(expected)
-    text = f"fedavg minus local = {100 * expected:+.2f}, n = 2 pairs: not testable"
+    text = f"fedavg minus local = {100 * expected:+.2f}, n = 2 pairs on one partition: not "
     assert text in repr(result)
     folder = runs[0].path.parent
     by_name = flower_fgl.compare(f"{folder}:fedavg", f"{folder}:local", column="val")
