@@ -172,11 +172,8 @@ def compare(
     if len(places) > 1:
         show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")
     first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}
-    for text in unequal_settings(first):
-        show(f"Warning: {text}")
-    if text := mixed_versions(
-        {str(run.path): run.summary.get("environment") or {} for run in every}
-    ):
+    versions = mixed_versions({str(run.path): run.environment for run in every})
+    for text in (*unequal_settings(first), *versions):
         show(f"Warning: {text}")
 
 

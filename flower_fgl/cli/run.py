@@ -442,12 +442,8 @@ def _print_results(
         run.label: experiment.tuning.get("settings", {}).get(run.row, [])
         for run, _ in done
     }
-    for text in unequal_settings(settings, tuned):
-        console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
-    text = mixed_versions(
-        {run.name: made.summary.get("environment") or {} for run, made in done}
-    )
-    if text:
+    versions = mixed_versions({run.name: made.environment for run, made in done})
+    for text in (*unequal_settings(settings, tuned), *versions):
         console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     tuning = describe_tuning(experiment.tuning)
     if tuning:

@@ -372,7 +372,7 @@ def make_cell(
                 f"({', '.join(keys)}): {first.path} and {run.path}. Pass the runs of "
                 "one setting."
             )
-    environments = [run.summary.get("environment") or {} for run in ordered]
+    environments = [run.environment for run in ordered]
     hosts = [environment.get("host") or {} for environment in environments]
     return Cell(
         experiment=experiment,
@@ -432,8 +432,7 @@ def _one_version(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """Return versions, commit and source hash; reject runs of several."""
     seen: dict[str, list[Run]] = {}
     for run in runs:
-        label = version_label(run.summary.get("environment") or {})
-        seen.setdefault(label, []).append(run)
+        seen.setdefault(version_label(run.environment), []).append(run)
     if len(seen) > 1:
         listed = "; ".join(
             f"{', '.join(run.path.name for run in members)}: {label}"
@@ -443,10 +442,8 @@ def _one_version(runs: Sequence[Run], name: str) -> dict[str, Any]:
             f"{name} mixes runs of {len(seen)} code versions ({listed}). Run the "
             "experiment again with one version, or pass the runs of one version only."
         )
-    environment = runs[0].summary.get("environment") or {}
-    commits = {
-        str((r.summary.get("environment") or {}).get("commit", "")) for r in runs
-    }
+    environment = runs[0].environment
+    commits = {str(run.environment.get("commit", "")) for run in runs}
     return {
         "versions": dict(environment.get("versions") or {}),
         "commit": ", ".join(sorted(commits)),

@@ -91,7 +91,8 @@ class Comparison:
         text = f"{' minus '.join(self.names)} = {100 * test.difference:+.2f}"
         text += f", n = {test.n} pairs"
         if self.shares_partitions:
-            text += f" on {_count(self.partitions, 'partition')}"
+            several = f"{self.partitions} partitions"
+            text += f" on {'one partition' if self.partitions == 1 else several}"
         if test.n < len(self.one):
             text += f" ({len(self.one)} runs, averaged on each partition)"
         if not test.why_not:
@@ -149,11 +150,6 @@ def select_runs(text: str) -> list[Run]:
             "Each side of a comparison needs at least one run folder, got none."
         )
     return list(runs.values())
-
-
-def _count(number: int, noun: str) -> str:
-    """Return e.g. "one partition" or "3 partitions"."""
-    return f"one {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _no_runs(place: str) -> str:
@@ -226,33 +222,27 @@ def _config_files(folder: Path) -> list[Path]:
 
 
 def match_scores(
-    one: Sequence[Run], other: Sequence[Run], *, column: str, metric: str
+    pairs: Sequence[tuple[Run, Run]], *, column: str, metric: str
 ) -> list[tuple[float, float]]:
-    """Pair the scores of runs with the same dataset, partition, clients and seed.
+    """Return the scores of paired runs, in their order.
 
     Parameters
     ----------
-    one, other : sequence of Run
-        Completed runs of A and B.
+    pairs : sequence of (Run, Run)
+        Completed runs of A and B, see :func:`paired_runs`.
     column : str
         Node set: ``test``, ``val``, or one that only some settings score.
     metric : str
         ``accuracy``, ``macro_f1``, ``mean_accuracy``, …
 
-    Returns
-    -------
-    list of (float, float)
-        Sorted by dataset, partition, clients and seed; unpaired runs are omitted.
-
     Raises
     ------
     RunError
-        If two runs of one side have the same dataset, partition, clients and seed, or a
-        run has no such score.
+        If a run has no such score.
     """
     return [
         (_score(first, column, metric), _score(second, column, metric))
-        for first, second in paired_runs(one, other)
+        for first, second in pairs
     ]
 
 
@@ -333,7 +323,7 @@ def compare_runs(
         If one side holds runs of several methods, or with different settings.
     RunError
         If a run is on both sides, if there are fewer than two pairs, or in the cases of
-        :func:`match_scores`.
+        :func:`paired_runs` and :func:`match_scores`.
     """
     sides = {"A": one, "B": other}
     both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
@@ -350,7 +340,8 @@ def compare_runs(
             )
         _reject_mixed_settings(side, runs)
     done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
-    pairs = match_scores(done[0], done[1], column=column, metric=metric)
+    pairs = paired_runs(*done)
+    scores = match_scores(pairs, column=column, metric=metric)
     if len(pairs) < 2:
         left_out = [
             f"{run.path} ({run.status})"
@@ -364,22 +355,22 @@ def compare_runs(
             f"{len(done[0])} runs of A and {len(done[1])} of B."
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
-    scores = tuple(zip(*pairs, strict=True))
-    runs = [first for first, _ in paired_runs(*done)]
+    first, second = zip(*scores, strict=True)
     return Comparison(
-        scores[0],
-        scores[1],
-        test=paired_test(*_replicates(runs, pairs)),
+        first,
+        second,
+        test=paired_test(*_replicates(pairs, scores)),
         names=side_names(one, other),
         unpaired=(len(done[0]) - len(pairs), len(done[1]) - len(pairs)),
-        partitions=len({str(run.summary["partition_sha256"]) for run in runs}),
+        partitions=len({str(run.summary["partition_sha256"]) for run, _ in pairs}),
     )
 
 
 def _replicates(
-    runs: Sequence[Run], pairs: Sequence[tuple[float, float]]
+    pairs: Sequence[tuple[Run, Run]], scores: Sequence[tuple[float, float]]
 ) -> list[list[float]]:
     """Return the scores of each side that are independent of each other."""
+    runs = [first for first, _ in pairs]
     places = [(run.summary["dataset"], run.summary["clients"]) for run in runs]
     seeds = [run.config.get("partition-seed") for run in runs]
     several = {
@@ -391,7 +382,7 @@ def _replicates(
         (place, seed) if place in several else number
         for number, (place, seed) in enumerate(zip(places, seeds, strict=True))
     ]
-    return [partition_means(scores, keys) for scores in zip(*pairs, strict=True)]
+    return [partition_means(side, keys) for side in zip(*scores, strict=True)]
 
 
 def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:
@@ -477,12 +468,12 @@ def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | N
     Raises
     ------
     RunError
-        In the cases of :func:`match_scores`.
+        In the cases of :func:`paired_runs` and :func:`match_scores`.
     """
     metric = common_metric([*one, *other])
-    pairs = match_scores(one, other, column="test", metric=metric)
-    runs = [first for first, _ in paired_runs(one, other)]
-    return paired_test(*_replicates(runs, pairs)) if pairs else None
+    pairs = paired_runs(one, other)
+    scores = match_scores(pairs, column="test", metric=metric)
+    return paired_test(*_replicates(pairs, scores)) if pairs else None
 
 
 def main_metric(run: Run) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.version import VERSION
+from flower_fgl.runs.names import some_names
 
 __all__ = ["describe_environment", "environment_comments", "find_commit"]
 __all__ += ["hash_source", "mixed_versions", "version_label"]
@@ -116,7 +117,7 @@ def version_label(environment: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> str:
+def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Name the versions with which the runs of one comparison were made.
 
     Parameters
@@ -126,8 +127,8 @@ def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> str:
 
     Returns
     -------
-    str
-        One sentence, with up to three runs per version; empty if all runs have the same
+    list of str
+        One sentence, with up to three runs per version; none if all runs have the same
         one. The version of Ray, which only some engines use, is not compared.
     """
     seen: dict[str, list[str]] = {}
@@ -137,16 +138,13 @@ def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> str:
         label = version_label({**environment, "versions": versions})
         seen.setdefault(label, []).append(name)
     if len(seen) < 2:
-        return ""
-    listed = []
-    for label, names in seen.items():
-        more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-        listed.append(f"{label} ({', '.join([*names[:3], *more])})")
-    return (
+        return []
+    listed = [f"{label} ({some_names(names, ', ')})" for label, names in seen.items()]
+    return [
         f"the runs were made with {len(seen)} versions: {'; '.join(listed)}. Scores may "
         "differ between versions; to measure all with one, move the older run folders and "
         "run the experiment again."
-    )
+    ]
 
 
 @lru_cache

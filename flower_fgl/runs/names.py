@@ -10,7 +10,7 @@ from typing import Any
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
 
-__all__ = ["check_folder_name", "in_folder_name", "tell_apart"]
+__all__ = ["check_folder_name", "in_folder_name", "some_names", "tell_apart"]
 
 
 def in_folder_name(value: Scalar) -> str:
@@ -70,3 +70,9 @@ def tell_apart(
         ]
         names.append(" · ".join([method, *own]))
     return names
+
+
+def some_names(names: Sequence[str], separator: str) -> str:
+    """List up to three names, and the number of the others."""
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    return separator.join([*names[:3], *more])

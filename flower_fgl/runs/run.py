@@ -114,6 +114,11 @@ class Run:
         return str(self.summary["status"])
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, commit, host and device; empty if the run recorded none."""
+        return self.summary.get("environment") or {}
+
+    @property
     def best(self) -> dict[str, Any] | None:
         """Scores of the round with the best validation accuracy."""
         return self.summary["best"]  # type: ignore[no-any-return]  # JSON

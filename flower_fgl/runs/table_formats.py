@@ -13,6 +13,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.cells import PLACE, describe_published
+from flower_fgl.runs.names import some_names
 from flower_fgl.runs.results_table import Block, Line, ResultsTable
 from flower_fgl.runs.statistics import (
     LEVEL,
@@ -228,13 +229,10 @@ def _not_testable(table: ResultsTable) -> list[str]:
                     if name not in names:
                         names.append(name)
     everything = "all comparisons" if not table.num_tests and len(found) == 1 else ""
-    return [f"{why} ({everything or _some(names)})" for why, names in found.items()]
-
-
-def _some(names: Sequence[str]) -> str:
-    """List up to three names, and the number of the others."""
-    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    return "; ".join([*names[:3], *more])
+    return [
+        f"{why} ({everything or some_names(names, '; ')})"
+        for why, names in found.items()
+    ]
 
 
 def _score(values: Sequence[float]) -> str:

@@ -155,11 +155,11 @@ def test_runs_of_several_versions_are_named() -> None:
     versions = {"python": "3.11", "torch": "2.13.0"}
     old = {"versions": versions, "source_sha256": "a" * 64, "commit": COMMIT}
     same = {**old, "versions": {**versions, "python": "3.12", "ray": "2.50"}}
-    assert mixed_versions({"one": old, "two": {**same, "commit": OTHER}}) == ""
+    assert mixed_versions({"one": old, "two": {**same, "commit": OTHER}}) == []
     runs = {f"old-{k}": old for k in range(5)}
     runs["new"] = {**old, "source_sha256": "b" * 64}
     runs["unknown"] = {}
-    text = mixed_versions(runs)
+    (text,) = mixed_versions(runs)
     assert text.startswith(
         "the runs were made with 3 versions: torch 2.13.0, source aaaaaaaaaaaa (old-0, "
         "old-1, old-2, 2 more); torch 2.13.0, source bbbbbbbbbbbb (new); commit unknown "

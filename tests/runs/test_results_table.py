@@ -156,6 +156,15 @@ def test_own_and_global_model_are_lines_of_one_table() -> None:
     assert found["local"][3:6] == ["1 kB", "3 kB", "1.5 s"]
 
 
+def test_an_overview_says_what_no_arrow_means() -> None:
+    table = ResultsTable(rows(local=LOCAL, wide=WIDE))
+    meaning = " No arrow: tied with local, or undecided. "
+    assert meaning in format_table(table, layout="overview")
+    assert meaning not in format_table(
+        table, layout="full"
+    )  # its last columns say more
+
+
 def test_published_values_stand_beside_the_row_they_belong_to() -> None:
     cells = rows(local=LOCAL, good=GOOD)
     cells[1] = replace(cells[1], published={"accuracy": 86.5, "macro_f1": 61.25})
@@ -550,6 +559,10 @@ def test_csv_holds_the_numbers_in_full() -> None:
         sum(GOOD) / 6 - sum(LOCAL) / 6
     )
     assert 0 < float(found[0]["p_control"]) < 0.05
+    versus = ResultsTable(cells)
+    (block,) = versus.blocks
+    test = versus.versus(block.lines[0], block.control)
+    assert 0 < test.detectable == float(found[0]["detectable_control"])
     assert found[2]["p_control"] == ""
     assert not math.isnan(float(found[2]["p_best"]))
 

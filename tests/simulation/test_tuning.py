@@ -910,7 +910,8 @@ def test_no_jobs_are_one_per_core(
     (tmp_path / "two.toml").write_text(f'output-dir = "{tmp_path}/runs"\n{TEXT}')
     for words in (["--jobs", "0"], ["--jobs", "3"], []):
         command = ["tune", str(tmp_path / "two.toml"), "--budget", "2", *words]
-        CliRunner().invoke(app, [*command, "--case", "near"])
+        done = CliRunner().invoke(app, [*command, "--case", "near"])
+        assert done.exit_code == 0
     assert asked == [7, 3, 1]
 
 

@@ -173,12 +173,14 @@ def test_the_first_ten_of_fifty_steps_train_the_links_alone(target, number):
         assert not torch.equal(old, new)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
-def test_each_loss_alone_has_a_gradient_in_the_links(target, weights):
-    settings = GeneratorSettings(
-        hidden_channels=8, alignment_weight=weights[0], smoothness_weight=weights[1]
-    )
-    trainer = make(target, [2, 1, 3], settings)
+def make_with_one(loss, target, nodes):
+    weights = {"alignment_weight": 0.0, "smoothness_weight": 0.0, f"{loss}_weight": 1.0}
+    return make(target, nodes, GeneratorSettings(hidden_channels=8, **weights))
+
+
+@pytest.mark.parametrize("loss", ["alignment", "smoothness"])
+def test_each_loss_alone_has_a_gradient_in_the_links(target, loss):
+    trainer = make_with_one(loss, target, [2, 1, 3])
     trainer.step(0)
     for parameter in trainer.links.parameters():
         assert parameter.grad is not None
@@ -283,12 +285,9 @@ def test_the_sign_of_the_smoothness_turns_its_gradient(target):
     torch.testing.assert_close(apart.features.grad, -together.features.grad)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
-def test_each_loss_alone_has_a_gradient_in_the_features(target, weights):
-    settings = GeneratorSettings(
-        hidden_channels=8, alignment_weight=weights[0], smoothness_weight=weights[1]
-    )
-    trainer = make(target, [2, 2, 2], settings)
+@pytest.mark.parametrize("loss", ["alignment", "smoothness"])
+def test_each_loss_alone_has_a_gradient_in_the_features(target, loss):
+    trainer = make_with_one(loss, target, [2, 2, 2])
     trainer.step(10)
     assert trainer.features.grad is not None
     assert trainer.features.grad.any(dim=1).all()
