@@ -27,6 +27,7 @@ from flower_fgl.simulation.experiments import (
     PlannedRun,
     missing_classes,
     read_experiment,
+    with_clients,
 )
 from flower_fgl.simulation.tuned_file import hash_of_study, nested, published_tables
 
@@ -260,7 +261,7 @@ def _check_settings(plan: PlannedRun, run: Run, file: Path) -> None:
     """Reject a run whose settings are not those of the experiment file."""
     own = drop_removed(dict(flatten_config(run.config)))
     method = str(run.summary["method"])
-    wanted = drop_removed(dict(plan.settings))
+    wanted = drop_removed(with_clients(plan.settings))
     known = {*wanted, *ANYWHERE}
     if own.get("owners"):
         known.add("clients")  # counted in the folder of the owners

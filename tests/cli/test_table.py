@@ -54,6 +54,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "runs" / "two", done.output
 
 
+def test_a_grid_without_a_number_of_clients_becomes_a_table(tmp_path: Path) -> None:
+    small = "rounds=1 hidden-channels=8 synthetic.nodes=300 synthetic.features=8"
+    words = [word for pair in small.split() for word in ("--set", pair)]
+    done = invoke(
+        "run", "--method", "local,fedavg", "--seed", "0..1", *words,
+        "--set", f"output-dir={tmp_path}", "--engine", "local", "--quiet",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (folder,) = tmp_path.iterdir()
+    table = invoke("table", folder, "--format", "csv")
+    assert table.exit_code == 0, table.output
+    rows = {line.split(",")[1] for line in table.output.splitlines()[1:]}
+    assert rows == {"local", "fedavg"}
+    # another number than the default one is still another experiment
+    other = folder / "fedavg-seed0" / "config.toml"
+    other.write_text(other.read_text().replace("clients = 10", "clients = 9"))
+    with pytest.raises(RunError, match="clients is 9, not 10"):
+        invoke("table", folder)
+
+
 @pytest.mark.thorough
 def test_an_experiment_becomes_a_table_and_cells(
     made: tuple[Path, str], tmp_path: Path
