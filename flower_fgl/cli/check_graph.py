@@ -24,6 +24,7 @@ from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.split import PUBLIC
+from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
@@ -33,10 +34,6 @@ __all__ += ["said_once"]
 
 SMALL_CLASS = 5
 """Classes with fewer training nodes may reveal information about individuals."""
-LARGE_VALUE = 100.0
-"""Absolute value above which a column counts as not scaled."""
-MOST_COLUMNS = 5
-"""Columns that a note lists by name."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def _notes(
     isolated = whole.num_nodes - int(has_neighbor.sum())
     if isolated:
         notes.append(f"{isolated:,} of {whole.num_nodes:,} nodes have no neighbour.")
-    return notes + _unscaled_columns(graph)
+    return notes + suspect_data(graph)
 
 
 def _items(config: RunConfig) -> str:
@@ -190,41 +187,6 @@ def _single_class(graph: ClientGraph, items: str) -> list[str]:
         "owner cannot learn by itself to tell classes apart, and a model that always "
         f"predicts {name} looks perfect here. Check the labels, or the split."
     ]
-
-
-def _unscaled_columns(graph: ClientGraph) -> list[str]:
-    """Return a note that lists feature columns with large values."""
-    low, high = _column_ranges(graph.graph.x)
-    if graph.num_edge_features and graph.graph.pair_x is not None:
-        ends = zip((low, high), _column_ranges(graph.graph.pair_x), strict=True)
-        low, high = (torch.cat(end) for end in ends)
-    largest = torch.maximum(low.abs(), high.abs())
-    found = (largest > LARGE_VALUE).nonzero().flatten()
-    if not len(found):
-        return []
-    order = found[largest[found].argsort(descending=True)].tolist()
-    names = graph.feature_names or tuple(f"column {i}" for i in range(len(largest)))
-    listed = ", ".join(
-        f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
-        for i in order[:MOST_COLUMNS]
-    )
-    more = f" and {len(order) - MOST_COLUMNS} more" if len(order) > MOST_COLUMNS else ""
-    return [
-        f"Not scaled: {listed}{more}. Columns with large values outweigh the others, and "
-        "training converges slowly. Scale them in the same way at all owners, or run with "
-        'feature-norm = "columns".'
-    ]
-
-
-def _column_ranges(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the smallest and the largest value of each column, each of shape (d,)."""
-    if x.layout == torch.strided:
-        empty = torch.zeros(x.shape[1])
-        return (x.amin(dim=0), x.amax(dim=0)) if len(x) else (empty, empty)
-    start = torch.zeros(x.shape[1])  # sparse columns hold zeros
-    index, values = x.col_indices(), x.values()
-    low = start.scatter_reduce(0, index, values, "amin")
-    return low, start.scatter_reduce(0, index, values, "amax")
 
 
 def _small_classes(description: Description, config: RunConfig) -> list[str]:
