@@ -316,7 +316,8 @@ def link_ranking(score: Tensor, y: Tensor, *, k: int) -> tuple[float, float]:
     mrr : float in [0, 1]
         Mean of 1 / rank over the edges.
     hits : float in [0, 1]
-        Share of the edges with a rank of at most K.
+        Share of the edges with a rank of at most K; NaN with fewer than K negatives,
+        among which every edge has such a rank.
 
     Notes
     -----
@@ -327,7 +328,8 @@ def link_ranking(score: Tensor, y: Tensor, *, k: int) -> tuple[float, float]:
     not_lower = len(negatives) - torch.searchsorted(negatives, edges)
     higher = len(negatives) - torch.searchsorted(negatives, edges, right=True)
     rank = 1 + (higher + not_lower).to(torch.float64) / 2
-    return float((1 / rank).mean()), float((rank <= k).to(torch.float64).mean())
+    hits = float((rank <= k).to(torch.float64).mean())
+    return float((1 / rank).mean()), hits if len(negatives) >= k else math.nan
 
 
 def pool(scores: Sequence[Scores]) -> dict[str, float]:

@@ -20,6 +20,15 @@ def test_ranks_of_a_small_example_by_hand() -> None:
     assert link_ranking(score_of, y, k=3)[1] == 1.0
 
 
+def test_hits_of_fewer_negatives_than_k_are_undefined_and_not_pooled() -> None:
+    # OGB's evaluator has 1.0 here, whatever the scores are
+    score_of, y = torch.tensor([0.0, 0.0, 1.0, 2.0]), torch.tensor([1, 1, 0, 0])
+    assert link_ranking(score_of, y, k=2)[1] == 0.0
+    assert math.isnan(link_ranking(score_of, y, k=3)[1])
+    few, many = (Scores(4, 0.5, 0.5, 0.5, hits=h) for h in (math.nan, 0.25))
+    assert pool([few, many])["hits"] == 0.25
+
+
 def test_ranks_equal_a_loop() -> None:
     draw = torch.Generator().manual_seed(0)
     score_of = torch.randint(0, 20, (80,), generator=draw).float()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import AddSelfLoops, RemoveSelfLoops
 
 from flower_fgl import RunSet, simulate, to_npz
 from flower_fgl.core.errors import DataError, RunError
@@ -117,6 +118,15 @@ def test_a_graph_that_does_not_fit_is_an_error(
     with pytest.raises(DataError, match=message):
         to_npz(toy(**values), tmp_path / "a.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("transform", [RemoveSelfLoops(), AddSelfLoops()])
+def test_features_of_removed_or_added_edges_are_an_error(transform: Any) -> None:
+    # PyG's transforms change the edges and leave edge_attr as it was
+    data = transform(toy(edge_attr=torch.arange(5.0)[:, None]))
+    data.edge_label = torch.arange(data.num_edges) % 2
+    with pytest.raises(DataError, match="the graph: edge_attr must hold one entry"):
+        node_dataset(data, "the graph")
 
 
 def test_an_empty_edge_index_may_be_of_any_type(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 
+import networkx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -200,6 +201,17 @@ def test_louvain_finds_cliques_in_the_order_of_their_first_node():
     communities = louvain_communities(cliques(6, 8, 7), 21, seed=3)
     expected = consecutive([6, 8, 7])
     assert [found.tolist() for found in communities] == [e.tolist() for e in expected]
+
+
+def test_louvain_does_not_depend_on_the_order_of_edges():
+    # python-louvain's communities depend on the order in which nodes are added
+    club = np.array(networkx.karate_club_graph().edges).T
+    edges = np.concatenate([club, club[::-1]], axis=1)
+    expected = [found.tolist() for found in louvain_communities(edges, 34, seed=0)]
+    for draw in range(5):
+        shuffled = np.random.default_rng(draw).permutation(edges.T).T
+        found = louvain_communities(shuffled, 34, seed=0)
+        assert [part.tolist() for part in found] == expected
 
 
 def test_louvain_makes_an_isolated_node_its_own_community():
