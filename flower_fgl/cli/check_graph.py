@@ -136,6 +136,12 @@ def _notes(
     isolated = whole.num_nodes - int(has_neighbor.sum())
     if isolated:
         notes.append(f"{isolated:,} of {whole.num_nodes:,} nodes have no neighbour.")
+    if graph.outside is not None:
+        notes.append(
+            "Identifiers of nodes at the border leave this machine: those of an .npz file "
+            "as they are, ids of outside.csv as hashes, which anybody who guesses ids can "
+            "compare. With id-key in the node config only holders of that key can."
+        )
     return notes + suspect_data(graph)
 
 

@@ -53,6 +53,12 @@ class NodeSettings:
         "file with the keys of the other owners, for secure aggregation",
         is_path=True,
     )
+    id_key: str = option(
+        "",
+        "file with a secret of the owners, which the server has not: identifiers of nodes "
+        "travel as hashes with this key; the same file at all owners",
+        is_path=True,
+    )
     max_message_mb: float = option(
         math.inf,
         "message size in 10⁶ bytes above which this node refuses a message",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
-from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
+from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.split import (
@@ -29,10 +31,13 @@ from flower_fgl.datasets.transforms.normalize_features import (
 )
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
-__all__ = ["client_from_file", "client_from_owned"]
+__all__ = ["client_from_file", "client_from_owned", "keyed_ids", "read_id_key"]
+
+LEAST_KEY, LARGEST_KEY = 32, 4096
+"""Bytes of a file with the owners' secret."""
 
 
-def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
+def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientGraph:
     """Read a data owner's graph file and build the client's graph.
 
     Parameters
@@ -42,6 +47,9 @@ def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
     config : RunConfig
         ``split`` is used if the file has no split or if it is not ``default``;
         ``setting`` is applied unless the file contains evaluation graphs.
+    id_key : str
+        File with the secret with which identifiers are hashed, see :func:`keyed_ids`;
+        empty for none.
 
     Returns
     -------
@@ -54,7 +62,8 @@ def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
     ConfigError
         If ``setting`` is ``"graph"``, or sparsity is requested.
     DataError
-        If the file is missing or malformed, or does not fit the settings.
+        If the file is missing or malformed, or does not fit the settings; or ``id_key`` is
+        missing or too short.
 
     Notes
     -----
@@ -63,7 +72,60 @@ def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
        node of one run could be a training node of the next.
     """
     owned = load_graph_file(path, needs_labels=not config.has_pairs)
-    return client_from_owned(owned, config)
+    client = client_from_owned(owned, config)
+    if client.outside is None or not id_key:
+        return client
+    return replace(client, outside=keyed_ids(client.outside, read_id_key(id_key)))
+
+
+def read_id_key(path: str) -> bytes:
+    """Read the secret with which data owners hash the identifiers of nodes.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, or is shorter than 32 bytes or longer than 4,096.
+    """
+    try:
+        key = Path(path).expanduser().read_bytes().strip()
+    except OSError as error:
+        raise DataError(f"Cannot read id-key {path}: {error.strerror}.") from error
+    if not LEAST_KEY <= len(key) <= LARGEST_KEY:
+        raise DataError(
+            f"id-key {path} holds {len(key)} bytes, expected {LEAST_KEY} to "
+            f"{LARGEST_KEY:,}. One owner makes it, e.g. with openssl rand -hex 32, and "
+            "gives it to the other owners, not to the server."
+        )
+    return key
+
+
+def keyed_ids(outside: OutsideEdges, key: bytes) -> OutsideEdges:
+    """Replace identifiers of nodes by hashes that only holders of a key can compute.
+
+    Parameters
+    ----------
+    outside : OutsideEdges
+        Edges to nodes of other data owners.
+    key : bytes
+        Secret of the data owners.
+
+    Returns
+    -------
+    OutsideEdges
+        With the first 63 bits of the HMAC-SHA-256 of every identifier (8 bytes,
+        little-endian). Equal identifiers stay equal.
+    """
+    ids, place = torch.unique(
+        torch.cat([outside.other, outside.ids]), return_inverse=True
+    )
+    hashes = [
+        hmac.digest(key, number.to_bytes(8, "little", signed=True), "sha256")[:8]
+        for number in ids.tolist()
+    ]
+    numbers = np.frombuffer(b"".join(hashes), dtype="<u8") >> np.uint64(1)
+    found = torch.from_numpy(numbers.astype(np.int64))[place]
+    number = len(outside.other)
+    return OutsideEdges(outside.own, found[:number], found[number:])
 
 
 def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:

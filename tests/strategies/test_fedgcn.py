@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
 from flower_fgl.datasets.build import load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
+from flower_fgl.datasets.graph_files.csv_tables import hash_ids
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.owned import read_id_key
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedavg import Weights
@@ -349,6 +351,13 @@ def test_owners_files_give_the_run_of_the_partition(
 ) -> None:
     run = run_files(tables, tmp_path / "csv")
     assert run.status == "completed"
+    assert_sums_are_exact(run, seen, tables)
+
+
+def assert_sums_are_exact(
+    run: Run, seen: dict[int, Client], tables: list[Path]
+) -> None:
+    """Compare the owners' completed graphs with the uncut one."""
     found = {pid: client.data.inputs[0] for pid, client in seen.items()}
     dataset = whole_graph(run)
     exact = dataset.propagate(dataset.x, "normalised")
@@ -358,6 +367,46 @@ def test_owners_files_give_the_run_of_the_partition(
         torch.testing.assert_close(
             graph.x[: len(ids)], exact[ids], atol=1e-5, rtol=1e-5
         )
+
+
+def test_identifiers_can_be_guessed_only_with_the_owners_key(
+    tables: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: dict[int, Client],
+) -> None:
+    borders: list[Boundary] = []
+
+    def check(found: Mapping[int, Boundary]) -> Tensor:
+        borders.extend(found.values())
+        return check_boundaries(found)
+
+    monkeypatch.setattr("flower_fgl.strategies.fedgcn.check_boundaries", check)
+    (key := tmp_path / "id.key").write_text("5" * 64)
+    (other := tmp_path / "other.key").write_text("6" * 64)
+    guesses = torch.from_numpy(hash_ids([f"node {i}" for i in range(300)]))
+    for name, files in (("plain", [""] * 3), ("keyed", [str(key)] * 3)):
+        borders.clear()
+        nodes = [
+            {"graph": str(folder)} | ({"id-key": file} if file else {})
+            for folder, file in zip(tables, files, strict=True)
+        ]
+        run = run_owners(nodes, tmp_path / name, method="fedgcn")
+        assert_sums_are_exact(run, seen, tables)
+        sent = torch.cat([ids for b in borders for ids in (b.own, b.outside)])
+        is_guessed = torch.isin(sent, guesses)
+        assert is_guessed.all() if name == "plain" else not is_guessed.any()
+    nodes[0]["id-key"] = str(other)
+    with pytest.raises(RunError, match="all owners need the same key file"):
+        run_owners(nodes, tmp_path / "differ", method="fedgcn")
+
+
+def test_an_id_key_must_be_long_enough(tmp_path: Path) -> None:
+    (key := tmp_path / "id.key").write_text("short")
+    with pytest.raises(DataError, match="holds 5 bytes, expected 32 to 4,096"):
+        read_id_key(str(key))
+    with pytest.raises(DataError, match="Cannot read id-key"):
+        read_id_key(str(tmp_path / "absent"))
 
 
 def test_natural_owners_give_the_same_run(tables: list[Path], tmp_path: Path) -> None:

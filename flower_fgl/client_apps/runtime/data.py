@@ -183,7 +183,9 @@ def open_client_data(
     node = context.node_config
     if "graph" in node:
         try:
-            graph = client_from_file(Path(str(node["graph"])), config)
+            graph = client_from_file(
+                Path(str(node["graph"])), config, str(node.get("id-key", ""))
+            )
         except DataError as error:
             log.error("The graph of this node cannot be used: %s", error)
             raise DataError(
@@ -217,14 +219,18 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
     -------
     tuple of (str, int, int)
         Name, bytes and modification time (nanoseconds) of the file, or of every file of
-        the folder; empty without ``graph``, or if the file does not exist.
+        the folder, and of ``id-key``; empty without ``graph``, or if the file does not
+        exist.
     """
     if "graph" not in node:
         return ()
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(str(node["graph"])))
     found = []
-    for file in sorted(path.iterdir()) if os.path.isdir(path) else [path]:
+    files = sorted(path.iterdir()) if os.path.isdir(path) else [path]
+    if "id-key" in node:
+        files.append(Path(os.path.expanduser(str(node["id-key"]))))
+    for file in files:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a NUL character
             stat = file.stat()
             found.append((file.name, stat.st_size, stat.st_mtime_ns))
