@@ -184,7 +184,11 @@ def run(
     ] = None,
     draws: Annotated[
         int | None,
-        typer.Option(min=1, help="Run only the first draws of the experiment file."),
+        typer.Option(
+            min=1,
+            help="Repeat every run with so many partitions, splits and initial models; of "
+            "an experiment file with draws, run only the first ones.",
+        ),
     ] = None,
 ) -> None:
     """Run a method, a grid of several values, or all runs of an experiment file.
@@ -217,10 +221,9 @@ def run(
     engine = engine or "auto"
     if engine not in ("auto", "local", "ray"):
         raise ConfigError(f'--engine must be "auto", "local" or "ray", got "{engine}".')
-    if (case or draws) and experiment is None:
+    if case and experiment is None:
         raise ConfigError(
-            f"{'--case' if case else '--draws'} selects from an experiment file: name the "
-            "file as well."
+            "--case selects from an experiment file: name the file as well."
         )
     run_options = RunOptions(engine, workers, client_gpus, quiet, jobs)
     with report_how_to_resume():

@@ -105,7 +105,8 @@ def run_all(
     cases : sequence of str
         Cases of the file to run; all if empty.
     draws : int, optional
-        Number of draws of the file to run, the first ones; by default all.
+        Number of draws of the file to run, the first ones; by default all. Without a file
+        every run is repeated with so many partitions, splits and initial models.
 
     Returns
     -------
@@ -118,8 +119,10 @@ def run_all(
         If the file or a setting is wrong, which is checked before the first run, or if a
         run fails. The folders of earlier runs are kept.
     """
-    experiment = whole = _ad_hoc(options)
-    if experiment_file is not None:
+    if experiment_file is None:
+        experiment = _ad_hoc(options, draws or 0)
+        whole = _with_earlier_draws(experiment)
+    else:
         experiment = whole = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
         experiment = experiment if draws is None else experiment.with_draws(draws)
@@ -162,14 +165,20 @@ def run_all(
     return [made]
 
 
-def _ad_hoc(options: Mapping[str, Given]) -> Experiment:
-    """Return the single run that options describe, or the grid if they hold lists.
+def _ad_hoc(options: Mapping[str, Given], draws: int) -> Experiment:
+    """Return the single run that options describe, or the grid of lists and draws.
 
-    The folder of a grid is named after its settings, so that the same command resumes it.
+    The folder of a grid is named after its settings, so that the same command resumes it;
+    one with more draws adds runs to it.
     """
     single = {k: v for k, v in options.items() if not isinstance(v, list)}
-    if len(single) == len(options):
+    if len(single) == len(options) and not draws:
         return Experiment("run", config=single)
+    if draws and (seeds := options.keys() & set(REPLICATES)):
+        raise ConfigError(
+            f"--draws sets {' and '.join(REPLICATES)} of every draw. Leave out "
+            f"{' and '.join(sorted(seeds))}."
+        )
     method = str(single.pop("method", GeneralSettings.method))
     lists = {k: v for k, v in options.items() if isinstance(v, list)}
     grid: dict[str, Sequence[Scalar]] = {"method": [method], **lists}
@@ -178,16 +187,29 @@ def _ad_hoc(options: Mapping[str, Given]) -> Experiment:
             grid[key] = grid.pop(key)
     fixed = {k: v for k, v in single.items() if k != "output-dir"}
     fixed |= {"method": method} if "method" not in lists else {}
-    text = json.dumps([sorted(fixed.items()), sorted(lists)])
+    varied = [*sorted(lists), *(["draws"] if draws else [])]
+    text = json.dumps([sorted(fixed.items()), varied])
     parts = [str(fixed.get("method", "")), str(fixed.get("dataset", ""))]
-    parts = ["grid", *(Path(part).stem for part in parts), *sorted(lists)]
+    parts = ["grid", *(Path(part).stem for part in parts), *varied]
     name = "-".join(in_folder_name(part) for part in parts if part)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     shown = {
         k: grid.get(k) or [fixed[k]] for k in ("method", "dataset") if k in fixed | grid
     }
     title = " on ".join(", ".join(map(str, values)) for values in shown.values())
-    return Experiment(f"{name[:80]}-{digest}", title, config=single, grid=grid)
+    return Experiment(
+        f"{name[:80]}-{digest}", title, config=single, grid=grid, draws=draws
+    )
+
+
+def _with_earlier_draws(experiment: Experiment) -> Experiment:
+    """Add the draws of an earlier command to a grid without a file."""
+    if not experiment.draws:
+        return experiment
+    base = Path(os.path.expanduser(str(experiment.config.get("output-dir", "runs"))))
+    copy = base / experiment.name / f"{experiment.name}.toml"
+    earlier = read_experiment(copy).draws if copy.is_file() else 0
+    return replace(experiment, draws=max(experiment.draws, earlier))
 
 
 def _run_grid(
@@ -437,6 +459,8 @@ def _print_results(
     console.print(rows_table(results_table(experiment, done)))
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
     console.print("partition", *hashes, sep="\n  ", markup=False, highlight=False)
+    if text := _one_partition(done):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     settings = {run.label: dict(flatten_config(made.config)) for run, made in done}
     tuned = {
         run.label: experiment.tuning.get("settings", {}).get(run.row, [])
@@ -457,6 +481,21 @@ def _print_results(
     report = write_report(found, title=experiment.title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _one_partition(done: Sequence[tuple[PlannedRun, Run]]) -> str:
+    """Return a note if the seeds of a row vary the model only; else an empty text."""
+    rows: dict[str, set[tuple[Any, ...]]] = {}
+    for planned, run in done:
+        partition = (run.config["partition-seed"], run.summary.get("partition_sha256"))
+        rows.setdefault(planned.row, set()).add(partition)
+    repeated = [row for row, n in Counter(p.row for p, _ in done).items() if n > 1]
+    if not any(len(rows[row]) == 1 for row in repeated):
+        return ""
+    return (
+        "± is over initial models on one partition and split, and says nothing about other "
+        "partitions. --draws 5 in place of seeds varies all three."
+    )
 
 
 def _complete_run(planned: PlannedRun) -> Run | None:

@@ -98,15 +98,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
         ``'Did you mean "a"? Known: a, b.'``
     """
     names = sorted(known)
+    # papers write "FedPG" and "FED-PUB", users "round" for "rounds"
+    given = _letters(name)
+    same = [n for n in names if given and _letters(n) in (given, f"{given}s")]
+    name = name.lower()
     # "link-prediction" means "link", although "inductive" has more letters in common
     begins = [known for known in names if name.startswith(f"{known}-")]
     swapped = [known for known in names if sorted(known) == sorted(name)]
     longer = [known for known in names if known.startswith(f"{name}-")]
-    close = begins[-1:] or swapped or longer
+    close = same or begins[-1:] or swapped or longer
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f'Did you mean "{close[0]}"? ' if close else ""
     between = "; " if any("," in name for name in names) else ", "
     return f"{hint}Known: {between.join(names)}."
+
+
+def _letters(name: str) -> str:
+    """Return the letters, digits and ``+`` of a name, in lower case."""
+    return "".join(c for c in name.casefold() if c.isalnum() or c == "+")
 
 
 def load_toml(text: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ USER_ERRORS = {
     "run --engine nosuch": "--engine",
     "run --track nosuch": 'Unknown tracker "nosuch"',
     "run --case first": "--case",
-    "run --draws 1": "--draws selects from an experiment file",
+    "run --draws 2 --seed 1": "--draws sets seed and partition-seed of every draw",
     "run missing.toml": "missing.toml",
     "run garbled.toml": "garbled.toml is not valid TOML",
     "run unknown-setting.toml": "nosuch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,26 @@ def test_a_grid_without_a_number_of_clients_becomes_a_table(tmp_path: Path) -> N
     other.write_text(other.read_text().replace("clients = 10", "clients = 9"))
     with pytest.raises(RunError, match="clients is 9, not 10"):
         invoke("table", folder)
+
+
+def test_draws_of_a_grid_without_a_file_vary_the_partition(tmp_path: Path) -> None:
+    small = "rounds=1 hidden-channels=8 synthetic.nodes=300 synthetic.features=8"
+    words = [word for pair in small.split() for word in ("--set", pair)]
+    words += ["--set", f"output-dir={tmp_path}", "--engine", "local", "--quiet"]
+    for draws, runs in ((2, 4), (3, 6), (1, 6)):
+        done = invoke("run", "--method", "local,fedavg", "--draws", draws, *words)
+        assert done.exit_code == 0, done.output
+        assert "one partition" not in done.output
+        (folder,) = tmp_path.iterdir()
+        assert len([path for path in folder.iterdir() if path.is_dir()]) == runs
+    table = invoke("table", folder, "--format", "csv").output.splitlines()
+    assert {row["draws"] for row in csv.DictReader(table)} == {"3"}
+    hashes = {
+        Run.load(path).summary["partition_sha256"] for path in folder.glob("fed*")
+    }
+    assert len(hashes) == 3
+    seeds = invoke("run", "--method", "local,fedavg", "--seed", "0..1", *words)
+    assert "± is over initial models on one partition and split" in seeds.output
 
 
 @pytest.mark.thorough

@@ -37,6 +37,16 @@ def test_the_hint_stands_before_the_list() -> None:
     tasks = ["edge", "graph", "inductive", "link"]
     hint = nearest("link-prediction", tasks)
     assert hint.startswith('Did you mean "link"? Known: edge, ')
+    for name, known in (
+        ("FedPG", "fedpg"),
+        ("FED-PUB", "fed-pub"),
+        ("FedSage+", "fedsage+"),
+    ):
+        hint = nearest(name, ["fedpg", "fed-pub", "fedsage+", "fedper"])
+        assert hint.startswith(f'Did you mean "{known}"?')
+    assert nearest("round", ["round-patience", "rounds"]).startswith(
+        'Did you mean "rounds"?'
+    )
     assert nearest("gnc", ["gcn", "gin", "sgc"]).startswith('Did you mean "gcn"?')
     widths = ["hidden-channels", "hops"]
     assert nearest("hidden", widths).startswith('Did you mean "hidden-channels"?')
