@@ -271,7 +271,8 @@ class GeneralSettings:
     feature_norm: str = option(
         "default",
         "feature scaling; rows: divide each node's features by their absolute sum, "
-        "columns: standardise each feature over the client's training nodes, none: "
+        "columns: standardise each feature over the client's training nodes (features of "
+        "edges over its training edges), none: "
         "unchanged, default: as in the paper of the setting",
         choices="default none rows columns",
     )

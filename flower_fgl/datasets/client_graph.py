@@ -280,11 +280,15 @@ class Scaling:
         ``columns``: each feature was standardized.
     mean, std : Tensor of shape (d,), float64, or None
         Statistics of ``columns``: subtracted mean and standard deviation divided by.
+    edge_mean, edge_std : Tensor of shape (a,), float64, or None
+        Those of the features of classified edges; ``None`` if these are unchanged.
     """
 
     kind: str
     mean: Tensor | None = None
     std: Tensor | None = None
+    edge_mean: Tensor | None = None
+    edge_std: Tensor | None = None
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor] | None:
@@ -292,6 +296,13 @@ class Scaling:
         if self.mean is None or self.std is None:
             return None
         return self.mean, self.std
+
+    @property
+    def edge_statistics(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation of shape (a,) of the features of edges."""
+        if self.edge_mean is None or self.edge_std is None:
+            return None
+        return self.edge_mean, self.edge_std
 
 
 @dataclass(frozen=True, eq=False)

@@ -198,6 +198,8 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
             f'feature-norm = "{config.feature_norm}". Export it with feature-norm = '
             '"none", or set feature-norm = "default".'
         )
+    if config.feature_norm == "columns":  # a file holds features of edges as they are
+        return scale_client(client, "columns")
     return client
 
 

@@ -59,7 +59,7 @@ from flower_fgl.datasets.transforms.sparsity import Sparsity
 __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 
 log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
 INDEX = "index.json"
 MAPPED_FROM = 1 << 20
 """Bytes of a client's file from which it is mapped into memory instead of read."""
@@ -502,6 +502,8 @@ def _pack(client: ClientGraph) -> bytes:
     tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
     if client.scaling is not None and client.scaling.statistics is not None:
         tensors["mean"], tensors["std"] = client.scaling.statistics
+    if client.scaling is not None and client.scaling.edge_statistics is not None:
+        tensors["edge mean"], tensors["edge std"] = client.scaling.edge_statistics
     if client.outside is not None:
         # safetensors stores no views of one tensor
         parts = vars(client.outside).items()
@@ -537,17 +539,18 @@ def _unpack(
 ) -> ClientGraph:
     """Build a client from the tensors of its file, see :func:`_pack`."""
     node_ids = tensors.pop("node_ids")
-    mean, std = tensors.pop("mean", None), tensors.pop("std", None)
+    names = ("mean", "std", "edge mean", "edge std")
+    statistics = [tensors.pop(name, None) for name in names]
     outside = None
     if "outside own" in tensors:
-        names = ("own", "other", "ids")
-        outside = OutsideEdges(*(tensors.pop(f"outside {name}") for name in names))
+        parts = ("own", "other", "ids")
+        outside = OutsideEdges(*(tensors.pop(f"outside {part}") for part in parts))
     groups: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")
         groups.setdefault(int(number), {})[name] = tensor
     graphs = [_read_graph(groups[number]) for number in sorted(groups)]
-    scaling = None if mean is None else Scaling("columns", mean, std)
+    scaling = None if statistics[0] is None else Scaling("columns", *statistics)
     return ClientGraph(
         partition_id,
         graphs[0],

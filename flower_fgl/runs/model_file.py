@@ -35,6 +35,7 @@ __all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
 CARD_KEY = "flower-fgl"
 """Header entry that holds the description."""
 SCALING = ("features/mean", "features/std")
+EDGE_SCALING = ("edge features/mean", "edge features/std")
 """Tensors beside the weights that hold a data owner's feature statistics."""
 
 
@@ -54,9 +55,10 @@ class ModelCard:
         Length C: names of the outputs, in order.
     classifies_graphs : bool
         Whether whole graphs are classified.
-    scaling : {"none", "rows", "kept", "lost"}
-        Scaling of the input features: none, division by the row sums, standardisation
-        with statistics in the file, or by each client with statistics not in the file.
+    scaling : {"none", "rows", "kept", "own", "lost"}
+        Scaling of the input features: none; division by the row sums; standardisation
+        with statistics in the file; standardisation of every graph with its own
+        statistics; or by each data owner in a way that is not in the file.
     round : int
         Round after which the model was saved.
     owner : str
@@ -146,11 +148,14 @@ class SavedModel:
         Description of the model.
     scaling : tuple of two Tensors of shape (d,), float64, or None
         Mean and standard deviation for standardising the features.
+    edge_scaling : tuple of two Tensors of shape (a,), float64, or None
+        Those of the features of classified edges.
     """
 
     model: Backbone
     card: ModelCard
     scaling: tuple[Tensor, Tensor] | None
+    edge_scaling: tuple[Tensor, Tensor] | None = None
 
 
 def save_model(
@@ -159,6 +164,7 @@ def save_model(
     card: ModelCard,
     scaling: tuple[Tensor, Tensor] | None = None,
     *,
+    edge_scaling: tuple[Tensor, Tensor] | None = None,
     is_private: bool = False,
 ) -> None:
     """Write ``model.safetensors`` atomically.
@@ -173,6 +179,8 @@ def save_model(
         Description of the model.
     scaling : tuple of two Tensors of shape (d,), float64, optional
         Feature statistics, if ``card.scaling`` is ``"kept"``.
+    edge_scaling : tuple of two Tensors of shape (a,), float64, optional
+        Statistics of the features of classified edges, if these were standardised.
     is_private : bool
         Whether only the owner of the process may read the folder and the file.
 
@@ -182,6 +190,7 @@ def save_model(
         If the file cannot be written; an existing model is left unchanged.
     """
     tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
+    tensors |= dict(zip(EDGE_SCALING, edge_scaling or (), strict=False))
     try:
         if is_private:
             make_private_folder(folder)
@@ -259,7 +268,9 @@ def load_model(folder: Path) -> SavedModel:
             "no model in the run folder."
         )
     tensors = safetensors.torch.load_file(folder / MODEL)
-    scaling = tuple(tensors.pop(name) for name in SCALING if name in tensors)
+    scaling, edge_scaling = (
+        _pop_pair(tensors, names) for names in (SCALING, EDGE_SCALING)
+    )
     try:
         model = _build(card, tensors)
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -276,8 +287,15 @@ def load_model(folder: Path) -> SavedModel:
     except (FglError, TypeError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
     model.load_state_dict(tensors)
-    pair = (scaling[0], scaling[1]) if len(scaling) == len(SCALING) else None
-    return SavedModel(model.eval(), card, pair)
+    return SavedModel(model.eval(), card, scaling, edge_scaling)
+
+
+def _pop_pair(
+    tensors: dict[str, Tensor], names: tuple[str, str]
+) -> tuple[Tensor, Tensor] | None:
+    """Take mean and standard deviation out of the tensors, if both are there."""
+    found = [tensors.pop(name) for name in names if name in tensors]
+    return (found[0], found[1]) if len(found) == len(names) else None
 
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:

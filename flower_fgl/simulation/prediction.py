@@ -15,12 +15,14 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.feature_names import column_order, differing_names, hash_names
-from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.client_graph import NodeDataset, Scaling
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
 from flower_fgl.datasets.graph_files.problems import ErrorCollector
 from flower_fgl.datasets.transforms.columns import select_columns
 from flower_fgl.datasets.transforms.normalize_features import (
+    can_standardize,
+    column_statistics,
     normalise_rows,
     scale_features,
 )
@@ -47,7 +49,8 @@ class Prediction:
     card : ModelCard
         Description of the model.
     note : str
-        What was not checked, or was changed; empty if the columns fit as they are.
+        What was not checked, or was changed, and how features were standardized without
+        statistics in the model file; empty if the features fit as they are.
     """
 
     nodes: tuple[str, ...]
@@ -119,7 +122,8 @@ def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
             "Use a model trained on nodes."
         )
     dataset, note = _match_columns(_undo_scaling(owned, saved, where), saved, where)
-    dataset = _match_model(dataset, saved, where)
+    dataset, how = _match_model(dataset, saved, owned.scaling, where)
+    note = " ".join(part for part in (note, how) if part)
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
@@ -166,9 +170,14 @@ def _read(graph: Path | str | Any) -> tuple[LocalGraphFile, Path | str]:
 def _undo_scaling(
     owned: LocalGraphFile, saved: SavedModel, path: Path | str
 ) -> NodeDataset:
-    """Undo the feature scaling of an exported file; row scaling cannot be undone."""
+    """Undo the feature scaling of an exported file; row scaling cannot be undone.
+
+    A file that was standardized with its owner's statistics stays as it is if the clients
+    of the run used such statistics.
+    """
     dataset, scaling = owned.dataset, owned.scaling
-    if scaling is None or (scaling.kind == "rows" == saved.card.scaling):
+    fitting = {"rows": "rows", "columns": "own"}
+    if scaling is None or fitting[scaling.kind] == saved.card.scaling:
         return dataset
     if scaling.statistics is None:
         raise DataError(
@@ -212,9 +221,9 @@ def _match_columns(
 
 
 def _match_model(
-    dataset: NodeDataset, saved: SavedModel, path: Path | str
-) -> NodeDataset:
-    """Check that the graph fits the model; return it with features scaled for it."""
+    dataset: NodeDataset, saved: SavedModel, scaling: Scaling | None, path: Path | str
+) -> tuple[NodeDataset, str]:
+    """Check that the graph fits the model; scale its features, and say what was assumed."""
     card = saved.card
     if dataset.num_features != card.num_features:
         raise DataError(
@@ -224,20 +233,45 @@ def _match_model(
         )
     if card.scaling == "lost":
         raise DataError(
-            "Each client standardised its features with its own statistics for training, "
-            "and this model file does not hold them. Use the model that a data owner's "
-            "SuperNode saved."
+            "Each client scaled its features in its own way or with its own statistics for "
+            "training, and this model file does not hold these. Use the model that a data "
+            "owner's SuperNode saved."
         )
     if card.scaling == "rows":
-        return replace(dataset, x=normalise_rows(dataset.x))
-    if saved.scaling is None:
-        return dataset
+        return replace(dataset, x=normalise_rows(dataset.x)), ""
+    is_own = card.scaling == "own"
+    if scaling is not None if is_own else saved.scaling is None:
+        return dataset, ""
     if dataset.x.layout != torch.strided:
+        if not can_standardize(dataset.x):
+            raise DataError(
+                f"{path} holds sparse features, but the model expects dense, standardised "
+                "ones. Save the features as a dense array x."
+            )
+        dataset = replace(dataset, x=dataset.x.to_dense())
+    found, note = saved.scaling, ""
+    if found is None:
+        found, note = _own_statistics(dataset, path)
+    return replace(dataset, x=scale_features(dataset.x, *found)), note
+
+
+def _own_statistics(
+    dataset: NodeDataset, path: Path | str
+) -> tuple[tuple[Tensor, Tensor], str]:
+    """Return the graph's own statistics, as each client of the run used its own."""
+    number = dataset.num_nodes
+    if number < 2:
         raise DataError(
-            f"{path} holds sparse features, but the model expects dense, standardised "
-            "ones. Save the features as a dense array x."
+            "Each client standardised its features with the mean and standard deviation "
+            f"of its own nodes for training, and {path} has {number} nodes. Use a graph "
+            'with more nodes, or train with feature-norm = "none" on features that you '
+            "scaled yourself."
         )
-    return replace(dataset, x=scale_features(dataset.x, *saved.scaling))
+    return column_statistics(dataset.x), (
+        "Each client standardised its features with the mean and standard deviation of "
+        f"its own training nodes. For {path} those of its {number:,} nodes are used, "
+        "which are poor for a graph with few nodes."
+    )
 
 
 def write_csv(prediction: Prediction, path: Path) -> None:

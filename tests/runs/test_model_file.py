@@ -14,6 +14,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import save_file
+from torch_geometric.data import Data
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
@@ -476,6 +477,55 @@ def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> N
     save_client_graph(tmp_path / "rows.npz", rows)
     with pytest.raises(DataError, match="expects the original values"):
         predict_graph(model, tmp_path / "rows.npz")
+
+
+def test_a_run_with_standardised_features_predicts_with_those_of_each_graph(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    factors = 10.0 ** torch.arange(8) + 1000
+    raw = [replace(g, graph=replace(g.graph, x=g.graph.x * factors)) for g in graphs]
+    nodes = saved(tmp_path / "raw", raw)
+    exported = saved(tmp_path / "scaled", [scale_client(g, "columns") for g in raw])
+    run = simulate(
+        "fedavg", owners=str(tmp_path / "raw"), feature_norm="columns", rounds=8,
+        hidden_channels=8, output_dir=str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert load_model(run.path).card.scaling == "own"
+    found = predict_graph(run.path, Path(nodes[0]["graph"]))
+    number = raw[0].graph.num_nodes
+    assert f"those of its {number} nodes are used" in found.note
+    x = raw[0].graph.x.double()
+    x = (x - x.mean(0)) / x.std(0, correction=0)
+    model = load_model(run.path).model
+    logits = model(GraphInput(x.float(), raw[0].graph.edge_index))
+    torch.testing.assert_close(found.probabilities, logits.softmax(1).detach())
+    assert accuracy(run.path, Path(nodes[0]["graph"]), "test") > 0.7
+    # a file that was standardised as in training stays as it is
+    as_trained = predict_graph(run.path, Path(exported[0]["graph"]))
+    assert "its own training nodes" not in as_trained.note
+    scaled = load_graph_file(exported[0]["graph"]).dataset
+    logits = model(GraphInput(scaled.x, scaled.edge_index))
+    torch.testing.assert_close(as_trained.probabilities, logits.softmax(1).detach())
+
+
+def test_one_node_has_no_statistics(tmp_path: Path) -> None:
+    save_model(tmp_path, a_model().state_dict(), replace(CARD, scaling="own"))
+    one = Data(x=torch.ones(1, 8), edge_index=torch.empty(2, 0, dtype=torch.int64))
+    with pytest.raises(DataError, match="has 1 nodes"):
+        predict_graph(tmp_path, one)
+
+
+def test_statistics_of_edges_come_back(tmp_path: Path) -> None:
+    pair = (torch.arange(2.0).double(), torch.ones(2).double())
+    save_model(
+        tmp_path, a_model().state_dict(), CARD, pair, edge_scaling=(pair[1], pair[0])
+    )
+    back = load_model(tmp_path)
+    assert back.scaling is not None
+    assert back.edge_scaling is not None
+    assert torch.equal(back.scaling[0], pair[0])
+    assert torch.equal(back.edge_scaling[0], pair[1])
 
 
 def test_rows_are_normalised_as_they_were_in_training(

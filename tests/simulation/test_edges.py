@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flower_fgl import Run, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.owners import build_owners
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, parse_config
@@ -368,6 +370,56 @@ def test_columns_are_standardised_over_the_ends_of_training_pairs(setting: str) 
     torch.testing.assert_close(x.mean(dim=0), torch.zeros(x.shape[1]).double())
     std = x.std(dim=0, correction=0)
     torch.testing.assert_close(std, torch.ones_like(std))
+
+
+def unscaled(banks: Path, folder: Path) -> Path:
+    """Copy banks with amounts in hundredths of a cent, from a high origin."""
+    for bank in banks.iterdir():
+        shutil.copytree(bank, folder / bank.name)
+        table = folder / bank.name / "edges.csv"
+        header, *lines = table.read_text().splitlines()
+        cells = [line.split(",") for line in lines]
+        for cell in cells:
+            cell[3] = f"{1e5 + 1e4 * float(cell[3]):.1f}"
+        table.write_text("\n".join([header, *map(",".join, cells)]) + "\n")
+    return folder
+
+
+def test_features_of_edges_are_standardised_with_those_of_nodes(
+    banks: Run, owners: Path, tmp_path: Path
+) -> None:
+    raw = unscaled(owners, tmp_path / "raw")
+    settings = {**BANKS, "rounds": 12, "output_dir": str(tmp_path)}
+    auroc = {}
+    for norm in ("none", "columns"):
+        run = simulate("fedavg", owners=str(raw), feature_norm=norm, **settings)
+        assert run.best is not None
+        auroc[norm] = run.best["test"]["auroc"]
+    assert banks.best is not None
+    assert auroc["columns"] > banks.best["test"]["auroc"] - 0.03
+    assert auroc["none"] < auroc["columns"] - 0.1
+
+
+def test_the_model_of_an_owner_holds_the_statistics_of_its_edges(
+    owners: Path, tmp_path: Path
+) -> None:
+    raw = unscaled(owners, tmp_path / "raw")
+    own = {"model-dir": str(tmp_path / "models")}
+    nodes = [{"graph": str(raw / f"b{n}"), **own} for n in range(3)]
+    settings = {**BANKS, "rounds": 2, "feature_norm": "columns"}
+    run = run_owners(nodes, tmp_path / "run", **settings)
+    local = simulate("fedavg", owners=str(raw), output_dir=str(tmp_path), **settings)
+    assert run.summary["best"]["test"] == local.summary["best"]["test"]
+    (folder,) = (tmp_path / "models").glob("*-b0")
+    saved = load_model(folder)
+    assert saved.card.scaling == "kept"
+    assert saved.edge_scaling is not None
+    client = client_from_file(raw / "b0", parse_config({"setting": "edge"}))
+    assert client.graph.pair_x is not None
+    amounts = client.graph.pair_x[client.graph.masks["train"]].double()
+    torch.testing.assert_close(saved.edge_scaling[0], amounts.mean(dim=0))
+    torch.testing.assert_close(saved.edge_scaling[1], amounts.std(0, correction=0))
+    assert load_model(run.path).edge_scaling is None
 
 
 def test_a_pyg_graph_with_classes_of_edges_runs(tmp_path: Path) -> None:

@@ -110,9 +110,15 @@ def save_best_model(
             return
         card = card_of(client, model, name, server_round, validation)
         scaling = client.data.graph.scaling
-        statistics = None if scaling is None else scaling.statistics
         state = model.fixed().state_dict()
-        save_model(folder, state, card, statistics, is_private=True)
+        save_model(
+            folder,
+            state,
+            card,
+            None if scaling is None else scaling.statistics,
+            edge_scaling=None if scaling is None else scaling.edge_statistics,
+            is_private=True,
+        )
         text = f"{card.to_json()}\n"
         replace_file(folder / CARD_FILE, text.encode(), is_private=True)
     except RunError as error:  # e.g. a full disk must not fail the round

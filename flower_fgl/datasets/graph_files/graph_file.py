@@ -22,6 +22,7 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``feature_scale``
     Text, optional: normalization of the features, ``rows``, or ``columns`` with
     ``feature_mean`` and ``feature_std``, (d,) floats. ``flower-fgl export`` writes it.
+    Features of edges, ``edge_attr``, are always raw.
 ``outside_edges``
     (M, 2) integers, optional: edges to nodes of other data owners, as the row number of
     the own node and the id of the other node. ``outside_ids``, (N,) integers, are the ids

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.feature_names import column_order, differing_names
-from flower_fgl.datasets.client_graph import ClientGraph, Scaling
+from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 
 __all__ = ["order_columns", "select_columns"]
@@ -50,9 +50,12 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
     if scaling is not None and scaling.statistics is not None:
         mean, std = scaling.statistics
         of_nodes = order[: client.num_features]
-        scaling = Scaling(scaling.kind, mean[of_nodes], std[of_nodes])
+        scaling = replace(scaling, mean=mean[of_nodes], std=std[of_nodes])
     width = client.num_features  # the columns of edges follow those of nodes
     of_edges = [column - width for column in order[width:]]
+    if scaling is not None and scaling.edge_statistics is not None:
+        mean, std = scaling.edge_statistics
+        scaling = replace(scaling, edge_mean=mean[of_edges], edge_std=std[of_edges])
     graph, *others = (
         replace(
             g,

@@ -1,4 +1,7 @@
-"""Feature normalization: none, by rows, or by each client's column statistics."""
+"""Feature normalization: none, by rows, or by each client's column statistics.
+
+Column statistics are also those of the features of classified edges.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 
 __all__ = [
     "can_standardize",
+    "column_statistics",
     "dense_features",
     "normalise_rows",
     "scale_client",
@@ -40,9 +44,10 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
         ``none`` keeps the features. ``rows`` divides each node's features by the sum of
         their absolute values. ``columns`` standardizes each feature to mean 0 and variance
         1 over the client's training nodes (or the nodes of its training graphs, or the
-        ends of its training edges); a feature
-        that is constant there is only shifted. Without training nodes, ``columns`` keeps
-        the features and logs this.
+        ends of its training edges), and each feature of classified edges over its training
+        edges; a feature that is constant there is only shifted. Without training nodes,
+        ``columns`` keeps the features and logs this. Features of nodes that were
+        normalized before, at export, stay as they are.
 
     Returns
     -------
@@ -54,16 +59,42 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
     DataError
         If ``how`` is ``columns`` and features are sparse: standardized features are dense.
     """
-    if how == "rows":
-        rows = _with_features(client, normalise_rows)
-        return replace(rows, scaling=Scaling("rows"))
     if how == "none":
         return client
-    scaling = _statistics(client.graph)
-    if scaling is None:
+    if how == "columns":
+        return _scale_edges(_scale_columns(client))
+    if client.scaling is not None:
         return client
-    scaled = _with_features(client, lambda x: scale_features(x, *scaling))
-    return replace(scaled, scaling=Scaling("columns", *scaling))
+    rows = _with_features(client, normalise_rows)
+    return replace(rows, scaling=Scaling("rows"))
+
+
+def _scale_columns(client: ClientGraph) -> ClientGraph:
+    """Standardize the features of nodes, unless an export has done it."""
+    if client.scaling is not None:
+        return client
+    found = _statistics(client.graph)
+    if found is None:
+        return client
+    scaled = _with_features(client, lambda x: scale_features(x, *found))
+    return replace(scaled, scaling=Scaling("columns", *found))
+
+
+def _scale_edges(client: ClientGraph) -> ClientGraph:
+    """Standardize the features of classified edges over the training edges."""
+    graph = client.graph
+    if graph.pair_x is None or client.scaling is None:
+        return client
+    seen = graph.pair_x[graph.masks["train"]]
+    if not seen.numel():
+        return client
+    mean, std = found = column_statistics(seen)
+    graph, *others = (
+        g if g.pair_x is None else replace(g, pair_x=scale_features(g.pair_x, *found))
+        for g in (graph, *client.evaluation)
+    )
+    scaling = replace(client.scaling, edge_mean=mean, edge_std=std)
+    return replace(client, graph=graph, evaluation=tuple(others), scaling=scaling)
 
 
 def can_standardize(x: Tensor) -> bool:
@@ -127,10 +158,26 @@ def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
         is_seen[ends] = True
     elif graph.batch is not None:
         is_seen = is_seen[graph.batch]
-    seen = graph.x[is_seen].double()
-    if len(seen) == 0:
+    if not bool(is_seen.any()):
         log.info("A client without training nodes keeps its features unstandardized.")
         return None
+    return column_statistics(graph.x[is_seen])
+
+
+def column_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each column.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d), float32
+        Dense features; n and d are at least 1.
+
+    Returns
+    -------
+    mean, std : Tensor of shape (d,), float64
+        The standard deviation of a constant column is 1, so that it is only shifted.
+    """
+    seen = x.double()
     std, mean = torch.std_mean(seen, dim=0, correction=0)
     is_constant = (seen == seen[0]).all(dim=0)
     return mean, torch.where(is_constant, torch.ones_like(std), std)

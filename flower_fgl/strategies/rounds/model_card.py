@@ -13,8 +13,12 @@ def describe_model(
     config: RunConfig, federation: Federation, server_round: int
 ) -> ModelCard:
     """Return the description of an aggregated model after a round."""
-    scales = {client.scale for client in federation.clients.values()}
-    is_lost = "columns" in scales or len(scales) > 1  # scaling differs by client
+    # a client without training nodes has no statistics, and does not train the model
+    scales = {federation.clients[pid].scale for pid in federation.trainable}
+    scaling = scales.pop() if len(scales) == 1 else "lost"
+    if scaling == "columns":  # each data owner's SuperNode saves its own statistics
+        is_owned = any(client.is_owned for client in federation.clients.values())
+        scaling = "lost" if is_owned else "own"
     named = [c for c in federation.clients.values() if c.features_sha256]
     return ModelCard(
         method=config.method,
@@ -25,7 +29,7 @@ def describe_model(
         class_names=federation.class_names,
         classifies_graphs=config.classifies_graphs,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
-        scaling="lost" if is_lost else scales.pop(),
+        scaling=scaling,
         round=server_round,
         feature_names=named[0].feature_names if named else (),
         features_sha256=named[0].features_sha256 if named else "",

@@ -16,7 +16,7 @@ from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import DataError, PayloadError, RunError
 from flower_fgl.core.feature_names import hash_names
-from flower_fgl.datasets.client_graph import ClientGraph, Scaling
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
     save_client_graph,
@@ -236,6 +236,25 @@ def test_columns_of_sparse_features_and_statistics_move_together() -> None:
     assert torch.equal(
         torch.from_numpy(scipy_csr(found).toarray()), graph.graph.x[:, order]
     )
+
+
+def test_statistics_of_edges_move_with_their_columns() -> None:
+    pairs = torch.tensor([[0], [1]])
+    graph = Graph(
+        torch.tensor([[1.0], [2.0]]), pairs, torch.tensor([0]), {}, pairs=pairs,
+        pair_x=torch.tensor([[5.0, 7.0]]),
+    )  # fmt: skip
+    ones, numbers = torch.ones(1).double(), torch.tensor([3.0, 4.0]).double()
+    client = ClientGraph(
+        0, graph, ("a",), torch.arange(2), feature_names=("x", "edge: a", "edge: b"),
+        scaling=Scaling("columns", ones, ones, numbers, numbers + 2),
+    )  # fmt: skip
+    moved = order_columns(client, ("x", "edge: b", "edge: a"))
+    assert moved.graph.pair_x is not None
+    assert moved.graph.pair_x.tolist() == [[7, 5]]
+    assert moved.scaling is not None
+    assert moved.scaling.edge_statistics is not None
+    assert [t.tolist() for t in moved.scaling.edge_statistics] == [[4, 3], [6, 5]]
 
 
 def test_a_description_with_false_names_is_malformed() -> None:

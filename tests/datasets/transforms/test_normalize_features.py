@@ -14,7 +14,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets import build
 from flower_fgl.datasets.build import build_clients
-from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
     save_client_graph,
@@ -68,6 +68,46 @@ def test_columns_are_standardised_by_the_training_nodes_only() -> None:
     assert client.graph.x.dtype == torch.float32
     assert FEATURES[0, 0] == 1
     assert mean_of(client) == [3, 5]
+
+
+def edges_of(amounts: list[float], train: list[bool]) -> Graph:
+    """Make a graph whose items are edges from node 0 to node 1 with an amount."""
+    zeros = torch.zeros(len(amounts), dtype=torch.int64)
+    return Graph(
+        FEATURES[:2], torch.empty(2, 0, dtype=torch.int64), zeros,
+        {"train": torch.tensor(train)},
+        pairs=torch.stack([zeros, zeros + 1]), pair_x=torch.tensor(amounts)[:, None],
+    )  # fmt: skip
+
+
+def test_features_of_edges_are_standardised_by_the_training_edges_only() -> None:
+    graph = edges_of([100.0, 300.0, 900.0], [True, True, False])
+    test = edges_of([500.0], [False])
+    client = ClientGraph(0, graph, ("a",), torch.arange(2), (test,))
+    scaled = scale_client(client, "columns")
+    # training amounts 100 and 300: mean 200, standard deviation 100
+    assert scaled.graph.pair_x is not None
+    assert scaled.graph.pair_x.flatten().tolist() == [-1, 1, 7]
+    assert scaled.evaluation[0].pair_x is not None
+    assert scaled.evaluation[0].pair_x.tolist() == [[3]]
+    assert scaled.scale == "columns"
+    assert scaled.scaling is not None
+    assert scaled.scaling.edge_statistics is not None
+    assert [t.tolist() for t in scaled.scaling.edge_statistics] == [[200], [100]]
+    for how in ("rows", "none"):
+        assert scale_client(client, how).graph.pair_x is graph.pair_x
+    # nodes that an export has scaled stay as they are
+    exported = replace(client, scaling=Scaling("columns", *torch.ones(2, 2).double()))
+    again = scale_client(exported, "columns")
+    assert again.graph.x is graph.x
+    assert again.graph.pair_x is not None
+    assert torch.equal(again.graph.pair_x, scaled.graph.pair_x)
+
+
+def test_without_training_edges_their_features_are_unchanged() -> None:
+    graph = edges_of([100.0, 300.0], [False, False])
+    client = ClientGraph(0, graph, ("a",), torch.arange(2))
+    assert scale_client(client, "columns").graph.pair_x is graph.pair_x
 
 
 def test_graph_datasets_are_standardised_by_the_nodes_of_training_graphs() -> None:
