@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -348,6 +349,14 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
     )
 
 
+def _log_notes(config: RunConfig, num_clients: int) -> None:
+    """Log notes on suspect data in a simulation, whose log lacks those of its clients."""
+    from flower_fgl.datasets.store import open_store
+
+    with suppress(FglError):  # the clients report it
+        open_store(config, num_clients).log_notes()
+
+
 def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """Parse the run config of ``flwr run``, and reject settings without effect.
 
@@ -384,9 +393,9 @@ def main(grid: Grid, context: Context) -> None:
     with flower_log(), watch_connection(address):
         config = read_run_config(context.run_config)
         if is_simulation:
-            warn_of_many_clients(
-                config, config.clients or len(list(grid.get_node_ids()))
-            )
+            number = config.clients or len(list(grid.get_node_ids()))
+            warn_of_many_clients(config, number)
+            _log_notes(config, number)
         run = run_server(
             grid,
             context.run_config,

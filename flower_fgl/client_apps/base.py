@@ -35,6 +35,8 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.extensions import Kind, owner_of
 from flower_fgl.core.metrics import Scores
+from flower_fgl.datasets.store import open_store
+from flower_fgl.datasets.suspect import log_notes, suspect_data
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import (
     DESCRIBE,
@@ -47,7 +49,7 @@ from flower_fgl.protocols.base import (
     round_settings,
     write_scores,
 )
-from flower_fgl.protocols.describe import Rejection
+from flower_fgl.protocols.describe import AGREEMENT, Rejection
 from flower_fgl.protocols.secure_aggregation.messages import (
     CHECK,
     KEYS,
@@ -223,6 +225,8 @@ class FglClientApp(ClientApp, ABC):
             if "graph" not in context.node_config:
                 raise
             return Message(Rejection(name, str(error)).to_record(), reply_to=message)
+        if AGREEMENT not in message.content:  # a numbered owner is described again
+            self._log_notes(client, context)
         description = describe(
             client.data,
             place=(client.partition_id, client.num_partitions),
@@ -237,6 +241,18 @@ class FglClientApp(ClientApp, ABC):
             else b"",
         )
         return Message(to_reply(description), reply_to=message)
+
+    def _log_notes(self, client: Client, context: Context) -> None:
+        """Log notes on suspect data, which stay on this machine.
+
+        The local engine logs them before the run. Of several partitions of one dataset
+        the first one logs those of all.
+        """
+        if "graph" in context.node_config:
+            notes = suspect_data(client.data.graph)
+            log_notes({owner_name(context.node_config): notes})
+        elif self.session.memory is None and client.partition_id == 0:
+            open_store(client.config, client.num_partitions).log_notes()
 
     def _resume(self, message: Message, context: Context) -> Message:
         """Rewind the client to the checkpoint's round."""

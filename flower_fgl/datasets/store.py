@@ -32,6 +32,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.extensions import known_names
 from flower_fgl.core.settings import has_targets, is_file
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import (
@@ -53,6 +54,7 @@ from flower_fgl.datasets.partition.partition import (
     partition_key,
 )
 from flower_fgl.datasets.sources.load import cache_folder, data_folder, find_source
+from flower_fgl.datasets.suspect import log_notes, suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
@@ -60,6 +62,7 @@ __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 
 log = logging.getLogger(__name__)
 FORMAT = 3
+"""Version of the files, and of the notes of :func:`suspect_data` in the index."""
 INDEX = "index.json"
 MAPPED_FROM = 1 << 20
 """Bytes of a client's file from which it is mapped into memory instead of read."""
@@ -85,6 +88,9 @@ class StoreIndex:
     owners : list of dict
         Length K with natural owners, else empty: each owner's ``name``, ``class_names``
         and ``feature_names``.
+    notes : list of list of str
+        Length K: notes of :func:`suspect_data` on each client's data; none on the
+        benchmark datasets of this package.
     """
 
     partition_sha256: str
@@ -93,6 +99,7 @@ class StoreIndex:
     num_edges: int
     feature_names: list[str] = field(default_factory=list)
     owners: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[list[str]] = field(default_factory=list)
 
     @property
     def num_clients(self) -> int:
@@ -198,6 +205,15 @@ class ClientStore:
         if self.config.scale_of_features(is_dense=is_dense) == "rows":
             return replace(client, scaling=Scaling("rows"))
         return client
+
+    def log_notes(self) -> None:
+        """Log the notes on suspect data, on the machine of the data only."""
+        names = [owner["name"] for owner in self.index.owners]
+        if names:
+            log_notes(dict(zip(names, self.index.notes, strict=True)))
+        else:  # the clients hold parts of one dataset, with similar notes
+            notes = {f"client {k}": found for k, found in enumerate(self.index.notes)}
+            log_notes(notes, most=1, what="clients")
 
     def file_bytes(self) -> list[int]:
         """Return the bytes of each client's file; 0 for a missing one."""
@@ -457,7 +473,12 @@ def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreInde
             tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent)
         )
         try:
-            index = _fill(scratch, clients, sha256, num_edges)
+            own = _own_data(config, num_clients)
+            notes = [
+                suspect_data(client) if is_own else []
+                for client, is_own in zip(clients, own, strict=True)
+            ]
+            index = _fill(scratch, clients, sha256, num_edges, notes)
             if folder.exists():
                 shutil.rmtree(folder)
             os.replace(scratch, folder)
@@ -466,8 +487,23 @@ def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreInde
     return index
 
 
+def _own_data(config: RunConfig, num_clients: int) -> list[bool]:
+    """Return of each client whether its data are no benchmark of this package."""
+    sources: list[Path | str] = [config.dataset] * num_clients
+    if config.owners:
+        sources = [owner.source for owner in list_owners(config)]
+    return [
+        isinstance(source, Path) or is_file(source) or source in known_names("datasets")
+        for source in sources
+    ]
+
+
 def _fill(
-    folder: Path, clients: Sequence[ClientGraph], sha256: str, num_edges: int
+    folder: Path,
+    clients: Sequence[ClientGraph],
+    sha256: str,
+    num_edges: int,
+    notes: list[list[str]],
 ) -> StoreIndex:
     """Write all clients' files and the index."""
     hashes = []
@@ -490,6 +526,7 @@ def _fill(
             for client in clients
             if client.name
         ],
+        notes,
     )
     text = json.dumps(asdict(index))
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.transforms.normalize_features import can_standardize
 
-__all__ = ["suspect_data"]
+__all__ = ["log_notes", "suspect_data"]
+
+log = logging.getLogger(__name__)
 
 LARGE_VALUE = 100.0
 """Absolute value above which a column counts as not scaled."""
 MOST_COLUMNS = 5
 """Columns that a note lists by name."""
+MOST_OWNERS = 3
+"""Owners whose notes a run logs."""
 
 
 def suspect_data(graph: ClientGraph) -> list[str]:
@@ -31,27 +39,58 @@ def suspect_data(graph: ClientGraph) -> list[str]:
     return [*_unscaled_columns(graph)]
 
 
+def log_notes(
+    notes: Mapping[str, Sequence[str]], *, most: int = MOST_OWNERS, what: str = "owners"
+) -> None:
+    """Log notes as warnings, on the machine of the data only.
+
+    Parameters
+    ----------
+    notes : mapping of str to sequence of str
+        Result of :func:`suspect_data` by the name of each owner.
+    most : int
+        Owners whose notes are logged; the others are counted.
+    what : str
+        What the owners are called.
+    """
+    noted = {name: found for name, found in notes.items() if found}
+    for name in list(noted)[:most]:
+        for note in noted[name]:
+            log.warning("%s: %s", name, note)
+    if len(noted) > most:
+        log.warning("There are such notes on %s more %s.", len(noted) - most, what)
+
+
 def _unscaled_columns(graph: ClientGraph) -> list[str]:
-    """Return a note that lists feature columns with large values."""
+    """Return a note that lists feature columns with large values, unless standardized."""
+    scaling, pair_x = graph.scaling, graph.graph.pair_x
     low, high = _column_ranges(graph.graph.x)
-    if graph.num_edge_features and graph.graph.pair_x is not None:
-        ends = zip((low, high), _column_ranges(graph.graph.pair_x), strict=True)
+    is_raw = [scaling is None or scaling.statistics is None] * len(low)
+    names = [f"column {i}" for i in range(len(low))]
+    if pair_x is not None:
+        ends = zip((low, high), _column_ranges(pair_x), strict=True)
         low, high = (torch.cat(end) for end in ends)
+        width = pair_x.shape[1]
+        is_raw += [scaling is None or scaling.edge_statistics is None] * width
+        names += [f"edge: column {i}" for i in range(width)]
     largest = torch.maximum(low.abs(), high.abs())
-    found = (largest > LARGE_VALUE).nonzero().flatten()
+    found = ((largest > LARGE_VALUE) & torch.tensor(is_raw)).nonzero().flatten()
     if not len(found):
         return []
     order = found[largest[found].argsort(descending=True)].tolist()
-    names = graph.feature_names or tuple(f"column {i}" for i in range(len(largest)))
+    names = list(graph.feature_names) or names
     listed = ", ".join(
         f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
         for i in order[:MOST_COLUMNS]
     )
     more = f" and {len(order) - MOST_COLUMNS} more" if len(order) > MOST_COLUMNS else ""
+    # runs refuse to standardize sparse features, row sums, and sums over other clients
+    can_run = can_standardize(graph.graph.x) and graph.outside is None
+    or_run = ', or run with feature-norm = "columns"'
     return [
         f"Not scaled: {listed}{more}. Columns with large values outweigh the others, and "
-        "training converges slowly. Scale them in the same way at all owners, or run with "
-        'feature-norm = "columns".'
+        "training converges slowly. Scale them in the same way at all owners"
+        f"{or_run if can_run and graph.scale != 'rows' else ''}."
     ]
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "check_jobs",
     "follow_parent",
     "needed_memory",
+    "notes_once",
     "run_jobs",
     "start_child",
 ]
@@ -136,6 +137,24 @@ def check_jobs(
         )
 
 
+@contextmanager
+def notes_once() -> Iterator[None]:
+    """Log each note on the owners' data once, though all runs of a grid have it."""
+    logger = logging.getLogger("flower_fgl.datasets.suspect")  # imports torch
+    shown: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text in shown or shown.add(text))  # type: ignore[func-returns-value]
+
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)
+
+
+@notes_once()
 def _one_by_one(
     jobs: Sequence[Job],
     watcher: Watcher,
@@ -503,6 +522,7 @@ def follow_parent(end: Callable[[], None]) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
+@notes_once()
 def _serve(parent: Connection) -> None:
     """Run one job after another, each when the parent process has memory for it."""
 

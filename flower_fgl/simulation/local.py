@@ -148,7 +148,10 @@ def absolute_paths(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def check_run(
-    values: Mapping[str, Scalar], config: RunConfig | None = None
+    values: Mapping[str, Scalar],
+    config: RunConfig | None = None,
+    *,
+    logs_notes: bool = False,
 ) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
@@ -158,6 +161,8 @@ def check_run(
         Flat run config; ``clients`` must be at least 1.
     config : RunConfig, optional
         The same settings, if the caller has parsed them.
+    logs_notes : bool
+        Whether to log notes on suspect data of the owners.
 
     Raises
     ------
@@ -170,7 +175,9 @@ def check_run(
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
     open_trackers(config.track)  # reports a missing package before a folder is made
-    open_store(config, config.clients)
+    store = open_store(config, config.clients)
+    if logs_notes:
+        store.log_notes()
     return config
 
 
@@ -382,7 +389,7 @@ def _run_local(
     trackers: Sequence[Tracker],
 ) -> Run:
     """Run a flat run config, see :func:`run_local`."""
-    config = check_run(values, config)
+    config = check_run(values, config, logs_notes=True)
     if config.stacked == "true":
         refuse_unstackable(config)
     require_memory(

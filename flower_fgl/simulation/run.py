@@ -74,6 +74,7 @@ def run_one(
         After Ctrl-C; its argument is the run folder, if one was written.
     """
     from flower_fgl.client_apps.runtime.session import choose_device
+    from flower_fgl.datasets.store import open_store
     from flower_fgl.server_app import warn_of_many_clients
     from flower_fgl.simulation.flower_simulation import (
         check_client_gpus,
@@ -121,6 +122,8 @@ def run_one(
             is_cluster=has_cluster,
         )
         warn_of_many_clients(config, config.clients)
+        # the local engine logs them itself
+        open_store(config, config.clients).log_notes()
     folder = (
         Path(config.run_dir).resolve() if config.resume else _create_run_folder(config)
     )

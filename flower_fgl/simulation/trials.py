@@ -22,6 +22,7 @@ from flower_fgl.simulation.jobs import (
     MemoryRoom,
     follow_parent,
     needed_memory,
+    notes_once,
     start_child,
 )
 
@@ -327,6 +328,7 @@ def _serve(connection: Connection) -> None:
     _answer(connection)
 
 
+@notes_once()
 def _answer(connection: Connection) -> None:
     """Run trials until the parent closes the connection."""
     while True:
