@@ -314,7 +314,8 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         if names
         else hashed,
         "scale": f"that the features {scaled.get(description.scale, 'are standardized')}",
-        "class-names": f"the names of the classes: {', '.join(description.class_names)}",
+        "class-names": "the names of the classes, as text, to the server and to all "
+        f"other owners: {', '.join(description.class_names)}",
         "class-counts": f"the number of training {items} of each class: {per_class} "
         "(share-class-counts = false sends none)",
         "model partition-id num-partitions partition-sha256": "the owner's number and "

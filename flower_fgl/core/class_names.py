@@ -1,10 +1,146 @@
-"""Agreement of data owners on one numbering of their classes, by name."""
+"""Names of classes: markers of unknown classes, spellings, and one numbering for all."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 
-__all__ = ["agree_classes"]
+__all__ = [
+    "agree_classes",
+    "lone_owners",
+    "marks_unknown",
+    "odd_spellings",
+    "plain_spelling",
+]
+
+UNKNOWN = {"unknown", "unlabeled", "unlabelled", "none", "null", "nan"}
+UNKNOWN |= {"na", "n/a", "<na>", "#n/a", "?", "-1"}
+"""Plain spellings that usually mean that no class is known."""
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+BOOLEANS = {"false": "0", "true": "1"}
+MOST_SHOWN = 80
+"""Characters of a class name that a reason quotes."""
+
+
+def plain_spelling(name: str) -> str:
+    """Return a class name without what people and programs spell differently.
+
+    Parameters
+    ----------
+    name : str
+        Class name of at most a few hundred characters.
+
+    Returns
+    -------
+    str
+        In small letters, with single spaces and none at the ends; a whole number such as
+        ``01`` or ``1.0`` is ``1``. Other numbers stay: ``1.1`` and ``1.10`` may be codes
+        of two classes.
+    """
+    text = " ".join(unicodedata.normalize("NFC", name).casefold().split())
+    return str(int(text.partition(".")[0])) if WHOLE.fullmatch(text) else text
+
+
+def marks_unknown(name: str) -> bool:
+    """Return whether a class name usually means that the class is not known."""
+    return plain_spelling(name) in UNKNOWN
+
+
+def odd_spellings(
+    lists: Mapping[str, Collection[str]], *, is_trusted: bool = False
+) -> dict[str, str]:
+    """Find data owners that spell a class differently from most owners that have it.
+
+    Parameters
+    ----------
+    lists : mapping of str to collection of str
+        Each data owner's class names, by the owner's label in messages.
+    is_trusted : bool
+        Whether to find all such owners, and not the few without which the others agree.
+
+    Returns
+    -------
+    dict of str to str
+        Why the owner does not fit. If two spellings of a class are equally frequent, all
+        owners of that class are in the result.
+
+    Notes
+    -----
+    1. ``False`` and ``True`` are spellings of ``0`` and ``1`` here, not within one file.
+    2. Owners are found by descending number of odd names, those of equal number together.
+       Owners that then agree with all others stay. So an owner that imitates classes of
+       many others removes only itself, unless all owners are trusted.
+    3. The work grows with the number of names of all owners.
+    """
+    plain = {name: _across_owners(name) for own in lists.values() for name in own}
+    spellings: dict[str, Counter[str]] = {}
+    holder: dict[str, str] = {}
+    for owner, own in lists.items():
+        for name in set(own):
+            spellings.setdefault(plain[name], Counter())[name] += 1
+            holder.setdefault(name, owner)
+    top = {key: found.most_common(2) for key, found in spellings.items()}
+    levels: dict[int, dict[str, list[str]]] = {}
+    for owner, own in lists.items():
+        if odd := [name for name in own if _rival(name, top[plain[name]])]:
+            levels.setdefault(0 if is_trusted else len(odd), {})[owner] = odd
+    reasons = {}
+    for number in sorted(levels, reverse=True):
+        gone: Counter[str] = Counter()
+        for owner, odd in levels[number].items():
+            rivals = ((name, _rival(name, top[plain[name]])) for name in odd)
+            name, rival = next(filter(itemgetter(1), rivals), ("", ""))
+            if not rival:
+                continue  # the other spelling is gone with its owners
+            reasons[owner] = (
+                f"it spells a class {_quoted(name)}, and {holder[rival]} spells it "
+                f"{_quoted(rival)}. Classes are matched by name: spell each in one way at "
+                "all owners."
+            )
+            gone.update(set(lists[owner]))
+        for name, count in gone.items():
+            spellings[plain[name]][name] -= count
+        for key in {plain[name] for name in gone}:
+            top[key] = spellings[key].most_common(2)
+    return reasons
+
+
+def _across_owners(name: str) -> str:
+    """Return the plain spelling of a class name; that of a Boolean is 0 or 1."""
+    text = plain_spelling(name)
+    return BOOLEANS.get(text, text)
+
+
+def _rival(name: str, top: Sequence[tuple[str, int]]) -> str:
+    """Return another spelling that is as frequent as ``name``, empty if there is none."""
+    (first, most), *others = top
+    if first != name:
+        return first
+    return others[0][0] if others and others[0][1] == most else ""
+
+
+def _quoted(name: str) -> str:
+    """Quote the start of a class name."""
+    return f'"{name}"' if len(name) <= MOST_SHOWN else f'"{name[:MOST_SHOWN]}…"'
+
+
+def lone_owners(lists: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the data owners of which no other owner has any class.
+
+    Parameters
+    ----------
+    lists : mapping of str to collection of str
+        Each data owner's class names.
+    """
+    holders = Counter(name for own in lists.values() for name in set(own))
+    return [
+        owner
+        for owner, own in lists.items()
+        if len(lists) > 1 and all(holders[name] == 1 for name in own)
+    ]
 
 
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from flower_fgl.datasets.client_graph import (
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
     check_feature_names,
+    doubtful_labels,
     validate_edges,
     validate_graph_dataset,
     validate_node_dataset,
@@ -64,6 +65,7 @@ def to_npz(
     feature_names: Sequence[str] = (),
     edge_class_names: Sequence[str] | None = None,
     edge_feature_names: Sequence[str] = (),
+    declared_classes: Sequence[str] = (),
 ) -> Path:
     """Write a PyG graph as a data owner's graph file.
 
@@ -85,6 +87,9 @@ def to_npz(
         Names of the classes of edges, by default the numbers 0, 1, ….
     edge_feature_names : sequence of str
         Length a: names of the columns of ``edge_attr``.
+    declared_classes : sequence of str
+        Classes of nodes or edges that are classes although their name usually marks an
+        unknown class (``unknown``, ``NA``), or although nearly every class has one item.
 
     Returns
     -------
@@ -114,6 +119,7 @@ def to_npz(
         feature_names=feature_names,
         edge_class_names=edge_class_names,
         edge_feature_names=edge_feature_names,
+        declared_classes=declared_classes,
     )
     if data.get("y") is None and dataset.edges is None:
         log.warning(
@@ -131,12 +137,13 @@ def node_dataset(
     feature_names: Sequence[str] = (),
     edge_class_names: Sequence[str] | None = None,
     edge_feature_names: Sequence[str] = (),
+    declared_classes: Sequence[str] = (),
 ) -> NodeDataset:
     """Convert a PyG graph to a dataset for the classification of nodes or edges.
 
     Parameters
     ----------
-    data, class_names, feature_names, edge_class_names, edge_feature_names
+    data, class_names, feature_names, edge_class_names, edge_feature_names, declared_classes
         As for :func:`to_npz`.
     name : str
         Name for messages.
@@ -152,7 +159,9 @@ def node_dataset(
             f"edges, got {type(data).__name__}."
         )
     x, edge_index = _inputs(data, name)
-    edges = _edges(data, name, edge_class_names, edge_feature_names)
+    check_class_names(declared_classes, f"{name}: declared_classes")
+    declared = frozenset(declared_classes)
+    edges = _edges(data, name, edge_class_names, edge_feature_names, declared)
     if data.get("y") is None:  # enough for links and edges; other runs report it
         y = torch.full((x.shape[0],), -1)
         names: tuple[str, ...] = NO_CLASSES
@@ -184,11 +193,16 @@ def node_dataset(
         edges=edges,
     )
     validate_node_dataset(dataset)
+    _check_labels(y, names, declared, name, "y")
     return dataset
 
 
 def _edges(
-    data: Any, name: str, class_names: Sequence[str] | None, columns: Sequence[str]
+    data: Any,
+    name: str,
+    class_names: Sequence[str] | None,
+    columns: Sequence[str],
+    declared: Collection[str],
 ) -> EdgeTable | None:
     """Return the edges with their classes; ``None`` if they have none."""
     held = [key for key in EDGE_LABELS if data.get(key) is not None]
@@ -229,7 +243,24 @@ def _edges(
         _masks(data, name, "edge_"),
     )
     validate_edges(table, name)
+    _check_labels(y, table.class_names, declared, name, held[0])
     return table
+
+
+def _check_labels(
+    y: Tensor, names: Sequence[str], declared: Collection[str], where: str, key: str
+) -> None:
+    """Reject classes that are probably none, unless they are declared."""
+    doubt = doubtful_labels(
+        y,
+        names,
+        declared,
+        item="node" if key == "y" else "edge",
+        unknown=f"Set {key} to -1",
+        declare="write the graph with to_npz(…, declared_classes=…)",
+    )
+    if doubt:
+        raise DataError(f"{where}, {key}: {doubt}")
 
 
 def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:

@@ -63,6 +63,8 @@ __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 log = logging.getLogger(__name__)
 FORMAT = 3
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
+READER = 2
+"""Version of the checks of graph files; a store of an earlier version is built again."""
 INDEX = "index.json"
 MAPPED_FROM = 1 << 20
 """Bytes of a client's file from which it is mapped into memory instead of read."""
@@ -415,6 +417,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["has_feature_names"] = True
         key["content"] = file_contents(path)
     name, rule = path.stem, config.partition
+    if is_file(config.dataset) or config.owners:
+        key["reader"] = READER
     if config.owners:
         key["owners"] = owner_contents(config)
         key["align"] = [config.feature_align, config.has_local_heads]

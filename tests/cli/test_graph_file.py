@@ -176,7 +176,8 @@ def test_the_check_says_in_words_what_leaves_and_what_stays(graph: Path) -> None
     for line in (
         "What leaves this machine before round 1, once:",
         "the owner's name: ash",
-        "the names of the classes: flu, cold, well",
+        "the names of the classes, as text, to the server and to all other owners: flu, "
+        "cold, well",
         "flu: ",
         "What leaves it in every round with method = fedavg:",
         "the weights of a model that was trained on all training nodes",

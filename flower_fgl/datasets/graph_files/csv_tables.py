@@ -11,7 +11,9 @@
     the edges. Edges have a direction in this case, and may be repeated.
 ``classes.csv``
     Optional: ``name``, one class per line. By default the classes are the sorted labels
-    of ``nodes.csv``. The server agrees with all data owners on one numbering, by name.
+    of ``nodes.csv``, and a label such as ``unknown`` or ``NA`` is an error, and so are ids
+    in place of classes. A label that is listed here is a class. The server agrees with all
+    data owners on one numbering, by name.
 ``edge_classes.csv``
     Optional: the same for the labels of ``edges.csv``.
 ``outside.csv``
@@ -36,7 +38,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from flower_fgl.core.class_names import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.problems import (
@@ -45,7 +49,11 @@ from flower_fgl.datasets.graph_files.problems import (
     has_control_characters,
     show_path,
 )
-from flower_fgl.datasets.graph_files.validate import LONGEST_NAME, check_class_names
+from flower_fgl.datasets.graph_files.validate import (
+    LONGEST_NAME,
+    check_class_names,
+    doubtful_labels,
+)
 
 __all__ = ["hash_ids", "read_csv_folder"]
 
@@ -78,20 +86,21 @@ def read_csv_folder(
     -------
     dict of str to array
         ``x``, ``feature_names`` (its columns in the header), ``edges`` and ``names`` (the
-        ids as text), with nodes in the order of the table. Labels add ``y`` and
-        ``class_names``, and a column ``split`` that is not all empty adds ``train_mask``,
-        ``val_mask`` and ``test_mask``. ``outside.csv`` adds ``outside_edges`` and
-        ``outside_ids``. Labels of edges add ``edge_label``, ``edge_class_names``,
-        ``edge_attr`` and ``edge_attr_names``, and ``edge_time`` and the masks
-        ``edge_train_mask`` etc. if there are such columns, whatever ``needs_labels`` is.
-        Arrays with a collected error are missing.
+        ids as text), with nodes in the order of the table. Labels add ``y``,
+        ``class_names`` and ``declared_classes``, and a column ``split`` that is not all
+        empty adds ``train_mask``, ``val_mask`` and ``test_mask``. ``outside.csv`` adds
+        ``outside_edges`` and ``outside_ids``. Labels of edges add ``edge_label``,
+        ``edge_class_names``, ``edge_declared_classes``, ``edge_attr`` and
+        ``edge_attr_names``, and ``edge_time`` and the masks ``edge_train_mask`` etc. if
+        there are such columns, whatever ``needs_labels`` is. Arrays with a collected error
+        are missing.
 
     Raises
     ------
     DataError
         If a table is missing or malformed, an id is empty, duplicate or unknown, a label
-        is not in ``classes.csv``, or a feature is not a finite number. The message names
-        file, line and column.
+        is not in ``classes.csv``, or without that table is probably no class, or a feature
+        is not a finite number. The message names file, line and column.
     """
     attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
@@ -335,12 +344,25 @@ def _labels(table: _Table, path: Path, listing: Path, item: str) -> dict[str, Ar
     number = dict(zip(names, range(len(names)), strict=True)) | {"": -1}
     for line, name in zip(table.lines, label, strict=True):
         if name not in number:
+            hint = "leave the cell empty if the class is unknown"
             raise DataError(
                 f'{show_path(path)}, line {line}: class "{clip(name)}" is not in '
-                f"{listing.name}. Add it there, or correct the label."
+                f"{listing.name}. Add it there, or "
+                f"{hint if marks_unknown(name) else 'correct the label'}."
             )
     y = np.array([number[name] for name in label], dtype=np.int64)
-    return {"y": y, "class_names": np.array(names, dtype=np.str_)}
+    if not os.path.exists(listing):
+        doubt = doubtful_labels(
+            torch.from_numpy(y),
+            names,
+            item=item,
+            unknown="Leave the cell empty",
+            declare=f"list all classes in {listing.name}",
+        )
+        if doubt:
+            raise DataError(f"{show_path(path)}, column label: {doubt}")
+    listed = np.array(names, dtype=np.str_)
+    return {"y": y, "class_names": listed, "declared_classes": listed}
 
 
 def _class_names(label: list[str], table: Path, path: Path, item: str) -> list[str]:
@@ -416,6 +438,7 @@ def _labelled_edges(
     if found is not None:
         arrays["edge_label"] = found["y"]
         arrays["edge_class_names"] = found["class_names"]
+        arrays["edge_declared_classes"] = found["declared_classes"]
     if table.text["time"]:
         arrays["edge_time"] = attempt(_times, table, path)
     if any(table.text["split"]):

@@ -12,6 +12,10 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``class_names``
     (C,) text: the name of each class number in ``y``. Data owners may number classes
     differently and lack some; the server agrees with all owners on one numbering, by name.
+    A class with nodes that is named ``unknown``, ``NA``, ``-1`` or alike is an error, and
+    so are ids in place of classes.
+``declared_classes``
+    Text, optional: names in ``class_names`` that are classes, whatever they look like.
 ``train_mask``, ``val_mask``, ``test_mask``
     (N,) bool, optional: a split.
 ``node_ids``
@@ -27,9 +31,10 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     (M, 2) integers, optional: edges to nodes of other data owners, as the row number of
     the own node and the id of the other node. ``outside_ids``, (N,) integers, are the ids
     by which the others name this owner's nodes, by default ``node_ids``.
-``edge_label``, ``edge_class_names``
-    (M,) integers and (C,) text, optional: classes of the edges, as ``y`` and
-    ``class_names`` are those of nodes. Edges then have a direction and may be repeated.
+``edge_label``, ``edge_class_names``, ``edge_declared_classes``
+    (M,) integers and two (C,) texts, optional: classes of the edges, as ``y``,
+    ``class_names`` and ``declared_classes`` are those of nodes. Edges then have a direction
+    and may be repeated.
 ``edge_time``, ``edge_attr``, ``edge_attr_names``
     (M,) numbers, ascending, (M, a) numbers and (a,) text, optional: times of the edges, and
     their features.
@@ -66,6 +71,7 @@ from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     EDGE_KEYS,
     GRAPH_KEYS,
+    check_labels,
     integers,
     node_dataset,
     try_node_dataset,
@@ -238,6 +244,8 @@ def _load(
     )
     if dataset is None:
         return None
+    if class_names and needs_labels:
+        attempt(check_labels, dataset.y, class_names, arrays, where)
     node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
     evaluation = attempt(
         _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
@@ -287,6 +295,7 @@ def _is_known(key: str) -> bool:
     nested = EVALUATION.fullmatch(key)
     single = (
         "class_names",
+        "declared_classes",
         "feature_names",
         "node_ids",
         *OUTSIDE,

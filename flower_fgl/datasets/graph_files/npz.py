@@ -17,9 +17,10 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, no_file
-from flower_fgl.datasets.graph_files.problems import ErrorCollector, show_path
+from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
+    doubtful_labels,
     validate_edges,
     validate_node_dataset,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "EDGE_KEYS",
     "GRAPH_KEYS",
     "MASKS",
+    "check_labels",
     "integers",
     "node_dataset",
     "read_bytes",
@@ -51,7 +53,8 @@ GRAPH_KEYS = {
 }
 
 EDGE_KEYS = (
-    *("edge_label", "edge_class_names", "edge_time", "edge_attr", "edge_attr_names"),
+    *("edge_label", "edge_class_names", "edge_declared_classes", "edge_time"),
+    *("edge_attr", "edge_attr_names"),
     *("edge_train_mask", "edge_val_mask", "edge_test_mask"),
 )
 """Arrays of an :class:`~flower_fgl.datasets.client_graph.EdgeTable`."""
@@ -240,7 +243,58 @@ def _edge_table(
         masks,
     )
     validate_edges(table, where)
+    check_labels(table.y, table.class_names, arrays, where, of="edge")
     return table
+
+
+def check_labels(
+    y: Tensor,
+    names: tuple[str, ...],
+    arrays: Mapping[str, Array],
+    where: str,
+    of: str = "node",
+) -> None:
+    """Reject classes that are probably none, unless the file declares them.
+
+    Parameters
+    ----------
+    y : Tensor of shape (N,), int64
+        Classes in [-1, C).
+    names : tuple of str
+        Length C.
+    arrays : mapping of str to array
+        Arrays of the file, maybe with ``declared_classes``.
+    where : str
+        File name for messages.
+    of : {"node", "edge"}
+        What has the classes.
+
+    Raises
+    ------
+    DataError
+        If a class with an item means "unknown", or the classes are probably ids, see
+        :func:`~flower_fgl.datasets.graph_files.validate.doubtful_labels`, or
+        ``declared_classes`` is no list of class names.
+    """
+    label, prefix = ("y", "") if of == "node" else ("edge_label", "edge_")
+    key = f"{prefix}declared_classes"
+    declared = arrays.get(key, np.empty(0, dtype=np.str_))
+    others = set(declared.flatten().tolist()).difference(names)
+    if declared.dtype.kind != "U" or declared.ndim != 1 or others:
+        raise DataError(
+            f"{where}: {key} must be a list of names in {prefix}class_names, got "
+            f"{clip(next(iter(others), declared.dtype))}. Correct or remove the array."
+        )
+    doubt = doubtful_labels(
+        y,
+        names,
+        declared.tolist(),
+        item=of,
+        unknown=f"Set {label} to -1",
+        declare=f"also name it in the array {key}",
+    )
+    if doubt:
+        raise DataError(f"{where}, {label} and {prefix}class_names: {doubt}")
 
 
 def _features(arrays: Mapping[str, Array], where: str) -> Tensor:

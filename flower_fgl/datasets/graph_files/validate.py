@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from flower_fgl.core.class_names import marks_unknown, plain_spelling
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.problems import (
@@ -19,6 +20,7 @@ from flower_fgl.datasets.graph_files.problems import (
 __all__ = [
     "check_class_names",
     "check_feature_names",
+    "doubtful_labels",
     "validate_edges",
     "validate_graph_dataset",
     "validate_node_dataset",
@@ -27,6 +29,8 @@ __all__ = [
 LONGEST_NAME = 300
 """Characters of a class name or node id; the server accepts no longer class name."""
 MOST_CLASSES = 10_000
+FEWEST_IDS = 10
+"""Classes from which labels may be ids: fewer are possible in a small graph."""
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:
@@ -42,7 +46,8 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     Raises
     ------
     DataError
-        If there are more than 10,000 names, a name is no text, occurs twice, is longer
+        If there are more than 10,000 names, a name is no text, occurs twice, also in
+        another spelling such as ``Fraud`` and ``fraud`` or ``1`` and ``1.0``, is longer
         than 300 characters, or contains a line break or another control character.
     """
     _check_texts(names, where)
@@ -59,6 +64,68 @@ def check_class_names(names: Sequence[str], where: str) -> None:
                 f'{where}: class "{clip(name)}" must be one line of at most '
                 f"{LONGEST_NAME} characters. Shorten it, or remove the control characters."
             )
+    spellings: dict[str, str] = {}
+    for name in names:
+        other = spellings.setdefault(plain_spelling(name), name)
+        if other != name:
+            raise DataError(
+                f'{where} spells a class "{clip(other)}" and "{clip(name)}". Spell it in '
+                "one way; two classes need names that differ in more than capital letters, "
+                "blanks, or the form of a number."
+            )
+
+
+def doubtful_labels(
+    y: Tensor,
+    names: Sequence[str],
+    declared: Collection[str] = (),
+    *,
+    item: str = "node",
+    unknown: str = "",
+    declare: str = "",
+) -> str:
+    """Describe labels that are probably no classes: markers of unknown ones, or ids.
+
+    Parameters
+    ----------
+    y : Tensor of shape (N,), int64
+        Classes in [-1, C).
+    names : sequence of str
+        Length C.
+    declared : collection of str
+        Classes that the owner has confirmed.
+    item : {"node", "edge"}
+        What has the classes.
+    unknown : str
+        Instruction for items whose class is unknown.
+    declare : str
+        Instruction to confirm classes.
+
+    Returns
+    -------
+    str
+        What is doubtful and the remedies; empty without such labels.
+    """
+    counts = torch.bincount(y[y >= 0], minlength=len(names)).tolist()
+    sure = set(declared)
+    held = {n: c for n, c in zip(names, counts, strict=True) if c and n not in sure}
+    labelled = sum(counts)
+    marks = {name: count for name, count in held.items() if marks_unknown(name)}
+    if marks:
+        listed = " or ".join(f'"{clip(name)}"' for name in marks)
+        return (
+            f"{sum(marks.values()):,} of {labelled:,} labelled {item}s have the class "
+            f"{listed}, which usually means that their class is unknown. {unknown} if it "
+            f"is. If it is a class of its own, {declare}."
+        )
+    if len(held) >= FEWEST_IDS and 2 * len(held) > labelled:
+        return (
+            f"{labelled:,} labelled {item}s have {len(held):,} different classes, such as "
+            f'"{clip(next(iter(held)))}". These look like names, ids or numbers to '
+            "predict, and the names of classes leave their owner. Correct the labels. If "
+            f"they are classes, {declare}."
+        )
+    return ""
 
 
 def check_feature_names(names: Sequence[str], where: str) -> None:

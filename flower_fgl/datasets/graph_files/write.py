@@ -13,6 +13,7 @@ from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
 from flower_fgl.datasets.graph_files.npz import MASKS
+from flower_fgl.datasets.graph_files.validate import doubtful_labels
 from flower_fgl.datasets.transforms.canonical import scipy_csr
 
 __all__ = ["save_client_graph"]
@@ -45,6 +46,8 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         )
     arrays = _graph_arrays(client.graph, "")
     arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
+    if doubtful_labels(client.graph.y, client.class_names):  # its source declared them
+        arrays["declared_classes"] = arrays["class_names"]
     if client.class_names == ("",) and client.edges is not None:
         del arrays["y"], arrays["class_names"]  # only the edges have classes
     arrays["node_ids"] = client.node_ids.numpy()
@@ -77,6 +80,8 @@ def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:
         "edge_attr": edges.x.numpy(),
         "edge_attr_names": np.array(edges.feature_names, dtype=np.str_),
     }
+    if doubtful_labels(edges.y, edges.class_names):
+        arrays["edge_declared_classes"] = arrays["edge_class_names"]
     if edges.time is not None:
         arrays["edge_time"] = edges.time.numpy()
     return arrays | {f"edge_{n}_mask": mask.numpy() for n, mask in edges.masks.items()}

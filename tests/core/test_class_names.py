@@ -1,0 +1,72 @@
+"""Spellings of classes, markers of unknown ones, and owners that do not agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from flower_fgl.core.class_names import (
+    lone_owners,
+    marks_unknown,
+    odd_spellings,
+    plain_spelling,
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("fraud", " Fraud ", True),
+        ("credit card", "Credit  Card", True),
+        ("Straße", "STRASSE", True),
+        ("caf\u00e9", "cafe\u0301", True),
+        ("0", "0.0", True),
+        ("00", "0.", True),
+        ("-1", "-1.0", True),
+        ("1", "10", False),
+        ("1.1", "1.10", False),  # codes, not numbers
+        ("1", "True", False),
+        ("1e0", "1", False),
+        ("a-b", "ab", False),
+    ],
+)
+def test_names_that_people_and_programs_spell_differently(
+    one: str, other: str, is_same: bool
+) -> None:
+    assert (plain_spelling(one) == plain_spelling(other)) is is_same
+
+
+def test_markers_are_found_in_any_case() -> None:
+    marks = ["unknown", "Unknown", "-1", "-1.0", "nan", "NaN", "None", "NA", "n/a"]
+    marks += ["N/A", "NULL", "?", "<NA>"]
+    assert all(map(marks_unknown, [*marks, " unknown "]))
+    assert not any(
+        map(marks_unknown, ["0", "1", "", "unknown sender", "Nana", "other"])
+    )
+
+
+def test_the_owners_that_differ_from_most_are_found() -> None:
+    lists = {"a": ("0", "1"), "b": ("1", "0"), "c": ("0", "1.0"), "d": ("2",)}
+    assert list(odd_spellings(lists)) == ["c"]
+    assert 'it spells a class "1.0", and a spells it "1"' in odd_spellings(lists)["c"]
+    assert odd_spellings({"a": ("0", "1"), "b": ("0", "2")}) == {}
+
+
+def test_without_a_most_frequent_spelling_all_owners_of_the_class_are_found() -> None:
+    lists = {"a": ("0", "1"), "b": ("0.0", "1.0"), "c": ("False", "True")}
+    assert set(odd_spellings(lists)) == {"a", "b", "c"}
+    lists = {"a": ("fraud",), "b": ("Fraud",), "c": ("fine",), "d": ("fine",)}
+    assert set(odd_spellings(lists)) == {"a", "b"}
+
+
+def test_an_owner_that_imitates_all_others_removes_only_itself() -> None:
+    lists = {f"o{k}": ("shared", f"own {k}") for k in range(5)}
+    lists["liar"] = tuple(f"Own {k}" for k in range(5))
+    assert list(odd_spellings(lists)) == ["liar"]
+    assert set(odd_spellings(lists, is_trusted=True)) == set(lists)
+
+
+def test_an_owner_without_a_common_class_is_found() -> None:
+    lists = {"a": ("x", "y"), "b": ("y", "z"), "c": ("u", "v")}
+    assert lone_owners(lists) == ["c"]
+    assert lone_owners({"a": ("x",), "b": ("y",)}) == ["a", "b"]
+    assert lone_owners({"a": ("x",)}) == []
