@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flower_fgl.core.class_names import agree_classes
+from flower_fgl.core.class_names import agree_classes, lone_owners, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.feature_names import differing_names
@@ -54,6 +54,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 MAX_NAME = 300
 """Characters of an owner's name, as in a deployment."""
+MOST_LISTED = 5
+"""Owners whose classes an error message lists."""
 NODES, EDGES = "nodes.csv", "edges.csv"
 
 
@@ -254,7 +256,7 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
         If a setting does not fit the owners.
     DataError
         If the graphs of some owners cannot be used (all of them are named), or the
-        owners do not agree on features.
+        owners do not agree on features, spell a class differently, or share no class.
     """
     owners = list_owners(config)
     clients, problems, edges = [], [], 0
@@ -273,7 +275,7 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     clients = _agree_on_features(clients, config)
     names = None
     if not config.has_local_heads:
-        names = agree_classes([client.class_names for client in clients])
+        names = _agree_on_classes(clients, config)
     clients = [
         client.renumbered(number, names or client.class_names)
         for number, client in enumerate(clients)
@@ -330,6 +332,37 @@ def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGra
     masks = split_nodes(dataset.y, fractions, generator=generator)
     whole = torch.arange(dataset.num_graphs).numpy()
     return cut_graph_clients(dataset, [whole], [masks])[0]
+
+
+def _agree_on_classes(
+    clients: Sequence[ClientGraph], config: RunConfig
+) -> tuple[str, ...]:
+    """Return one numbering of all classes; reject classes that are spelled differently."""
+    lists = {client.name: client.class_names for client in clients}
+    if odd := odd_spellings(lists, is_trusted=True):
+        raise DataError(
+            f"{len(odd)} of {len(clients)} owners cannot be used. "
+            + "\n".join(f"{name}: {reason}" for name, reason in odd.items())
+        )
+    lone = lone_owners(lists)
+    if len(lone) == len(clients) > 1 and config.setting != "few-shot":
+        held = ", ".join(
+            f"{name}: {clip(', '.join(lists[name]))}" for name in lone[:MOST_LISTED]
+        )
+        raise DataError(
+            f"No two owners have a class in common ({held}), so that they cannot learn "
+            "from each other. Spell the classes alike. If each owner has other classes, "
+            "list those of all owners in each classes.csv (.npz: class_names), or set "
+            'class-align = "local".'
+        )
+    for name in lone:
+        log.warning(
+            "Owner %s has no class in common with another owner (%s). Check how its "
+            "classes are spelled.",
+            name,
+            clip(", ".join(lists[name])),
+        )
+    return agree_classes(list(lists.values()))
 
 
 def _agree_on_features(

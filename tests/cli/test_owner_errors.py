@@ -53,6 +53,16 @@ CASES = [
     ("edge", {"edge_label": lambda k: ""}, "no edge has a label. List the classes in"),
     ("edge", {"edge_label": None}, "the edges of this graph have no classes. Add a"),
     ("edge", {"time": lambda k: 100 - k}, "line 3: time 99 goes backwards"),
+    ("node", {"label": lambda i: ["1", "2", "NA"][i % 3]}, 'have the class "NA"'),
+    ("edge", {"edge_label": lambda k: ["p", "q", "?"][k % 3]}, 'have the class "?"'),
+    ("node", {"label": lambda i: f"Ann {i}"}, "40 labelled nodes have 40 different"),
+    ("edge", {"edge_label": lambda k: f"t{k}"}, "80 labelled edges have 80 different"),
+    (
+        "node",
+        {"label": lambda i: "aB"[i % 2]},
+        'it spells a class "B", and good spells',
+    ),
+    ("edge", {"edge_label": lambda k: "Pq"[k % 2]}, 'it spells a class "P", and good'),
     ("graph", {}, 'it needs setting = "transductive" or another node setting'),
 ]
 

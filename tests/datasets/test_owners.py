@@ -293,6 +293,67 @@ def test_a_dataset_of_another_version_is_another_content(
     assert owner_contents(config) != before
 
 
+def spelled(graphs: list[Any], *names: tuple[str, ...]) -> list[Any]:
+    """Give the classes of each owner these names."""
+    return [replace(g, class_names=n) for g, n in zip(graphs, names, strict=True)]
+
+
+def test_owners_that_spell_a_class_differently_are_refused(
+    graphs: list[Any], tmp_path: Path
+) -> None:
+    usual = ("fraud", "fine", "odd")
+    folder = save(
+        tmp_path / "one", spelled(graphs, usual, usual, ("Fraud", *usual[1:]))
+    )
+    with pytest.raises(DataError) as error:
+        build_owners(config_of(folder))
+    assert "1 of 3 owners cannot be used. e: it spells a class" in str(error.value)
+    assert 'a class "Fraud", and c spells it "fraud"' in str(error.value)
+    numbers = spelled(
+        graphs, ("0", "1", "2"), ("0.0", "1.0", "2.0"), ("False", "True", "x")
+    )
+    folder = save(tmp_path / "all", numbers)
+    with pytest.raises(DataError, match="3 of 3 owners cannot be used"):
+        open_store(config_of(folder), 3)
+    local = config_of(folder, class_align="local")
+    assert len({client.class_names for client in build_owners(local)[0]}) == 3
+
+
+def test_owners_without_a_common_class_are_refused_and_one_is_named(
+    graphs: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    english, german = ("fraud", "fine", "odd"), ("Betrug", "normal", "seltsam")
+    folder = save(tmp_path / "two", spelled(graphs, english, english, german))
+    assert len(build_owners(config_of(folder))[0]) == 3
+    assert "Owner e has no class in common with another owner (Betrug, " in caplog.text
+    assert "Owner c" not in caplog.text
+    folder = save(tmp_path / "all", spelled(graphs, english, ("a", "b", "c"), german))
+    with pytest.raises(
+        DataError, match=r"No two owners have a class in common \(c: fr"
+    ):
+        build_owners(config_of(folder))
+    local = config_of(folder, class_align="local")
+    assert len(build_owners(local)[0]) == 3
+    bare = [replace(g, graph=replace(g.graph, masks={})) for g in graphs]
+    folder = save(tmp_path / "few", spelled(bare, english, ("a", "b", "c"), german))
+    assert len(build_owners(config_of(folder, setting="few-shot"))[0]) == 3
+
+
+def test_a_store_of_files_that_were_not_checked_is_built_again(
+    graphs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flower_fgl.datasets import owners, store
+
+    names = spelled(graphs, ("0", "1", "2"), ("0.0", "1.0", "2.0"), ("0", "1", "2"))
+    folder = save(tmp_path / "all", names)
+    with monkeypatch.context() as old:
+        old.setattr(store, "READER", store.READER - 1)
+        old.setattr(owners, "odd_spellings", lambda lists, **_: {})
+        assert open_store(config_of(folder), 3).index.num_clients == 3
+    with pytest.raises(DataError, match=r'a class "0\.0"'):
+        open_store(config_of(folder), 3)
+
+
 @pytest.mark.parametrize("setting", ["transductive", "inductive", "link"])
 def test_all_edges_of_the_owners_are_counted(
     graphs: list[Any], tmp_path: Path, setting: str

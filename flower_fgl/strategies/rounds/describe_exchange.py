@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from flwr.serverapp import Grid
 
-from flower_fgl.core.class_names import agree_classes
+from flower_fgl.core.class_names import agree_classes, lone_owners, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings_validation import describe_sampling, num_sampled
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 MOST_NAMES = 20
 """Class names that an error message lists."""
+MOST_OWNERS = 5
+"""Data owners that an error message about classes lists."""
 MOST_NUMBERS = 10_000
 """Partition-ids of a run that names no number of clients; some methods have a tensor for
 each, and an owner's claim must not fill the server's memory."""
@@ -250,9 +252,11 @@ def _agree_on_schema(
         _warn_of_unnamed_features(fit)
     fit, rejected = _leave_out(fit, rejected, _claimed_twice(fit, of=len(described)))
     fit, rejected = _leave_out(fit, rejected, _too_many_classes(fit))
+    fit, rejected = _leave_out(fit, rejected, _odd_spellings(fit))
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
     _require_enough(len(fit), "data owners", rejected, config)
+    _compare_classes(fit, config)
     numbers = number_owners(fit)
     total = max(max(numbers.values()) + 1, *(d.num_partitions for d in fit.values()))
     if config.min_clients:
@@ -308,6 +312,47 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
             "most. Correct the labels of its graph."
         )
     return reasons
+
+
+def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out that spell a class differently from most.
+
+    Raises
+    ------
+    RunError
+        If at most half of the owners remain without them.
+    """
+    nodes = {node_label(node, d): node for node, d in described.items()}
+    odd = odd_spellings({name: described[n].class_names for name, n in nodes.items()})
+    if odd and 2 * len(odd) >= len(described):
+        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
+        raise RunError(
+            f"{len(odd)} of {len(described)} data owners spell a class differently from "
+            f"others, without a majority. {text}"
+        )
+    return {nodes[name]: reason for name, reason in odd.items()}
+
+
+def _compare_classes(described: Mapping[int, Description], config: RunConfig) -> None:
+    """Warn of owners without a class in common with others; reject a run of such owners."""
+    lists = {node_label(node, d): d.class_names for node, d in described.items()}
+    lone = lone_owners(lists)
+    if len(lone) == len(lists) > 1 and config.setting != "few-shot":
+        text = "; ".join(
+            f"{name}: {_short(lists[name])}" for name in lone[:MOST_OWNERS]
+        )
+        raise RunError(
+            f"No two data owners have a class in common ({text}). Spell the classes alike. "
+            "If each owner has other classes, list those of all owners in each classes.csv "
+            "(.npz: class_names)."
+        )
+    for name in lone:
+        log.warning(
+            "Data owner %s has no class in common with another owner: %s. Check how its "
+            "classes are spelled.",
+            name,
+            _short(lists[name]),
+        )
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:

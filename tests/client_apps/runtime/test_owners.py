@@ -222,6 +222,61 @@ def test_data_owners_that_do_not_fit_are_rejected_by_name(
     assert "damaged.npz is not an .npz file" in caplog.text
 
 
+def renamed(nodes: list[dict[str, Any]], *names: tuple[str, ...]) -> None:
+    """Give the classes of each owner's file these names."""
+    for node, graph, own in zip(nodes, owner_graphs(), names, strict=True):
+        save_client_graph(Path(node["graph"]), replace(graph, class_names=own))
+
+
+def test_an_owner_that_spells_classes_differently_is_left_out(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    renamed(nodes, ("0", "1", "2"), ("False", "True", "2.0"), ("0", "1", "2"))
+    run = run_owners(nodes, tmp_path / "run")
+    (refused,) = run.summary["refused"]
+    assert refused["name"] == "birch"
+    assert 'it spells a class "False", and "ash" (node ' in refused["reason"]
+    assert 'spells it "0"' in refused["reason"]
+    assert [c["name"] for c in run.clients if c["round"] == 0] == ["ash", "cedar"]
+    renamed(nodes, ("a", "b", "c"), ("A", "B", "C"), (" a", " b", " c"))
+    with pytest.raises(RunError, match="3 of 3 data owners spell a class differently"):
+        run_owners(nodes, tmp_path / "none")
+
+
+def test_owners_without_a_common_class_do_not_start_a_run(
+    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    renamed(nodes, ("a", "b", "c"), ("a", "b", "c"), ("x", "y", "z"))
+    assert run_owners(nodes, tmp_path / "run").status == "completed"
+    assert caplog.text.count("has no class in common with another owner") == 1
+    assert 'Data owner "cedar" (node ' in caplog.text
+    renamed(nodes, ("a", "b", "c"), ("u", "v", "w"), ("x", "y", "z"))
+    with pytest.raises(RunError, match="No two data owners have a class in common"):
+        run_owners(nodes, tmp_path / "none")
+
+
+def test_a_node_whose_labels_are_no_classes_takes_no_part(
+    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, labels in (
+        ("marks", ["unknown", "flu"] * 10),
+        ("people", [f"patient {i}" for i in range(20)]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [f"n{i},{label},1\n" for i, label in enumerate(labels)]
+        (folder / "nodes.csv").write_text("id,label,x\n" + "".join(rows))
+        (folder / "edges.csv").write_text("source,target\n")
+    extra = [{"graph": str(tmp_path / name)} for name in ("marks", "people")]
+    run = run_owners([*nodes, *extra], tmp_path / "run")
+    refused = {one["name"]: one["reason"] for one in run.summary["refused"]}
+    assert set(refused) == {"marks", "people"}
+    assert "patient" not in str(refused)
+    assert "unknown" not in str(refused)
+    assert '10 of 20 labelled nodes have the class "unknown"' in caplog.text
+    assert "20 labelled nodes have 20 different classes" in caplog.text
+
+
 def test_a_node_that_fails_without_a_reason_is_rejected_after_join_timeout(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
