@@ -92,7 +92,7 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         check_description(description)
     except PayloadError as error:
         return GraphReport([f"{show_path(path)}: the server would refuse it: {error}"])
-    notes = _notes(graph, description, config)
+    notes = [*owned.notes, *_notes(graph, description, config)]
     if owned.dataset.edges is not None:
         notes += _edge_notes(owned.dataset.edges, config)
     has_own_split = bool(owned.dataset.masks) or config.has_pairs

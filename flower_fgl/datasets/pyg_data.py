@@ -29,6 +29,7 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_node_dataset,
 )
 from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.pyg_split import own_masks
 from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
 
 __all__ = [
@@ -42,7 +43,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-SPLIT = ("train", "val", "test")
 UNUSED = ("edge_attr", "edge_weight")
 EDGE_LABELS = ("edge_label", "edge_y")
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -73,10 +73,11 @@ def to_npz(
     ----------
     data : torch_geometric.data.Data
         One graph: ``x`` (N, d), ``edge_index`` (2, E), ``y`` (N,) with -1 for unknown
-        classes, and optionally ``train_mask``, ``val_mask`` and ``test_mask`` (N,). To
-        classify edges: ``edge_label`` or ``edge_y`` (E,), and optionally ``edge_attr``
-        (E, a), ``edge_time`` (E,), ascending, and ``edge_train_mask`` etc. (E,). Link
-        prediction and edges need no ``y``.
+        classes, and optionally ``train_mask``, ``val_mask`` and ``test_mask`` (N,), or
+        ``train_idx`` etc., lists of nodes. To classify edges: ``edge_label`` or
+        ``edge_y`` (E,), and optionally ``edge_attr`` (E, a), ``edge_time`` (E,),
+        ascending, and ``edge_train_mask`` or ``edge_train_idx`` etc. Link prediction and
+        edges need no ``y``.
     path : path-like
         The ``.npz`` file to write; its folder must exist.
     class_names : sequence of str, optional
@@ -100,7 +101,7 @@ def to_npz(
     ------
     DataError
         If the graph lacks features or edges, no node has a class although ``y`` is given,
-        or they do not fit each other.
+        they do not fit each other, or an attribute looks like a split that cannot be read.
     OSError
         If the file cannot be written.
 
@@ -188,7 +189,7 @@ def node_dataset(
         edge_index=edge_index,
         y=y,
         class_names=names,
-        masks=_masks(data, name),
+        masks=own_masks(data, name),
         feature_names=tuple(feature_names),
         edges=edges,
     )
@@ -240,7 +241,7 @@ def _edges(
         x,
         tuple(columns),
         None if time is None else time.detach().cpu().to(torch.float64),
-        _masks(data, name, "edge_"),
+        own_masks(data, name, "edge_"),
     )
     validate_edges(table, name)
     _check_labels(y, table.class_names, declared, name, held[0])
@@ -478,25 +479,3 @@ def _class_names(
         )
     check_class_names(names, f"{where}: class_names")
     return tuple(names)
-
-
-def _masks(data: Any, name: str, of: str = "") -> dict[str, Tensor]:
-    """Return the split of the graph's nodes, or of its edges; empty without one."""
-    given = {key: data.get(f"{of}{key}_mask") for key in SPLIT}
-    held = {key: mask for key, mask in given.items() if mask is not None}
-    if not held:
-        return {}
-    if len(held) < len(SPLIT):
-        missing = next(key for key in SPLIT if key not in held)
-        raise DataError(
-            f"{name} has {', '.join(f'{of}{key}_mask' for key in held)} but no "
-            f"{of}{missing}_mask. Add it (all False without any), or remove the masks: "
-            "a split is then sampled."
-        )
-    for key, mask in held.items():
-        if mask.dim() == 2:
-            raise DataError(
-                f"{name}: {key}_mask holds {mask.shape[1]} splits. Choose one, e.g. "
-                f"data.{key}_mask = data.{key}_mask[:, 0]."
-            )
-    return {key: mask.detach().cpu() for key, mask in held.items()}

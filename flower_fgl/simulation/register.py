@@ -97,6 +97,7 @@ def register(
 def _source(dataset: Any, name: str) -> Any:
     """Return the row of a dataset; a graph is written to the cache folder."""
     from flower_fgl.datasets.pyg_data import is_data, store_graph
+    from flower_fgl.datasets.pyg_split import own_masks
     from flower_fgl.datasets.sources.load import cache_folder
     from flower_fgl.datasets.sources.registry import Source, Statistics
 
@@ -111,7 +112,7 @@ def _source(dataset: Any, name: str) -> Any:
     return Source(
         f"{name}, registered in a process",
         "node",
-        "20/40/40" if dataset.get("train_mask") is None else "public",
+        "public" if own_masks(dataset, name) else "20/40/40",
         Statistics(),
         loader=partial(_read_graph, path),
         version=path.stem,

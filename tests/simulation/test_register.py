@@ -19,7 +19,7 @@ from flower_fgl import METHODS, register, simulate, to_npz
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, DataError, PayloadError
-from flower_fgl.datasets.sources.registry import Source, Statistics
+from flower_fgl.datasets.sources.registry import SOURCES, Source, Statistics
 from flower_fgl.methods import Method, parse_config
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedavg import Weights
@@ -114,6 +114,20 @@ def test_a_registered_method_of_classes_runs(short: dict[str, Any]) -> None:
     assert mine.summary["method"] == "mine"
     assert comparable(mine) == comparable(ours)
     assert "mine" in METHODS
+
+
+@pytest.mark.parametrize(
+    "name", ["train_mask val_mask test_mask", "train_idx valid_idx test_idx"]
+)
+def test_a_registered_dataset_has_its_own_split(name: str) -> None:
+    data = graph()
+    for place, key in enumerate(name.split()):
+        nodes = torch.arange(60) % 3 == place
+        data[key] = nodes if key.endswith("_mask") else nodes.nonzero().flatten()
+    register(dataset=data, name="my-data")
+    assert SOURCES["my-data"].split == "public"
+    register(dataset=graph(), name="my-data")
+    assert SOURCES["my-data"].split == "20/40/40"
 
 
 def test_a_registered_dataset_follows_its_content(short: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.options import nearest
+from flower_fgl.datasets.graph_files.own_split import is_split_name
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 
 __all__ = ["Array", "no_file", "read_arrays"]
@@ -190,6 +191,12 @@ def _check_members(members: list[zipfile.ZipInfo], num_bytes: int, where: str) -
 def _check_names(names: list[str], is_known: Callable[[str], bool], where: str) -> None:
     """Reject unknown and repeated array names."""
     for name in names:
+        if not is_known(name) and is_split_name(name):
+            raise DataError(
+                f'{where}: array "{clip(name)}" looks like a split, which cannot be read '
+                "in this form. Save train_mask, val_mask and test_mask, bool of shape "
+                "(N,); of edges edge_train_mask, edge_val_mask and edge_test_mask."
+            )
         if not is_known(name):
             raise DataError(
                 f'{where}: unknown array "{clip(name)}". '

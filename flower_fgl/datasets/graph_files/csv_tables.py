@@ -2,12 +2,13 @@
 
 ``nodes.csv``
     ``id`` (any text, unique), ``label`` (class name, empty if unknown), and optionally
-    ``split`` (``train``, ``val``, ``test`` or empty; if all are empty there is no split).
+    ``split`` (``train``, ``val``, ``test`` or empty; if all are empty there is no split),
+    or three columns such as ``train_mask``, ``val_mask`` and ``test_mask`` (0 or 1).
     Every other column is a feature.
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough. To classify edges, it
     also has ``label`` (class name, empty if unknown), and optionally ``time`` (a number,
-    ascending) and ``split`` as in ``nodes.csv``. Every other column is then a feature of
+    ascending) and a split as in ``nodes.csv``. Every other column is then a feature of
     the edges. Edges have a direction in this case, and may be repeated.
 ``classes.csv``
     Optional: ``name``, one class per line. By default the classes are the sorted labels
@@ -29,6 +30,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import os
 from array import array
 from collections import Counter
@@ -43,6 +45,7 @@ import torch
 from flower_fgl.core.class_names import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.own_split import part_of_split, split_names
 from flower_fgl.datasets.graph_files.problems import (
     ErrorCollector,
     clip,
@@ -66,6 +69,8 @@ BLOCK_CELLS = 1 << 20
 """Cells that are converted to float32 at once."""
 MOST_FAULTS = 20
 """Faulty feature columns that are reported."""
+MOST_NAMES = 5
+"""Columns that one message names."""
 
 
 def read_csv_folder(
@@ -87,13 +92,13 @@ def read_csv_folder(
     dict of str to array
         ``x``, ``feature_names`` (its columns in the header), ``edges`` and ``names`` (the
         ids as text), with nodes in the order of the table. Labels add ``y``,
-        ``class_names`` and ``declared_classes``, and a column ``split`` that is not all
-        empty adds ``train_mask``, ``val_mask`` and ``test_mask``. ``outside.csv`` adds
-        ``outside_edges`` and ``outside_ids``. Labels of edges add ``edge_label``,
-        ``edge_class_names``, ``edge_declared_classes``, ``edge_attr`` and
-        ``edge_attr_names``, and ``edge_time`` and the masks ``edge_train_mask`` etc. if
-        there are such columns, whatever ``needs_labels`` is. Arrays with a collected error
-        are missing.
+        ``class_names`` and ``declared_classes``, and a split adds ``train_mask``,
+        ``val_mask`` and ``test_mask``. ``notes`` are sentences on how the tables were
+        read. ``outside.csv`` adds ``outside_edges`` and ``outside_ids``. Labels of edges
+        add ``edge_label``, ``edge_class_names``, ``edge_declared_classes``, ``edge_attr``
+        and ``edge_attr_names``, and ``edge_time`` and the masks ``edge_train_mask`` etc.
+        if there are such columns, whatever ``needs_labels`` is. Arrays with a collected
+        error are missing.
 
     Raises
     ------
@@ -121,17 +126,23 @@ def read_csv_folder(
             found = attempt(_outside_edges, folder / "outside.csv", index)
             arrays["outside_edges"] = found
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
-    if needs_labels and any(nodes.text["split"]):
+    if needs_labels:
         arrays |= attempt(_masks, nodes, path) or {}
+    notes = [_split_note(nodes, path), arrays.get("notes")]
+    arrays["notes"] = np.concatenate([note for note in notes if note is not None])
     return {key: array for key, array in arrays.items() if array is not None}
 
 
 @dataclass
 class _Table:
-    """Content of ``nodes.csv`` or ``edges.csv``; a missing text column is empty."""
+    """Content of ``nodes.csv`` or ``edges.csv``; a missing text column is empty.
+
+    ``parts`` has the text column of each part of the split, if each has its own.
+    """
 
     feature_names: list[str]
     text: dict[str, list[str]]
+    parts: dict[str, str] = field(default_factory=dict)
     lines: list[int] = field(default_factory=list)
     blocks: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
@@ -218,9 +229,11 @@ def _read_table(
     """Read ``nodes.csv`` or ``edges.csv``; convert features, and note faulty ones."""
     rows = _rows(path, required)
     _, header = next(rows)
+    parts = _split_columns(header, text_columns, path)
+    text_columns = (*text_columns, *parts.values())
     places = {c: header.index(c) for c in text_columns if c in header}
     columns = [i for i, c in enumerate(header) if c not in text_columns]
-    table = _Table([header[i] for i in columns], {c: [] for c in text_columns})
+    table = _Table([header[i] for i in columns], {c: [] for c in text_columns}, parts)
     is_nodes = "id" in required
     if is_nodes and not columns:
         raise DataError(
@@ -432,6 +445,7 @@ def _labelled_edges(
         "edges": np.array(ends, dtype=np.int64).reshape(2, -1).T,
         "edge_attr": _features(table, path, attempt),
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
+        "notes": _split_note(table, path),
     }
     listing = path.parent / "edge_classes.csv"
     found = attempt(_labels, table, path, listing, "edge")
@@ -441,9 +455,8 @@ def _labelled_edges(
         arrays["edge_declared_classes"] = found["declared_classes"]
     if table.text["time"]:
         arrays["edge_time"] = attempt(_times, table, path)
-    if any(table.text["split"]):
-        masks = attempt(_masks, table, path) or {}
-        arrays |= {f"edge_{name}": mask for name, mask in masks.items()}
+    masks = attempt(_masks, table, path) or {}
+    arrays |= {f"edge_{name}": mask for name, mask in masks.items()}
     return {key: array for key, array in arrays.items() if array is not None}
 
 
@@ -513,16 +526,79 @@ def _outside_edges(path: Path, index: dict[str, int]) -> Array:
     return np.stack([np.array(own, dtype=np.int64), hash_ids(others)], axis=1)
 
 
-def _masks(nodes: _Table, path: Path) -> dict[str, Array]:
-    """Convert the column ``split`` to masks."""
-    split = nodes.text["split"]
-    for line, name in zip(nodes.lines, split, strict=True):
-        if name and name not in SPLITS:
+def _split_columns(
+    header: list[str], text_columns: Sequence[str], path: Path
+) -> dict[str, str]:
+    """Return the columns that hold one part of the split each; empty if none does."""
+    parts, whole = split_names(c for c in header if c not in text_columns)
+    found = [*itertools.chain(*parts.values()), *whole]
+    if found and "split" in header:
+        raise DataError(
+            f"{show_path(path)} has the column split, but also {_quote(found)}, which "
+            "looks like a split too. Remove one of them, or rename it if it is a feature."
+        )
+    is_complete = sorted(map(len, parts.values())) == [1] * len(SPLITS)
+    if whole or (found and not is_complete):
+        raise DataError(
+            f"{show_path(path)}: {_quote(found)} looks like a split, which cannot be read "
+            "in this form. Write one column split (train, val, test or empty), or three "
+            "columns train_mask, val_mask and test_mask (0 or 1). If it is a feature, "
+            "rename it."
+        )
+    return {part: names[0] for part, names in parts.items()}
+
+
+def _quote(names: Sequence[str]) -> str:
+    """Return the first names for a message."""
+    more = ", …" if len(names) > MOST_NAMES else ""
+    return ", ".join(f'"{clip(name)}"' for name in names[:MOST_NAMES]) + more
+
+
+def _masks(table: _Table, path: Path) -> dict[str, Array]:
+    """Convert the columns of the split to masks; without a split there are none."""
+    if table.parts:
+        return {
+            f"{part}_mask": _flags(table, column, path)
+            for part, column in table.parts.items()
+        }
+    split = table.text["split"]
+    if not any(split):
+        return {}
+    part = {name: part_of_split(name) for name in set(split)}
+    for line, name in zip(table.lines, split, strict=True):
+        if name and not part[name]:
             raise DataError(
                 f"{show_path(path)}, line {line}: split must be {', '.join(SPLITS)} or "
                 f'empty, got "{clip(name)}".'
             )
+    parts = [part[name] for name in split]
     return {
-        f"{name}_mask": np.array([part == name for part in split], dtype=np.bool_)
+        f"{name}_mask": np.array([p == name for p in parts], dtype=np.bool_)
         for name in SPLITS
     }
+
+
+def _split_note(table: _Table, path: Path) -> Array:
+    """Return a note that names the columns of the split; empty without them."""
+    columns = ", ".join(table.parts.values())
+    note = f"{path.name}: the columns {columns} hold the split and are not features."
+    return np.array([note] if columns else [], dtype=np.str_)
+
+
+def _flags(table: _Table, column: str, path: Path) -> Array:
+    """Convert a column of 0 and 1, or false and true, to booleans."""
+    cells = table.text[column]
+    number = {cell: _number(cell) for cell in set(cells)}
+    if not set(number.values()) <= {0.0, 1.0}:
+        line, cell = next(
+            (line, cell)
+            for line, cell in zip(table.lines, cells, strict=True)
+            if number[cell] not in (0.0, 1.0)
+        )
+        raise DataError(
+            f'{show_path(path)}, line {line}: column "{clip(column)}" is read as a part of '
+            f'the split, expected 0 or 1 (false or true), got "{clip(cell)}". If '
+            f"{', '.join(map(clip, table.parts.values()))} are features, give them other "
+            "names."
+        )
+    return np.array([number[cell] == 1.0 for cell in cells], dtype=np.bool_)

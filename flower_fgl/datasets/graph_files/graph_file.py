@@ -114,6 +114,8 @@ class LocalGraphFile:
         features.
     outside : OutsideEdges or None
         Edges to nodes of other data owners; ``None`` if the file has no table of them.
+    notes : tuple of str
+        Sentences for the owner on how the file was read.
     """
 
     dataset: NodeDataset
@@ -122,6 +124,7 @@ class LocalGraphFile:
     names: tuple[str, ...] = ()
     scaling: Scaling | None = None
     outside: OutsideEdges | None = None
+    notes: tuple[str, ...] = ()
 
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
@@ -256,8 +259,10 @@ def _load(
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
-    names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
-    return LocalGraphFile(dataset, node_ids, evaluation, names, scaling, outside)
+    names, notes = (
+        tuple(arrays.get(k, np.empty(0)).tolist()) for k in ("names", "notes")
+    )
+    return LocalGraphFile(dataset, node_ids, evaluation, names, scaling, outside, notes)
 
 
 def _check_kind(path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Names of columns, arrays and attributes that hold an owner's own split.
+
+Owners store a split under many names, e.g. ``train_mask``, ``valid_idx``, ``is_test`` or
+``Split``. Readers use the three parts where they are unambiguous, and refuse other names
+of a split: the column would else be a feature, and a random split would be drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["PARTS", "is_split_name", "part_of_split", "split_names"]
+
+PARTS = ("train", "val", "test")
+SPELLINGS = {"training": "train", "validation": "val", "testing": "test"}
+SPELLINGS |= {
+    "train": "train",
+    "valid": "val",
+    "val": "val",
+    "dev": "val",
+    "test": "test",
+}
+PART = re.compile(
+    r"(?P<before>(?:edge|node)?(?:is|in)?)"
+    rf"(?P<part>{'|'.join(SPELLINGS)})"
+    r"(?P<after>(?:(?:node|edge)s?)?(?:(?:mask|idx|index|indices|ids?|set|split|flag)\d*)?)"
+)
+"""Name of one part in lower case without separators, e.g. ``istrain``, ``valmask``."""
+TRAIN_TEST = r"train(?:ing)?(?:val|valid|validation|dev)?test"
+WHOLE = re.compile(
+    r"(?:edge|node|data|dataset)?(?:"
+    rf"(?:{TRAIN_TEST})?(?:splits?|folds?)(?:id|idx|index|set|mask)?\d*"
+    rf"|{TRAIN_TEST}|set|subset)"
+)
+"""Name of a whole split in the same form, e.g. ``split``, ``fold3``, ``traintestsplit``."""
+
+
+def part_of_split(text: str) -> str:
+    """Return which part of a split a word names.
+
+    Parameters
+    ----------
+    text : str
+        For example ``Train``, ``valid`` or ``test``.
+
+    Returns
+    -------
+    {"train", "val", "test", ""}
+        Empty if the word names no part.
+    """
+    return SPELLINGS.get(text.lower(), "")
+
+
+def split_names(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Find the names that hold a split.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Names of columns, arrays or attributes.
+
+    Returns
+    -------
+    dict of str to list of str
+        Names for each of the parts ``train``, ``val`` and ``test`` that has any.
+    list of str
+        Names of whole splits.
+
+    Notes
+    -----
+    1. The words ``val``, ``valid``, ``validation`` and ``dev`` alone, without a name of
+       another part, are no split: they have other meanings.
+    """
+    parts: dict[str, list[str]] = {}
+    whole, is_certain = [], False
+    for name in names:
+        plain = re.sub(r"[\W_]+", "", name.lower())
+        if match := PART.fullmatch(plain):
+            part = SPELLINGS[match["part"]]
+            parts.setdefault(part, []).append(name)
+            is_certain |= part != "val" or bool(match["after"])
+        elif WHOLE.fullmatch(plain):
+            whole.append(name)
+    ordered = {part: parts[part] for part in PARTS if part in parts}
+    return (ordered if is_certain else {}), whole
+
+
+def is_split_name(name: str) -> bool:
+    """Return whether a single name is one of a split, e.g. ``train_idx`` or ``Split``.
+
+    Parameters
+    ----------
+    name : str
+        Name of a column, array or attribute.
+    """
+    return any(map(bool, split_names([name])))
