@@ -161,7 +161,7 @@ def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
         text += f", and features ({', '.join(edges.feature_names)})"
     time = edges.time
     if time is not None and len(time):
-        text += f", and times from {float(time[0]):g} to {float(time[-1]):g}"
+        text += f", and times from {float(time[0]):.15g} to {float(time[-1]):.15g}"
     if not config.classifies_edges:
         return [f'{text}. Only a run with setting = "edge" reads them.']
     if edges.masks and config.split in ("default", PUBLIC):

@@ -20,6 +20,7 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
+from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
     check_feature_names,
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 UNUSED = ("edge_attr", "edge_weight")
 EDGE_LABELS = ("edge_label", "edge_y")
+MORE_DIGITS = (torch.float64, torch.int32, torch.int64)
+"""Types of numbers that float32 may not hold."""
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NO_CLASSES = ("",)
 """Class names of nodes without classes, as of a file that is read without labels."""
@@ -159,7 +162,7 @@ def node_dataset(
             f"{name}: expected a torch_geometric.data.Data with one kind of nodes and "
             f"edges, got {type(data).__name__}."
         )
-    x, edge_index = _inputs(data, name)
+    x, edge_index = _inputs(data, name, feature_names)
     check_class_names(declared_classes, f"{name}: declared_classes")
     declared = frozenset(declared_classes)
     edges = _edges(data, name, edge_class_names, edge_feature_names, declared)
@@ -226,8 +229,11 @@ def _edges(
             raise DataError(
                 f"{name}: {key} must hold real numbers, got {values.dtype}."
             )
-    x = torch.zeros(len(y), 0) if attr is None else attr.detach().cpu().float()
+    x = torch.zeros(len(y), 0) if attr is None else attr.detach().cpu()
     x = x[:, None] if x.dim() == 1 else x
+    if x.dtype in MORE_DIGITS:
+        check_whole_numbers(x.numpy(), f"{name}: edge_attr", columns)
+    x = x.float()
     check_feature_names(columns, f"{name}, edges")
     if len(columns) not in (0, x.shape[-1]):
         raise DataError(
@@ -403,7 +409,7 @@ def _digest(dataset: NodeDataset) -> str:
     return found.hexdigest()[:16]
 
 
-def _inputs(data: Any, name: str) -> tuple[Tensor, Tensor]:
+def _inputs(data: Any, name: str, names: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
     """Return features and undirected simple edges."""
     x, edge_index = data.x, data.edge_index
     if not isinstance(x, Tensor) or x.dim() != 2 or 0 in x.shape:
@@ -440,6 +446,11 @@ def _inputs(data: Any, name: str) -> tuple[Tensor, Tensor]:
     if unused:
         log.warning("%s: %s is not used.", name, " and ".join(unused))
     x = x.detach().cpu()
+    if x.dtype in MORE_DIGITS and x.layout == torch.strided:
+        check_whole_numbers(x.numpy(), f"{name}: x", names)
+    elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
+        parts = (x.values().numpy(), x.col_indices().numpy())
+        check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
     if x.layout not in (torch.strided, torch.sparse_csr):
         x = x.to_dense()
     return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))

@@ -46,6 +46,7 @@ from flower_fgl.core.class_names import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.own_split import part_of_split, split_names
+from flower_fgl.datasets.graph_files.precision import equal_cells, inexact_columns
 from flower_fgl.datasets.graph_files.problems import (
     ErrorCollector,
     clip,
@@ -104,8 +105,10 @@ def read_csv_folder(
     ------
     DataError
         If a table is missing or malformed, an id is empty, duplicate or unknown, a label
-        is not in ``classes.csv``, or without that table is probably no class, or a feature
-        is not a finite number. The message names file, line and column.
+        is not in ``classes.csv``, or without that table is probably no class, a feature is
+        not a finite number, two whole numbers of a feature are equal as float32, or a
+        column looks like a split that cannot be read. The message names file, line and
+        column.
     """
     attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
@@ -138,6 +141,7 @@ class _Table:
     """Content of ``nodes.csv`` or ``edges.csv``; a missing text column is empty.
 
     ``parts`` has the text column of each part of the split, if each has its own.
+    ``inexact`` are the features with a whole number that float32 does not hold.
     """
 
     feature_names: list[str]
@@ -146,6 +150,7 @@ class _Table:
     lines: list[int] = field(default_factory=list)
     blocks: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
+    inexact: set[int] = field(default_factory=set)
 
 
 def _rows(
@@ -298,6 +303,7 @@ def _append_block(nodes: _Table, values: array[float]) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, noted below
         block = wide.astype(np.float32)
     nodes.blocks.append(block)
+    nodes.inexact |= inexact_columns(wide, block)
     if np.isfinite(block).all():
         return
     first = sum(map(len, nodes.blocks[:-1]))
@@ -309,8 +315,20 @@ def _append_block(nodes: _Table, values: array[float]) -> None:
         )
 
 
+def _note_equal_numbers(table: _Table, path: Path) -> None:
+    """Read a table again, and note columns in which two numbers became one."""
+    rows = _rows(path, (next(iter(table.text)),))
+    _, header = next(rows)
+    inexact = sorted(table.inexact - table.faults.keys())
+    columns = {header.index(table.feature_names[column]): column for column in inexact}
+    for place, fault in equal_cells(rows, columns).items():
+        table.faults[columns[place]] = f'column "{{}}": {fault}'
+
+
 def _features(nodes: _Table, path: Path, attempt: ErrorCollector) -> Array | None:
     """Return the feature columns as float32, shape (N, d); report faulty columns."""
+    if nodes.inexact:
+        _note_equal_numbers(nodes, path)
     for column, fault in sorted(nodes.faults.items())[:MOST_FAULTS]:
         name = clip(nodes.feature_names[column])
         attempt(_raise_error, f"{show_path(path)}, {fault.replace('{}', name, 1)}")
@@ -474,8 +492,8 @@ def _times(table: _Table, path: Path) -> Array:
             )
         if times and value < times[-1]:
             raise DataError(
-                f"{shown}, line {line}: time {value:g} goes backwards, the line above "
-                f"has {times[-1]:g}. Sort the lines by time. An hour of the day, which "
+                f"{shown}, line {line}: time {value:.15g} goes backwards, the line above "
+                f"has {times[-1]:.15g}. Sort the lines by time. An hour of the day, which "
                 "starts again every day, is no time."
             )
         times.append(value)

@@ -4,7 +4,7 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 
 ``x``
     (N, d) floats; alternatively the CSR matrix ``x_indptr``, ``x_indices``, ``x_data``,
-    ``x_shape``.
+    ``x_shape``. They become float32; whole numbers that are equal there are an error.
 ``edge_index`` or ``edges``
     (2, M) or (M, 2) integers in [0, N); one direction of each edge is enough.
 ``y``

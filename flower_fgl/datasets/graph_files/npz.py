@@ -17,6 +17,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, no_file
+from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
@@ -231,6 +232,7 @@ def _edge_table(
         for name in MASKS[:3]
         if f"edge_{name}_mask" in arrays
     }
+    check_whole_numbers(features, f"{where}: edge_attr", columns.tolist())
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected below
         x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
     table = EdgeTable(
@@ -309,15 +311,19 @@ def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
     if not np.issubdtype(values.dtype, np.floating):
         raise DataError(
             f"{where}: features must be floats, got {values.dtype}. Save "
-            'x.astype("float32").'
+            'x.astype("float64").'
         )
+    names = [str(name) for name in np.ravel(arrays.get("feature_names", ())).tolist()]
     if sparse:
-        return csr_tensor(_csr_matrix(arrays, where))
+        matrix = _csr_matrix(arrays, where)
+        check_whole_numbers(values, f"{where}: x_data", names, arrays["x_indices"])
+        return csr_tensor(matrix)
     if values.ndim != 2 or 0 in values.shape:
         raise DataError(
             f"{where}: x must be (nodes, features), neither of them 0, got shape "
             f"{values.shape}."
         )
+    check_whole_numbers(values, f"{where}: x", names)
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected later
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 

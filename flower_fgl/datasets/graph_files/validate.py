@@ -302,8 +302,9 @@ def validate_edges(table: EdgeTable, name: str) -> None:
         place = int((table.time.diff() < 0).nonzero()[0, 0]) + 1
         raise DataError(
             f"{name}: edge_time goes backwards at edge {place}, from "
-            f"{float(table.time[place - 1]):g} to {float(table.time[place]):g}. Sort the "
-            "edges by time. An hour of the day, which starts again every day, is no time."
+            f"{float(table.time[place - 1]):.15g} to {float(table.time[place]):.15g}. "
+            "Sort the edges by time. An hour of the day, which starts again every day, is "
+            "no time."
         )
     if table.masks and set(table.masks) != {"train", "val", "test"}:
         raise DataError(

@@ -130,7 +130,7 @@ def split_by_time(
             raise DataError(
                 "A split by time puts edges of one time into one part, so that no edge is "
                 f"left for training: of {len(ordered)} labelled edges, the first "
-                f"{int((ordered == val_from).sum())} have the time {val_from:g}. Give "
+                f"{int((ordered == val_from).sum())} have the time {val_from:.15g}. Give "
                 "finer times, set time-cuts, or remove the times to split at random."
             )
     else:
@@ -163,9 +163,9 @@ def check_edge_times(time: Tensor, masks: Mapping[str, Tensor]) -> None:
         if len(held) and float(held.min()) <= latest:
             raise DataError(
                 f"The split of the edges goes backwards in time: an edge of {name} has "
-                f"the time {float(held.min()):g}, but an edge of {of} {latest:g}. Training "
-                "must come before validation, and validation before test: correct the "
-                "split, or remove it, or remove the times."
+                f"the time {float(held.min()):.15g}, but an edge of {of} {latest:.15g}. "
+                "Training must come before validation, and validation before test: correct "
+                "the split, or remove it, or remove the times."
             )
         if len(held):
             latest, of = float(held.max()), name
