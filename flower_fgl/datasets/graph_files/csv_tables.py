@@ -582,16 +582,15 @@ def _masks(table: _Table, path: Path) -> dict[str, Array]:
     split = table.text["split"]
     if not any(split):
         return {}
-    part = {name: part_of_split(name) for name in set(split)}
     for line, name in zip(table.lines, split, strict=True):
-        if name and not part[name]:
+        if name and name not in SPLITS:
+            part = part_of_split(name)
             raise DataError(
                 f"{show_path(path)}, line {line}: split must be {', '.join(SPLITS)} or "
-                f'empty, got "{clip(name)}".'
+                f'empty, got "{clip(name)}".' + (f" Write {part}." if part else "")
             )
-    parts = [part[name] for name in split]
     return {
-        f"{name}_mask": np.array([p == name for p in parts], dtype=np.bool_)
+        f"{name}_mask": np.array([part == name for part in split], dtype=np.bool_)
         for name in SPLITS
     }
 

@@ -112,9 +112,17 @@ def test_a_column_of_a_part_holds_zeros_and_ones(tmp_path: Path) -> None:
         load_graph_file(folder(tmp_path, columns))
 
 
-def test_a_column_split_accepts_the_usual_words(tmp_path: Path) -> None:
-    path = folder(tmp_path, {"split": ["Train", "training", "valid", "TEST"]})
-    assert places(load_graph_file(path).dataset.masks) == PARTS
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [("Train", "train"), ("valid", "val"), ("dev", "val"), ("TEST", "test")],
+)
+def test_a_word_for_a_part_is_an_error_with_the_right_one(
+    word: str, part: str, tmp_path: Path
+) -> None:
+    path = folder(tmp_path, {"split": ["train", word, "val", "test"]})
+    message = rf'line 3: split must be .* got "{word}"\. Write {part}\.$'
+    with pytest.raises(DataError, match=message):
+        load_graph_file(path)
 
 
 @pytest.mark.parametrize(
