@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.graph_files.own_split import split_names
+from flower_fgl.datasets.label_columns import label_columns
 from flower_fgl.datasets.transforms.normalize_features import can_standardize
 
 __all__ = ["log_notes", "suspect_data"]
@@ -36,7 +38,11 @@ def suspect_data(graph: ClientGraph) -> list[str]:
         Sentences that name columns and values: they are for the owner alone, and never
         leave its machine.
     """
-    return [*_unscaled_columns(graph)]
+    return [
+        *_unscaled_columns(graph),
+        *_columns_like_labels(graph),
+        *_columns_like_a_split(graph),
+    ]
 
 
 def log_notes(
@@ -91,6 +97,44 @@ def _unscaled_columns(graph: ClientGraph) -> list[str]:
         f"Not scaled: {listed}{more}. Columns with large values outweigh the others, and "
         "training converges slowly. Scale them in the same way at all owners"
         f"{or_run if can_run and graph.scale != 'rows' else ''}."
+    ]
+
+
+def _columns_like_labels(graph: ClientGraph) -> list[str]:
+    """Return a note that lists feature columns that determine the label."""
+    found = label_columns(graph)
+    if not found:
+        return []
+    first = (
+        graph.num_features if graph.num_edge_features else 0
+    )  # columns of edges follow
+    kind = "edge: " if first else ""
+    listed = []
+    for column, classes in list(found.items())[:MOST_COLUMNS]:
+        names = graph.feature_names[first:] or {column: f"{kind}column {column}"}
+        of = ", ".join(graph.class_names[c] for c in classes[:MOST_COLUMNS])
+        listed.append(
+            f"{names[column]} ({of}{', …' if len(classes) > MOST_COLUMNS else ''})"
+        )
+    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
+    return [
+        f"Columns that determine the label by themselves: {', '.join(listed)}{more}; the "
+        "classes that they tell from the others are in parentheses. Leave out a column "
+        "that is a copy of the label, was made from it, or is known only after it: all "
+        "scores would be too high."
+    ]
+
+
+def _columns_like_a_split(graph: ClientGraph) -> list[str]:
+    """Return a note that lists feature columns with names of a split."""
+    parts, whole = split_names(graph.feature_names)
+    found = [*(name for names in parts.values() for name in names), *whole]
+    if not found:
+        return []
+    return [
+        f"Features with the name of a split: {', '.join(found[:MOST_COLUMNS])}. If they "
+        "hold the split, leave them out, and store it as train_mask, val_mask and "
+        "test_mask."
     ]
 
 
