@@ -102,12 +102,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     given = _letters(name)
     same = [n for n in names if given and _letters(n) in (given, f"{given}s")]
     name = name.lower()
+    lower = {known.lower(): known for known in names}
     # "link-prediction" means "link", although "inductive" has more letters in common
-    begins = [known for known in names if name.startswith(f"{known}-")]
-    swapped = [known for known in names if sorted(known) == sorted(name)]
-    longer = [known for known in names if known.startswith(f"{name}-")]
-    close = same or begins[-1:] or swapped or longer
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    begins = [known for known in lower if name.startswith(f"{known}-")]
+    swapped = [known for known in lower if sorted(known) == sorted(name)]
+    longer = [known for known in lower if known.startswith(f"{name}-")]
+    found = begins[-1:] or swapped or longer
+    found = found or difflib.get_close_matches(name, lower, n=1, cutoff=0.6)
+    close = same or [lower[known] for known in found]
     hint = f'Did you mean "{close[0]}"? ' if close else ""
     between = "; " if any("," in name for name in names) else ", "
     return f"{hint}Known: {between.join(names)}."
