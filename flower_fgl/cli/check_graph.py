@@ -26,6 +26,7 @@ from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.split import PUBLIC
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.nn.link import graph_sides
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 
@@ -127,7 +128,9 @@ def _notes(
     ):
         if not number:
             notes.append(f"There are no labelled {split} {items}.")
-    if not config.predicts_links:
+    if config.predicts_links:
+        notes += _two_sides(graph)
+    else:
         notes += _small_classes(description, config)
         notes += _single_class(graph, items)
     whole = graph.graph
@@ -178,6 +181,18 @@ def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
         f"{text}. The split follows time: messages pass over training edges only, and for "
         "the test over edges before its first one. Features of nodes must not be computed "
         "from later edges, which nothing here can check."
+    ]
+
+
+def _two_sides(graph: ClientGraph) -> list[str]:
+    """Return a note if the graph of a link prediction task is bipartite."""
+    whole = graph.graph
+    assert whole.pairs is not None
+    if not graph_sides(whole.pairs[:, whole.y == 1], whole.num_nodes)[1]:
+        return []
+    return [
+        "The graph is bipartite: its nodes have two sides, and every edge joins both. "
+        "Negatives join both sides too."
     ]
 
 

@@ -397,6 +397,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["shots"] = config.shots
     if config.predicts_links:
         key["link-features"] = config.link_features
+        key["negatives"] = "between sides"
     if config.classifies_edges:
         key["time-cuts"] = config.time_cuts
     if config.needs_cross_edges:

@@ -7,6 +7,9 @@ the score. The decoder of edges turns them into one logit per class.
 
 from __future__ import annotations
 
+import numpy as np
+import scipy.sparse
+import scipy.sparse.csgraph
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
@@ -16,12 +19,16 @@ __all__ = [
     "EdgeDecoder",
     "MLPDecoder",
     "draw_negatives",
+    "graph_sides",
     "make_decoder",
     "pair_codes",
 ]
 
 MAX_DRAWS = 100
 """Attempts to draw enough negatives; each one at least halves what is missing."""
+MIN_CYCLES = 10
+"""Independent cycles, all of them even, that show that a graph has two sides. In a random
+graph each is odd or even with about equal chance: 2^-10 is one in a thousand."""
 
 
 class DotDecoder(nn.Module):
@@ -153,8 +160,52 @@ def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
     return low * num_nodes + high
 
 
+def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
+    """Find the sides of the nodes, and whether the graph is bipartite.
+
+    Parameters
+    ----------
+    edges : Tensor of shape (2, E), int64
+        Undirected edges, each once or in both directions.
+    num_nodes : int
+        N.
+
+    Returns
+    -------
+    Tensor of shape (N,), int64
+        Number of each node's side. A connected component without odd cycles has two, an
+        isolated node has its own. In any other component all nodes have the same.
+    bool
+        Whether no component has an odd cycle, and there are at least ``MIN_CYCLES``
+        independent cycles. A forest has none: it says nothing about sides.
+
+    Notes
+    -----
+    1. In the bipartite double cover each node v has two copies, and each edge (u, v) joins
+       one copy of u with the other copy of v. A walk from one copy of a node to another
+       node's same copy has an even number of edges. The copies of a node are connected if
+       and only if its component has an odd cycle.
+    """
+    row, col = edges.numpy()
+    cover = scipy.sparse.coo_array(
+        (np.ones(2 * len(row), dtype=np.int8),
+         (np.concatenate([row, row + num_nodes]), np.concatenate([col + num_nodes, col]))),
+        shape=(2 * num_nodes, 2 * num_nodes),
+    )  # fmt: skip
+    number, label = scipy.sparse.csgraph.connected_components(cover, directed=False)
+    side, other = torch.from_numpy(label.astype(np.int64)).view(2, num_nodes)
+    # without an odd cycle each component has two copies in the cover
+    distinct = len(torch.unique(pair_codes(edges, num_nodes)))
+    cycles = distinct - num_nodes + number // 2
+    return side, bool((side != other).all()) and cycles >= MIN_CYCLES
+
+
 def draw_negatives(
-    known: Tensor, num_nodes: int, number: int, generator: torch.Generator
+    known: Tensor,
+    num_nodes: int,
+    number: int,
+    generator: torch.Generator,
+    side: Tensor | None = None,
 ) -> Tensor:
     """Draw distinct pairs of different nodes that are not known, uniformly.
 
@@ -168,6 +219,9 @@ def draw_negatives(
         Pairs to draw.
     generator : torch.Generator
         CPU generator.
+    side : Tensor of shape (N,), int64, optional
+        Side of each node of a bipartite graph, see :func:`graph_sides`: two nodes of one
+        side are no pair. By default any two nodes are.
 
     Returns
     -------
@@ -176,9 +230,15 @@ def draw_negatives(
         of all pairs that are not known if that is smaller.
     """
     known = torch.unique(known)
-    free = num_nodes * (num_nodes - 1) // 2 - len(known)
+    between = None if side is None else _PairsBetween(side)
+    total = num_nodes * (num_nodes - 1) // 2 if between is None else between.number
+    free = total - len(known)
     if free <= 2 * number:  # draw from the list of all free pairs
-        every = torch.triu_indices(num_nodes, num_nodes, 1)
+        every = (
+            torch.triu_indices(num_nodes, num_nodes, 1)
+            if between is None
+            else between.pairs(torch.arange(total))
+        )
         codes = pair_codes(every, num_nodes)
         left = every[:, ~torch.isin(codes, known)]
         return left[:, torch.randperm(left.shape[1], generator=generator)[:number]]
@@ -187,7 +247,11 @@ def draw_negatives(
         missing = number - len(found)
         if not missing:
             break
-        drawn = torch.randint(num_nodes, (2, 2 * missing + 16), generator=generator)
+        if between is None:
+            drawn = torch.randint(num_nodes, (2, 2 * missing + 16), generator=generator)
+        else:
+            place = torch.randint(total, (2 * missing + 16,), generator=generator)
+            drawn = between.pairs(place)
         codes = pair_codes(drawn[:, drawn[0] != drawn[1]], num_nodes)
         codes = codes[~torch.isin(codes, known)]
         # the first of each repeated code, in the order drawn
@@ -198,3 +262,26 @@ def draw_negatives(
         )
         found = both[first.sort().values][:number]
     return torch.stack([found // num_nodes, found % num_nodes])
+
+
+class _PairsBetween:
+    """All pairs of nodes of different sides, numbered from 0."""
+
+    def __init__(self, side: Tensor) -> None:
+        ordered, self.nodes = side.sort(stable=True)
+        _, sizes = torch.unique_consecutive(ordered, return_counts=True)
+        # a node's partners are the nodes behind its side, in the order of sides
+        self.begin = sizes.cumsum(0).repeat_interleave(sizes)
+        self.last = (len(side) - self.begin).cumsum(0)
+
+    @property
+    def number(self) -> int:
+        """Number of pairs."""
+        return int(self.last[-1])
+
+    def pairs(self, place: Tensor) -> Tensor:
+        """Return pairs by their numbers, each as (smaller node, larger node)."""
+        one = torch.searchsorted(self.last, place, right=True)
+        other = len(self.nodes) - (self.last[one] - place)
+        ends = self.nodes[torch.stack([one, other])]
+        return torch.stack([ends.amin(dim=0), ends.amax(dim=0)])

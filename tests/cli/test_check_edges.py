@@ -102,3 +102,18 @@ def test_problems_are_printed(edges: str, message: str, tmp_path: Path) -> None:
     )
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("has_sides", [True, False])
+def test_the_check_says_where_negatives_of_a_bipartite_graph_lie(
+    tmp_path: Path, has_sides: bool
+) -> None:
+    nodes = [f"n{i},{i}" for i in range(20)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,age", *nodes]))
+    edges = [f"n{i},n{10 + (i + k) % 10}" for i in range(10) for k in range(4)]
+    edges += [] if has_sides else ["n0,n1"]
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    report = inspect_graph(tmp_path, {"setting": "link"})
+    assert report.problems == []
+    text = "The graph is bipartite: its nodes have two sides"
+    assert (text in " ".join(report.notes)) == has_sides

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import Data
 
 from flower_fgl import Run, resume, simulate
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.links import LinkTrainingSet
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owners import build_owners
+from flower_fgl.datasets.splits.links import link_client
 from flower_fgl.datasets.store import open_store
+from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import pair_codes
 from flower_fgl.runs.model_file import load_model
@@ -111,6 +115,48 @@ def test_each_epoch_draws_other_negatives_which_are_no_training_edges() -> None:
     # an epoch of an epoch draws again, and keeps the edges
     again = draws[0].epoch(torch.Generator().manual_seed(1))
     assert torch.equal(again.pairs, draws[2].pairs)
+
+
+def random_purchases(seed: int) -> Data:
+    draw = torch.Generator().manual_seed(seed)
+    user = torch.randint(200, (1000,), generator=draw)
+    item = torch.randint(200, 240, (1000,), generator=draw)
+    x = torch.rand(240, 4, generator=draw)
+    return Data(x=x, edge_index=torch.stack([user, item]))
+
+
+def test_random_edges_of_users_and_items_cannot_be_predicted(tmp_path: Path) -> None:
+    found = []
+    for seed in range(3):
+        run = simulate(
+            "fedavg", [random_purchases(2 * seed), random_purchases(2 * seed + 1)],
+            setting="link", link_decoder="mlp", rounds=8, local_epochs=4, seed=seed,
+            link_features="degree", output_dir=str(tmp_path),
+        )  # fmt: skip
+        assert run.best is not None
+        found.append(run.best["test"]["auroc"])
+    # with negatives among all pairs it is above 0.85: most join two users
+    assert 0.42 < sum(found) / 3 < 0.58
+
+
+def test_training_negatives_join_the_sides_of_the_training_graph() -> None:
+    whole = Graph(
+        random_purchases(0).x,
+        undirected_simple(random_purchases(0).edge_index, 240),
+        torch.zeros(240, dtype=torch.int64),
+        {},
+    )
+    config = parse_config({"setting": "link"})
+    client = link_client(ClientGraph(0, whole, ("a",), torch.arange(240)), config)
+    training = ClientData.build(client, torch.device("cpu")).training
+    drawn = training.epoch(torch.Generator().manual_seed(0))
+    assert isinstance(drawn, LinkTrainingSet)
+    negatives = drawn.pairs[:, drawn.labels == 0]
+    assert negatives.shape[1] == len(training.index)
+    kept = torch.bincount(client.graph.edge_index[0], minlength=240) > 0
+    both = negatives[:, kept[negatives].all(dim=0)]
+    assert both.shape[1] > 100
+    assert bool(((both[0] < 200) != (both[1] < 200)).all())
 
 
 def test_a_run_is_repeated_and_resumed_with_the_same_numbers(

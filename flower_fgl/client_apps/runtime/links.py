@@ -10,7 +10,7 @@ from torch import Tensor
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.link import draw_negatives, pair_codes
+from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
 
 __all__ = ["EdgeTrainingSet", "LinkTrainingSet", "pair_training_set"]
 
@@ -56,15 +56,21 @@ class LinkTrainingSet(TrainingSet):
     known : Tensor of shape (T,), int64
         Codes of the T training edges on the CPU, see
         :func:`~flower_fgl.nn.link.pair_codes`.
+    side : Tensor of shape (N,), int64, or None
+        Side of each node if the client's graph is bipartite, see
+        :func:`~flower_fgl.nn.link.graph_sides`: negatives join different sides.
 
     Notes
     -----
     1. A negative is never a training edge. It may be a validation or test edge: a client
        that left these out would use them in training.
+    2. All edges decide whether the graph is bipartite; the sides follow from the training
+       edges alone.
     """
 
     pairs: Tensor
     known: Tensor
+    side: Tensor | None = None
 
     @classmethod
     def of(cls, graph: Graph, inputs: GraphInput) -> LinkTrainingSet:
@@ -80,12 +86,15 @@ class LinkTrainingSet(TrainingSet):
         assert graph.pairs is not None
         pairs = graph.pairs[:, graph.masks["train"]]
         index = torch.arange(pairs.shape[1], device=inputs.device)
+        edges = graph.pairs[:, graph.y == 1]
+        _, is_bipartite = graph_sides(edges, graph.num_nodes)
         return cls(
             inputs,
             index,
             torch.ones_like(index),
             pairs.to(inputs.device),
             pair_codes(pairs, graph.num_nodes),
+            graph_sides(pairs, graph.num_nodes)[0] if is_bipartite else None,
         )
 
     def epoch(self, generator: torch.Generator | None) -> LinkTrainingSet:
@@ -99,7 +108,9 @@ class LinkTrainingSet(TrainingSet):
         if generator is None:
             raise ValueError("Link prediction needs a generator, to draw negatives.")
         number = len(self.known)
-        drawn = draw_negatives(self.known, self.inputs.num_nodes, number, generator)
+        drawn = draw_negatives(
+            self.known, self.inputs.num_nodes, number, generator, self.side
+        )
         pairs = torch.cat([self.pairs[:, :number], drawn.to(self.pairs.device)], dim=1)
         index = torch.arange(pairs.shape[1], device=pairs.device)
         return replace(self, index=index, labels=(index < number).long(), pairs=pairs)

@@ -3,6 +3,13 @@
 An undirected edge is one item. Validation and test edges are removed, in both directions,
 before anything else sees the graph: neither the propagation operators nor the degree
 features of training contain them.
+
+Notes
+-----
+1. In a bipartite graph, e.g. of users and items, about half of all pairs or more join two
+   nodes of one side, which never have an edge. A model that only recognizes the sides would
+   reject these negatives. There, negatives join nodes of different sides. The sides of two
+   connected components cannot be matched: any pair between components may be a negative.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from flower_fgl.core.links import LINK_CLASSES, LINK_SPLIT, MIN_EDGES
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.splits.split import parse_split
-from flower_fgl.nn.link import draw_negatives, pair_codes
+from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
 
 __all__ = [
     "degree_features",
@@ -50,7 +57,8 @@ def split_links(
 
     Of the E shuffled undirected edges ⌊r_val · E⌋ are for validation, ⌊r_test · E⌋ for
     testing, at least one each, and the rest for training. Validation and test have as many
-    negatives as edges: distinct pairs of nodes without an edge in the whole graph.
+    negatives as edges: distinct pairs of nodes without an edge in the whole graph, of
+    different sides if the graph is bipartite.
 
     Parameters
     ----------
@@ -91,12 +99,18 @@ def split_links(
     sizes = [max(1, int(share * number)) if share else 0 for share in fractions[1:]]
     shuffled = edges[:, torch.randperm(number, generator=generator)]
     val, test, train = torch.split(shuffled, [*sizes, number - sum(sizes)], dim=1)
+    side, is_bipartite = graph_sides(edges, num_nodes)
     negatives = draw_negatives(
-        pair_codes(edges, num_nodes), num_nodes, sum(sizes), generator
+        pair_codes(edges, num_nodes),
+        num_nodes,
+        sum(sizes),
+        generator,
+        side if is_bipartite else None,
     )
     if negatives.shape[1] < sum(sizes):
+        nodes = "nodes of different sides" if is_bipartite else "nodes"
         raise DataError(
-            f"The graph has {negatives.shape[1]} pairs of nodes without an edge, but "
+            f"The graph has {negatives.shape[1]} pairs of {nodes} without an edge, but "
             f"validation and test need {sum(sizes)} negatives. Link prediction needs a "
             "graph that is not almost complete."
         )

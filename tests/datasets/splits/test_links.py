@@ -23,7 +23,7 @@ from flower_fgl.datasets.splits.links import (
     split_links,
 )
 from flower_fgl.methods import parse_config
-from flower_fgl.nn.link import pair_codes
+from flower_fgl.nn.link import draw_negatives, pair_codes
 
 SHARES = (Fraction(85, 100), Fraction(5, 100), Fraction(10, 100))
 
@@ -99,6 +99,53 @@ def test_negatives_are_distinct_and_never_an_edge(whole: Tensor, split: Any) -> 
     for name in ("val", "test"):
         assert int((y[masks[name]] == 1).sum()) == int((y[masks[name]] == 0).sum())
     assert not bool((masks["train"] & (y == 0)).any())
+
+
+def bipartite_edges(one: int, other: int, number: int, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    code = torch.randperm(one * other, generator=draw)[:number]
+    pairs = torch.stack([code // other, one + code % other])
+    both = torch.cat([pairs, pairs.flip(0)], dim=1)
+    return both[:, (both[0] * (one + other) + both[1]).argsort()]
+
+
+def negatives_of(edge_index: Tensor, num_nodes: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    _, pairs, y, _ = split_links(edge_index, num_nodes, SHARES, generator=draw)
+    return pairs[:, y == 0]
+
+
+def test_negatives_of_a_bipartite_graph_join_its_sides() -> None:
+    edges = bipartite_edges(40, 20, 300)
+    negatives = negatives_of(edges, 62)  # the last two nodes have no edge
+    assert negatives.shape[1] == 15 + 30
+    isolated = negatives >= 60
+    is_between = (negatives[0] < 40) != (negatives[1] < 40)
+    assert bool((is_between | isolated.any(dim=0)).all())
+    assert not codes(negatives, 62) & codes(edges, 62)
+    # one edge between two of the 40: the graph has no sides any more
+    odd = torch.cat([edges, torch.tensor([[0, 1], [1, 0]])], dim=1)
+    odd = odd[:, (odd[0] * 62 + odd[1]).argsort()]
+    assert bool((negatives_of(odd, 62) < 40).all(dim=0).any())
+
+
+def test_negatives_of_trees_and_other_graphs_are_any_pairs(whole: Tensor) -> None:
+    parent = torch.arange(60) // 2
+    tree = torch.stack([parent, torch.arange(1, 61)])
+    tree = torch.cat([tree, tree.flip(0)], dim=1)
+    tree = tree[:, (tree[0] * 61 + tree[1]).argsort()]
+    for edges, size in ((whole, 60), (tree, 61)):
+        draw = torch.Generator().manual_seed(0)
+        upper = edges[:, edges[0] < edges[1]]
+        torch.randperm(upper.shape[1], generator=draw)
+        number = int(upper.shape[1] * 0.05) + int(upper.shape[1] * 0.1)
+        any_pairs = draw_negatives(pair_codes(upper, size), size, number, draw)
+        assert torch.equal(negatives_of(edges, size), any_pairs)
+
+
+def test_a_complete_bipartite_graph_is_refused() -> None:
+    with pytest.raises(DataError, match="0 pairs of nodes of different sides"):
+        negatives_of(bipartite_edges(6, 8, 48), 14)
 
 
 def test_the_split_is_seeded_and_hashed(whole: Tensor) -> None:
