@@ -432,7 +432,8 @@ class ClientGraph:
         Returns
         -------
         ClientGraph
-            Labels are indices into ``class_names``; -1 stays -1.
+            Labels are indices into ``class_names``; -1 stays -1. Of several labels the
+            columns of ``targets`` are in this order, -1 for a label that the graph lacks.
 
         Raises
         ------
@@ -448,13 +449,20 @@ class ClientGraph:
             )
         if class_names == self.class_names:
             return replace(self, partition_id=partition_id)
-        # the last entry maps the label -1 to itself
-        numbers = [*(class_names.index(name) for name in self.class_names), -1]
-        table = torch.tensor(numbers)
         return replace(
             self,
             partition_id=partition_id,
             class_names=class_names,
-            graph=replace(self.graph, y=table[self.graph.y]),
-            evaluation=tuple(replace(g, y=table[g.y]) for g in self.evaluation),
+            graph=self._in_order(self.graph, class_names),
+            evaluation=tuple(self._in_order(g, class_names) for g in self.evaluation),
         )
+
+    def _in_order(self, graph: Graph, class_names: tuple[str, ...]) -> Graph:
+        """Return one of the graphs with its labels in the order of ``class_names``."""
+        numbers = [class_names.index(name) for name in self.class_names]
+        if graph.targets is None:
+            # the last entry maps the label -1 to itself
+            return replace(graph, y=torch.tensor([*numbers, -1])[graph.y])
+        targets = graph.targets.new_full((len(graph.targets), len(class_names)), -1)
+        targets[:, numbers] = graph.targets
+        return replace(graph, targets=targets)  # y only says which items have a label

@@ -20,8 +20,10 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
+from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.validate import (
+    MOST_CLASSES,
     check_class_names,
     check_feature_names,
     doubtful_labels,
@@ -44,8 +46,14 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-UNUSED = ("edge_attr", "edge_weight")
 EDGE_LABELS = ("edge_label", "edge_y")
+KINDS = ("node_type", "edge_type")
+READ = {"x", "edge_index", "y", "num_nodes", *KINDS}
+READ_WITH_LABELS = {*EDGE_LABELS, "edge_attr", "edge_time"}
+BOOKKEEPING = {"batch", "ptr", "n_id", "e_id", "input_id", "batch_size"}
+"""Attributes that PyG adds to batches and sampled graphs."""
+SPARSEST = 10
+"""Classes per class with an item, above which ``y`` holds no class numbers."""
 MORE_DIGITS = (torch.float64, torch.int32, torch.int64)
 """Types of numbers that float32 may not hold."""
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -103,8 +111,9 @@ def to_npz(
     Raises
     ------
     DataError
-        If the graph lacks features or edges, no node has a class although ``y`` is given,
-        they do not fit each other, or an attribute looks like a split that cannot be read.
+        If the graph lacks features or edges, has several kinds of nodes or edges, no node
+        has a class although ``y`` is given, ``y`` holds floats, they do not fit each
+        other, or an attribute looks like a split that cannot be read.
     OSError
         If the file cannot be written.
 
@@ -112,6 +121,7 @@ def to_npz(
     -----
     1. Without classes of edges, the file holds an undirected simple graph: weights and
        attributes of edges, self-loops and duplicate edges are left out.
+    2. A warning names all attributes that are not read.
     """
     path = Path(path)
     if path.suffix != ".npz":
@@ -157,6 +167,33 @@ def node_dataset(
     DataError
         As for :func:`to_npz`.
     """
+    dataset = _converted(
+        data,
+        name,
+        class_names,
+        feature_names,
+        edge_class_names,
+        edge_feature_names,
+        declared_classes,
+    )
+    _warn_of_unread([data], name)
+    if class_names is None:
+        _check_numbering(dataset.y, name)
+    if edge_class_names is None and dataset.edges is not None:
+        _check_numbering(dataset.edges.y, name, "edge")
+    return dataset
+
+
+def _converted(
+    data: Any,
+    name: str,
+    class_names: Sequence[str] | None = None,
+    feature_names: Sequence[str] = (),
+    edge_class_names: Sequence[str] | None = None,
+    edge_feature_names: Sequence[str] = (),
+    declared_classes: Sequence[str] = (),
+) -> NodeDataset:
+    """Return a graph, of which nothing is checked that depends on other graphs."""
     if not is_data(data):
         raise DataError(
             f"{name}: expected a torch_geometric.data.Data with one kind of nodes and "
@@ -302,6 +339,8 @@ def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
     dataset = GraphDataset(
         name, x.to_dense(), edge_index, union.batch, y, _class_names(y, None, name)
     )
+    _warn_of_unread(graphs, name)
+    _check_numbering(y, name, "graph")
     validate_graph_dataset(dataset)
     return dataset
 
@@ -353,7 +392,11 @@ def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
     """
     if not graphs:
         raise DataError("The list of graphs is empty: give one graph for each client.")
-    datasets = [node_dataset(g, f"graph {k} of the list") for k, g in enumerate(graphs)]
+    datasets = [_converted(g, f"graph {k} of the list") for k, g in enumerate(graphs)]
+    _warn_of_unread(graphs, "the list of graphs")
+    _check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
+    tables = [d.edges.y for d in datasets if d.edges is not None]
+    _check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
     digests = "".join(map(_digest, datasets))
     digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
     where = folder / f"graphs-{len(datasets)}-{digest}"
@@ -440,11 +483,7 @@ def _inputs(data: Any, name: str, names: Sequence[str] = ()) -> tuple[Tensor, Te
                 f"{name}: edge_index names nodes {low} to {high}, but x has the rows 0 to "
                 f"{x.shape[0] - 1}."
             )
-    has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
-    unused = [key for key in UNUSED if data.get(key) is not None]
-    unused = [key for key in unused if key != "edge_attr" or not has_labels]
-    if unused:
-        log.warning("%s: %s is not used.", name, " and ".join(unused))
+    _reject_kinds(data, name)
     x = x.detach().cpu()
     if x.dtype in MORE_DIGITS and x.layout == torch.strided:
         check_whole_numbers(x.numpy(), f"{name}: x", names)
@@ -454,6 +493,42 @@ def _inputs(data: Any, name: str, names: Sequence[str] = ()) -> tuple[Tensor, Te
     if x.layout not in (torch.strided, torch.sparse_csr):
         x = x.to_dense()
     return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))
+
+
+def _reject_kinds(data: Any, name: str) -> None:
+    """Reject a graph with several kinds of nodes or of edges."""
+    found = {key: data.get(key) for key in KINDS}
+    kinds = {k: len(torch.unique(v)) for k, v in found.items() if isinstance(v, Tensor)}
+    if several := {key: number for key, number in kinds.items() if number > 1}:
+        what = " and ".join(
+            f"{number} kinds of {key[:4]}s" for key, number in several.items()
+        )
+        raise DataError(
+            f"{name}: {' and '.join(several)} distinguish {what}, which would be lost. "
+            "Delete the attribute to treat all alike, or write the kinds of nodes into x, "
+            "as columns of 0 and 1."
+        )
+
+
+def _warn_of_unread(graphs: Sequence[Any], name: str) -> None:
+    """Log the attributes that none of the graphs is read with, once."""
+    unread: set[str] = set()
+    for data in graphs:
+        has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
+        known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
+        parts, _ = split_names(set(data.keys()))
+        unread |= set(data.keys()).difference(known, *parts.values())
+    if not unread:
+        return
+    of_edges = any(key.startswith("edge_") for key in unread)
+    log.warning(
+        "%s: not read: %s. Features of nodes are the columns of x%s.",
+        name,
+        ", ".join(sorted(unread)),
+        "; those of edges, edge_attr, are read with edge_label only, to classify edges"
+        if of_edges
+        else "",
+    )
 
 
 def _labels(data: Any, name: str, key: str = "y") -> Tensor:
@@ -466,12 +541,41 @@ def _labels(data: Any, name: str, key: str = "y") -> Tensor:
             f"Several labels per {item} are not supported."
         )
     y = y.detach().cpu().flatten()
-    if y.is_complex() or (y.is_floating_point() and not bool((y == y.round()).all())):
+    if y.is_complex() or y.is_floating_point():
+        has_nan = not y.is_complex() and bool(y.isnan().any())
+        cast = "nan_to_num(-1).long()" if has_nan else "long()"
         raise DataError(
             f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got "
-            f"{y.dtype}."
+            f"{y.dtype}{' with NaN' if has_nan else ''}. If these are classes, convert "
+            f"them to integers: data.{key} = data.{key}.{cast}. Other numbers cannot be "
+            "predicted."
         )
     return y.to(torch.int64)
+
+
+def _check_numbering(y: Tensor, name: str, item: str = "node") -> None:
+    """Reject or report numbers that leave classes without items."""
+    used = torch.unique(y[y >= 0]).tolist()
+    if not used:
+        return
+    key, last = "edge_label" if item == "edge" else "y", int(used[-1])
+    if last + 1 > SPARSEST * len(used):
+        shown = ", ".join(f"{int(c)}" for c in used[:3])
+        raise DataError(
+            f"{name}: {key} holds {len(used)} different numbers up to {last} ({shown}, …). "
+            f"As class numbers they would give {last + 1:,} classes, most of them without "
+            f"{item}s. Number the classes 0 to {len(used) - 1}, e.g. with "
+            f"{key}.unique(return_inverse=True), or give the names of all classes."
+        )
+    if len(used) > 1 and used[0] == 1 and last == len(used):
+        log.warning(
+            "%s: %s holds the classes 1 to %d. Classes are numbered from 0, and class 0 "
+            "has no %s: subtract 1, or give the names of all classes.",
+            name,
+            key,
+            last,
+            item,
+        )
 
 
 def _class_names(
@@ -481,6 +585,12 @@ def _class_names(
     num_classes = int(y.max()) + 1 if y.numel() else 0
     if num_classes < 1:
         raise DataError(f"{where}: no {item} has a class.")
+    if names is None and num_classes > MOST_CLASSES:
+        raise DataError(
+            f"{where}: there is the class {num_classes - 1}, but at most {MOST_CLASSES:,} "
+            f"classes are possible. Number the classes of {item}s 0, 1, …, and check that "
+            "they are no ids or numbers to predict."
+        )
     if names is None:
         return tuple(str(c) for c in range(num_classes))
     if len(names) < num_classes:

@@ -36,7 +36,7 @@ def test_a_graph_file_holds_the_undirected_simple_graph(tmp_path: Path) -> None:
         for place, name in enumerate(("train", "val", "test"))
     }
     path = to_npz(
-        toy(**masks, y=torch.tensor([[0.0], [1], [1], [-1]])),
+        toy(**masks, y=torch.tensor([[0], [1], [1], [-1]])),
         tmp_path / "a.npz",
         class_names=["flu", "cold", "well"],
         feature_names=["age", "weight", "height"],
@@ -99,10 +99,42 @@ def test_a_graph_without_labels_predicts_links(
         ({"x": torch.ones(4, 3) * 1j}, r"x must hold real numbers, got torch\.complex"),
         ({"y": torch.ones(4) * 1j}, r"class numbers .* got torch\.complex64"),
         (
-            {"edge_label": torch.zeros(5), "edge_attr": torch.ones(5, 1) * 1j},
+            {
+                "edge_label": torch.zeros(5, dtype=torch.int64),
+                "edge_attr": torch.ones(5, 1) * 1j,
+            },
             "edge_attr must hold real numbers",
         ),
+        (
+            {"y": torch.tensor([1.0, 2, 1, 2])},
+            r"got torch\.float32\. If these are classes, .* data\.y = data\.y\.long\(\)",
+        ),
+        (
+            {"y": torch.tensor([1.0, torch.nan, 1, 2])},
+            r"with NaN.*nan_to_num\(-1\)\.long",
+        ),
+        ({"edge_label": torch.ones(5)}, r"data\.edge_label = data\.edge_label\.long"),
+        (
+            {"y": torch.tensor([0, 1000, 2000, -1])},
+            r"3 different numbers up to 2000 \(0, 1000, 2000, …\).* 2,001 classes, most of "
+            r"them without nodes\. Number the classes 0 to 2",
+        ),
+        ({"y": torch.tensor([0, 1, 2, 10**12])}, "at most 10,000 classes are possible"),
+        (
+            {"edge_label": torch.tensor([0, 500, 0, 0, 0])},
+            "501 classes, most of .* edges",
+        ),
+        ({"edge_type": torch.tensor([0, 1, 2, 0, 0])}, "edge_type .* 3 kinds of edges"),
+        (
+            {"node_type": torch.arange(4), "edge_type": torch.arange(5)},
+            "node_type and edge_type distinguish 4 kinds of nodes and 5 kinds of edges, "
+            "which would be lost",
+        ),
         ({"train_mask": torch.ones(4, dtype=torch.bool)}, "no val_mask"),
+        (
+            {f"{n}_mask": [True] * 4 for n in ("train", "val", "test")},
+            "train_mask must be a tensor of bool, got list",
+        ),
         (
             {
                 f"{n}_mask": torch.zeros(4, 10, dtype=torch.bool)
@@ -167,7 +199,53 @@ def test_names_that_the_reader_refuses_are_not_written(
 
 def test_unused_attributes_are_named(caplog: pytest.LogCaptureFixture) -> None:
     node_dataset(toy(edge_attr=torch.ones(5, 2)), "the graph")
-    assert "edge_attr is not used" in caplog.text
+    assert "the graph: not read: edge_attr. " in caplog.text
+    assert "with edge_label only" in caplog.text
+    caplog.clear()
+    several = toy(pos=torch.ones(4, 2), time=torch.ones(5), sizes=torch.ones(2))
+    node_dataset(several, "the graph")
+    assert "not read: pos, sizes, time. Features of nodes are the " in caplog.text
+    assert "edge_label" not in caplog.text
+
+
+def test_attributes_that_are_read_or_say_nothing_are_not_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    labelled = toy(
+        edge_label=torch.arange(5) % 2, edge_attr=torch.ones(5, 2), num_nodes=4,
+        edge_time=torch.arange(5), edge_type=torch.ones(5), node_type=torch.zeros(4),
+        n_id=torch.arange(4),
+    )  # fmt: skip
+    node_dataset(labelled, "the graph")
+    graph_dataset([toy(y=torch.tensor([k])) for k in range(2)], "graphs")
+    assert caplog.text == ""
+
+
+def test_a_list_of_graphs_names_each_attribute_once(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    store_graphs(
+        [toy(pos=torch.ones(4, 2)), toy(age=1, pos=torch.ones(4, 2))], tmp_path
+    )
+    assert [r.getMessage() for r in caplog.records] == [
+        "the list of graphs: not read: age, pos. Features of nodes are the columns of x."
+    ]
+
+
+def test_the_numbers_of_classes_count_over_a_list_of_graphs(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    one = toy(y=torch.tensor([30, 30, -1, 31]))
+    with pytest.raises(DataError, match="32 classes, most of them without nodes"):
+        node_dataset(one, "the graph")
+    node_dataset(one, "the graph", class_names=[f"c{i}" for i in range(40)])
+    others = [toy(y=torch.arange(4) + 4 * k) for k in range(8)]
+    store_graphs([one, *others], tmp_path)
+    assert caplog.text == ""
+    store_graphs(
+        [toy(y=torch.tensor([1, 2, 2, -1])), toy(y=torch.full((4,), 3))], tmp_path
+    )
+    assert "y holds the classes 1 to 3. Classes are numbered from 0" in caplog.text
 
 
 def test_equal_graphs_are_stored_once_and_others_apart(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.class_names import agree_classes
 from flower_fgl.core.errors import ConfigError, DataError, RunError
-from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
@@ -446,3 +446,16 @@ def test_labels_are_renumbered_by_name() -> None:
     assert agreed.partition_id == 5
     with pytest.raises(DataError, match="federation does not know: well"):
         graph.renumbered(5, ("flu", "cold"))
+
+
+def test_several_labels_are_renumbered_by_name() -> None:
+    targets = torch.tensor([[0, 1], [1, -1], [-1, -1]], dtype=torch.int8)
+    y = torch.tensor([0, 0, -1])  # only says which nodes have a known label
+    graph = Graph(torch.ones(3, 2), torch.empty(2, 0).long(), y, {}, targets=targets)
+    client = ClientGraph(0, graph, ("toxic", "acid"), torch.arange(3), (graph,))
+    agreed = client.renumbered(1, ("acid", "salt", "toxic"))
+    for found in (agreed.graph, *agreed.evaluation):
+        assert found.targets is not None
+        assert found.targets.tolist() == [[1, -1, 0], [-1, -1, 1], [-1, -1, -1]]
+        assert found.targets.dtype == torch.int8
+        assert found.y.tolist() == [0, 0, -1]
