@@ -344,6 +344,34 @@ def test_an_owner_without_labels_or_with_one_class_is_named(
     assert "ash" not in run.per_owner()
 
 
+@pytest.mark.parametrize("setting", ["transductive", "edge"])
+def test_a_single_class_is_nothing_to_learn(setting: str, tmp_path: Path) -> None:
+    nodes = [f"n{i},{i % 7},alike" for i in range(40)]
+    edges = [f"n{i},n{(i + k) % 40},alike" for i in range(40) for k in (1, 2)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["id,size,label", *nodes]))
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target,label", *edges]))
+    settings = {**SHORT, "clients": 2, "setting": setting, "partition": "uniform"}
+    with pytest.raises(RunError, match='one class, "alike": nothing can be learned'):
+        simulate("fedavg", str(tmp_path), output_dir=str(tmp_path / "runs"), **settings)
+
+
+def test_training_items_of_one_class_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = []
+    for graph in owner_graphs():
+        y = graph.graph.y.clone()
+        y[graph.graph.masks["train"]] = 0
+        graphs.append(replace(graph, graph=replace(graph.graph, y=y)))
+    with caplog.at_level(logging.WARNING):
+        for name, found in (("one", graphs), ("more", owner_graphs())):
+            caplog.clear()
+            folder = save(tmp_path / name, found)
+            simulate(owners=str(folder), output_dir=str(tmp_path), **SHORT)
+            text = 'training items are of the class "flu". Check the labels'
+            assert (text in caplog.text) == (name == "one")
+
+
 @pytest.mark.thorough
 def test_whole_sets_of_graphs_keep_their_own_heads(
     real_data: Path, tmp_path: Path

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flower_fgl.core.class_names import agree_classes, lone_owners, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.settings import has_targets
 from flower_fgl.core.settings_validation import describe_sampling, num_sampled
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import (
@@ -407,6 +408,27 @@ def _require_class(name: str, federation: Federation) -> None:
         )
 
 
+def _report_single_class(federation: Federation) -> None:
+    """Reject a run with a single class; warn if training items have only one."""
+    clients = federation.clients.values()
+    names = {name for client in clients for name in client.class_names}
+    check = "Check the labels: a model that always predicts it looks perfect."
+    if len(names) == 1:
+        raise RunError(
+            f'All labels are of one class, "{names.pop()}": nothing can be learned. '
+            f"{check}"
+        )
+    counts: Counter[str] = Counter()
+    for client in clients:
+        counts.update(dict(zip(client.class_names, client.class_counts, strict=False)))
+    held = +counts  # without zeros
+    if len(held) == 1 and held.total() == sum(client.num_train for client in clients):
+        name, number = held.most_common(1)[0]
+        log.warning(
+            'All %d training items are of the class "%s". %s', number, name, check
+        )
+
+
 def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
     """Raise an error if too few clients can train; warn of clients that cannot."""
     idle = [pid for pid in federation.clients if pid not in federation.trainable]
@@ -418,6 +440,8 @@ def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
             else "No client has a training node. Check the split "
             "and the labels, or use fewer clients."
         )
+    if not (config.predicts_links or has_targets(config)):
+        _report_single_class(federation)
     able = len(federation.trainable)
     sampled = num_sampled(config, able)
     if sampled < config.min_replies and not config.min_clients:
