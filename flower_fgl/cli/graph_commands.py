@@ -16,6 +16,7 @@ from flower_fgl.cli.arguments import (
 )
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.node_settings import broken_floors, parse_node_config
 from flower_fgl.core.unused_settings import (
     OWNER_SETTINGS,
@@ -135,6 +136,12 @@ def check_graph(
     floors that a run with these settings does not reach.
     """
     pairs = parse_pairs(settings or [])
+    if pairs.get("setting") == "graph":
+        raise ConfigError(
+            f"{graph} holds one graph, for the classification of its nodes or edges or "
+            'for link prediction: setting = "graph" is not possible with graph files. '
+            "Remove it."
+        )
     config = parse_config(pairs)
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])

@@ -93,6 +93,12 @@ def check_names(
     is_known = dataset in set(datasets) or dataset.startswith(("tu:", "twitch:"))
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
+        if os.path.isfile(dataset):
+            raise ConfigError(
+                f"{dataset} is no graph file: expected an .npz file, or a folder with "
+                f"nodes.csv and edges.csv. flower-fgl check-graph {dataset} says how to "
+                "convert it."
+            )
         raise ConfigError(
             f'Unknown dataset "{dataset}". {nearest(dataset, datasets)} '
             "The path of a graph file (.npz or a CSV folder) is also accepted"
@@ -743,6 +749,12 @@ def _check_graphs(
     """Reject a method or partition rule that does not support graph classification."""
     if settings.setting != "graph":
         return
+    if not settings.owners and is_file(settings.dataset):
+        raise ConfigError(
+            f"{settings.dataset} holds one graph, for the classification of its nodes or "
+            'edges or for link prediction: setting = "graph" is not possible. Use another '
+            'setting, or a dataset of task "graph", which flower-fgl datasets lists.'
+        )
     if not method.graphs:
         able = ", ".join(sorted(name for name, row in methods.items() if row.graphs))
         raise ConfigError(
@@ -753,7 +765,8 @@ def _check_graphs(
         names = '" or "'.join(GRAPH_PARTITIONS)
         raise ConfigError(
             f'partition = "{settings.partition}" partitions a single graph, but setting = '
-            f'"graph" assigns whole graphs to clients: use partition = "{names}".'
+            '"graph" assigns whole graphs to clients: use a dataset of task "graph", '
+            f'which flower-fgl datasets lists, and partition = "{names}".'
         )
     _reject_sparsity(
         settings,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.client_graph import ClientGraph, Scaling
 from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.label_columns import label_columns
 from flower_fgl.datasets.transforms.normalize_features import can_standardize
@@ -18,6 +18,12 @@ log = logging.getLogger(__name__)
 
 LARGE_VALUE = 100.0
 """Absolute value above which a column counts as not scaled."""
+MARKERS = (-1, -99, -999, -9999)
+"""Numbers that often stand for an unknown value."""
+MOST_EMPTY = 10
+"""Classes per class with an item, above which a note says that most are empty."""
+TOLERANCE = 1e-4
+"""Relative error of a value that was standardized and computed back."""
 MOST_COLUMNS = 5
 """Columns that a note lists by name."""
 MOST_OWNERS = 3
@@ -39,6 +45,8 @@ def suspect_data(graph: ClientGraph) -> list[str]:
         leave its machine.
     """
     return [
+        *_missing_markers(graph),
+        *_empty_classes(graph),
         *_unscaled_columns(graph),
         *_columns_like_labels(graph),
         *_columns_like_a_split(graph),
@@ -65,6 +73,67 @@ def log_notes(
             log.warning("%s: %s", name, note)
     if len(noted) > most:
         log.warning("There are such notes on %s more %s.", len(noted) - most, what)
+
+
+def _missing_markers(graph: ClientGraph) -> list[str]:
+    """Return a note that lists columns in which a number seems to mean "unknown"."""
+    names, found = graph.feature_names, []
+    scaled = graph.scaling or Scaling("none")
+    parts = [("nodes", graph.graph.x, scaled.statistics, 0)]
+    if graph.graph.pair_x is not None:
+        rest = (scaled.edge_statistics, graph.num_features)
+        parts += [("edges", graph.graph.pair_x, *rest)]
+    for items, x, statistics, first in parts:
+        if x.layout != torch.strided or not len(x):
+            continue
+        none = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
+        mean, std = none if statistics is None else statistics
+        low = x.amin(dim=0) * std + mean
+        for marker in MARKERS:
+            for i in _near(low, marker).nonzero().flatten().tolist():
+                column = x[:, i] * std[i] + mean[i]
+                others = column[~_near(column, marker)]
+                if _stands_apart(marker, others):
+                    number = len(column) - len(others)
+                    name = names[first + i] if names else f"column {first + i}"
+                    found.append(f"{name} ({marker} at {number:,} {items})")
+    if not found:
+        return []
+    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
+    return [
+        f"A number that seems to mean unknown: {', '.join(found[:MOST_COLUMNS])}{more}. It "
+        "is read as a value. Fill in e.g. the mean of the column, and add a column of 0 "
+        "and 1 that says where the value was unknown."
+    ]
+
+
+def _near(values: torch.Tensor, marker: int) -> torch.Tensor:
+    """Return which values are a marker, up to the rounding of a standardization."""
+    return (values - marker).abs() < TOLERANCE * abs(marker)
+
+
+def _stands_apart(marker: int, others: torch.Tensor) -> bool:
+    """Return whether a marker does not look like one of the values of its column."""
+    if not len(others):
+        return False
+    low, high = float(others.min()), float(others.max())
+    if marker == -1:  # beside 0 and 1 alone it is a code
+        return low >= 0 and high > 1
+    return low > marker / 10
+
+
+def _empty_classes(graph: ClientGraph) -> list[str]:
+    """Return a note if most classes have no item here."""
+    y = graph.graph.y
+    used = torch.unique(y[y >= 0]).tolist()
+    is_dense = graph.num_classes <= MOST_EMPTY * len(used)
+    if graph.graph.targets is not None or not used or is_dense:
+        return []
+    empty = graph.num_classes - len(used)
+    return [
+        f"{empty:,} of {graph.num_classes:,} classes have no item in this graph. If other "
+        "owners do not have them either, number the classes without gaps."
+    ]
 
 
 def _unscaled_columns(graph: ClientGraph) -> list[str]:

@@ -101,7 +101,7 @@ def test_all_problems_of_a_csv_folder_are_named_at_once(tmp_path: Path) -> None:
         ({"y": None}, "y is missing"),
         ({"edges": None}, "expected either edge_index"),
         ({"node_ids": np.array([1, 1, 2])}, "node id 1"),
-        ({"val_mask": np.array([True, True])}, 'mask "val"'),
+        ({"val_mask": np.array([True, True])}, "val_mask must be bool of shape (3,)"),
         ({"train_mask": np.ones(3, bool), "val_mask": np.ones(3, bool)}, "both masks"),
         ({"evaluation_1_x": np.ones((1, 2))}, "numbered 0"),
         ({"odd": np.ones(1)}, 'unknown array "odd"'),
@@ -297,3 +297,81 @@ def test_check_graph_checks_the_node_config_before_the_node_starts(graph: Path) 
         "check-graph", graph, "--node-config", floors, *strong, "upload-noise=1"
     )
     assert "refuses" not in result.output
+
+
+@pytest.mark.parametrize("more", [(), ("--set", "partition=uniform")])
+def test_graph_files_say_at_once_that_they_hold_one_graph(
+    graph: Path, more: tuple[str, ...]
+) -> None:
+    result = invoke("check-graph", graph, "--set", "setting=graph", *more)
+    assert result.exit_code == 1
+    said = str(result.exception)
+    assert "holds one graph, for the classification of its nodes or edges" in said
+    assert "partition" not in said
+    result = invoke("run", "--dataset", graph, "--set", "setting=graph")
+    assert result.exit_code == 1
+    said = str(result.exception)
+    assert "partition" not in said
+    assert 'Use another setting, or a dataset of task "graph"' in said
+
+
+def test_a_dataset_in_another_format_is_no_unknown_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("g.graphml").write_text("<graphml/>")
+    result = invoke("run", "--dataset", "g.graphml")
+    assert result.exit_code == 1
+    assert "g.graphml is no graph file" in str(result.exception)
+    assert "cora" not in str(result.exception)
+    assert "a GraphML file" in invoke("check-graph", "g.graphml").output
+
+
+def marked(tmp_path: Path, cells: dict[str, list[object]], **settings: str) -> str:
+    """Return the notes on a table with some columns of twelve cells."""
+    rows = [
+        ",".join(map(str, (f"n{i}", "ab"[i % 2], *row)))
+        for i, row in enumerate(zip(*cells.values(), strict=True))
+    ]
+    header = ",".join(["id", "label", *cells])
+    (tmp_path / "nodes.csv").write_text("\n".join([header, *rows]))
+    edges = [f"n{i},n{i + 1}" for i in range(11)]
+    (tmp_path / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    report = inspect_graph(
+        tmp_path, {k.replace("_", "-"): v for k, v in settings.items()}
+    )
+    assert report.problems == []
+    return " ".join(report.notes)
+
+
+@pytest.mark.parametrize("norm", ["none", "columns"])
+def test_numbers_that_stand_for_unknown_are_noted(tmp_path: Path, norm: str) -> None:
+    ages = [30, -1, 41, 28, 0, -1, 55, 62, 19, 33, 47, 50]
+    degrees = [-3, 4, -12.5, 8, -999, 1, 2, 3, 9, 7, 5, 6]
+    notes = marked(tmp_path, {"age": ages, "degrees": degrees}, feature_norm=norm)
+    assert (
+        "seems to mean unknown: age (-1 at 2 nodes), degrees (-999 at 1 nodes)" in notes
+    )
+
+
+def test_codes_and_ordinary_negative_numbers_are_not_noted(tmp_path: Path) -> None:
+    cells: dict[str, list[object]] = {
+        "sign": [-1, 1] * 6,
+        "code": [-1, 0, 1] * 4,
+        "change": [-1, -2, 5, 3.5] * 3,
+        "height": [-999, -998, -120, 4] * 3,
+        "constant": [-1] * 12,
+    }
+    assert "seems to mean unknown" not in marked(tmp_path, cells)
+
+
+def test_classes_without_items_are_noted(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((6, 2)),
+        y=np.array([0, 1000, 2000, 0, 1000, 2000]),
+        edges=np.array([[0, 1]]),
+        class_names=np.arange(2001).astype(str),
+    )
+    notes = " ".join(inspect_graph(tmp_path / "g.npz", {}).notes)
+    assert "1,998 of 2,001 classes have no item in this graph" in notes

@@ -121,6 +121,39 @@ KNOWN_ARRAYS = (
     *("feature_std", "train_mask", "val_mask", "test_mask"),
 )
 """Arrays of a graph file, for messages."""
+UNREAD = {
+    "edge_type": "types of edges",
+    "node_type": "types of nodes",
+    "edge_weight": "weights of edges",
+}
+"""Arrays that other tools write and nothing here reads, and what they hold."""
+TABLES = "Export its nodes and edges as tables, nodes.csv and edges.csv"
+LOAD = "If you trust it, load it in Python, and write the graph with flower_fgl.to_npz"
+FORMATS = {
+    ".graphml": ("a GraphML file", f"{TABLES}, e.g. with networkx.read_graphml"),
+    ".gexf": ("a GEXF file", f"{TABLES}, e.g. with networkx.read_gexf"),
+    ".gml": ("a GML file", f"{TABLES}, e.g. with networkx.read_gml"),
+    ".pt": ("a file of torch.save", LOAD),
+    ".pth": ("a file of torch.save", LOAD),
+    ".pkl": ("a pickle", LOAD),
+    ".pickle": ("a pickle", LOAD),
+    ".json": ("a JSON file", TABLES),
+    ".parquet": ("a Parquet file", TABLES),
+    ".xlsx": ("an Excel file", TABLES),
+    ".h5": ("an HDF5 file", TABLES),
+    ".mat": ("a MATLAB file", TABLES),
+}
+"""Other formats by the ending of the file: what they are, and how to convert them."""
+STARTS = {
+    b"<": ("an XML file, such as GraphML or GEXF", f"{TABLES}, e.g. with networkx"),
+    b"\x80": FORMATS[".pkl"],
+    b"{": FORMATS[".json"],
+    b"[": FORMATS[".json"],
+    b"PAR1": FORMATS[".parquet"],
+    b"\x89HDF": FORMATS[".h5"],
+    b"MATLAB": FORMATS[".mat"],
+}
+"""The same by the first bytes of the file."""
 
 
 def no_file(path: Path) -> DataError:
@@ -139,6 +172,24 @@ def _broken(where: str, reason: str) -> DataError:
     )
 
 
+def _other_format(path: str, start: bytes) -> DataError:
+    """Return the error for a file of another format, by its ending or its first bytes."""
+    ending = os.path.splitext(path)[1].lower()
+    found = FORMATS.get(ending) or next(
+        (what for first, what in STARTS.items() if start.startswith(first)), None
+    )
+    kind, how = found or ("not an .npz file", TABLES)
+    return DataError(
+        f"{path} is {kind}. A graph is an .npz file that holds only arrays of numbers and "
+        f"text, or a folder with nodes.csv and edges.csv. {how}."
+        + (
+            " Pickled objects are rejected, because reading them can run any code."
+            if how == LOAD or not found
+            else ""
+        )
+    )
+
+
 def _check_magic(stream: IO[bytes], where: str) -> None:
     """Reject files that do not start as a zip archive."""
     magic = stream.read(6)
@@ -151,10 +202,7 @@ def _check_magic(stream: IO[bytes], where: str) -> None:
     if not magic:
         raise _broken(where, "no bytes")
     if not magic.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        raise DataError(
-            f"{where} is not an .npz file. Pickled objects are rejected, because reading "
-            "them can run any code. Save only numbers and text, with numpy.savez."
-        )
+        raise _other_format(where, magic)
 
 
 def _check_members(members: list[zipfile.ZipInfo], num_bytes: int, where: str) -> None:
@@ -162,6 +210,11 @@ def _check_members(members: list[zipfile.ZipInfo], num_bytes: int, where: str) -
     for member in members:
         name = clip(member.filename)
         if not member.filename.endswith(".npy"):
+            is_torch = name.endswith(
+                "/data.pkl"
+            )  # torch.save writes a zip archive, too
+            if is_torch or os.path.splitext(where)[1].lower() in FORMATS:
+                raise _other_format(where, b"\x80")
             raise DataError(
                 f'{where}: member "{name}" is not an array. Write the file again, with '
                 "numpy.savez."
@@ -196,6 +249,13 @@ def _check_names(names: list[str], is_known: Callable[[str], bool], where: str) 
                 f'{where}: array "{clip(name)}" looks like a split, which cannot be read '
                 "in this form. Save train_mask, val_mask and test_mask, bool of shape "
                 "(N,); of edges edge_train_mask, edge_val_mask and edge_test_mask."
+            )
+        if not is_known(name) and name in UNREAD:
+            raise DataError(
+                f'{where}: {UNREAD[name]} are not read: the array "{name}" would have no '
+                "effect. Remove it if they may be ignored; numbers that describe nodes "
+                "are columns of x, and those that describe classified edges (edge_label) "
+                "are columns of edge_attr."
             )
         if not is_known(name):
             raise DataError(

@@ -176,6 +176,8 @@ def _rows(
             header = [cell.strip() for cell in next(reader, [])]
             is_open = more or bool(more_with and more_with in header)
             _check_header(header, required, where, more=is_open)
+            if not is_open:
+                _reject_surplus(header, required, where, more_with)
             yield 1, header
             key, width = header.index(required[0]), len(header)
             line = reader.line_num
@@ -213,11 +215,10 @@ def _check_header(
             f"{where}: the columns {', '.join(required)} are separated by {found}. "
             "Separate the columns with commas, and write decimals with a point."
         )
-    is_extra = not more and any(column not in required for column in header)
-    if not set(required) <= set(header) or is_extra or len(set(header)) < len(header):
+    if not set(required) <= set(header) or len(set(header)) < len(header):
         raise DataError(
             f"{where}: the columns must be {', '.join(required)}"
-            + (" and features, each once" if more else ", each once, and no others")
+            + (" and features, each once" if more else ", each once")
             + f"; got {clip(', '.join(header), 200) or 'none'}."
         )
     for number, name in enumerate(header, start=1):
@@ -226,6 +227,24 @@ def _check_header(
                 f'{where}: column {number} has the name "{clip(name)}", expected one line '
                 f"of 1 to {LONGEST_NAME} characters. Name it, or remove the column."
             )
+
+
+def _reject_surplus(
+    header: list[str], required: Sequence[str], where: str, more_with: str
+) -> None:
+    """Reject columns that would not be read."""
+    surplus = [column for column in header if column not in required]
+    if not surplus:
+        return
+    hint = (
+        " Features, weights, types, times and a split of edges are read only together with "
+        f'a column {more_with}, the class of each edge, and setting = "edge".'
+    )
+    raise DataError(
+        f"{where}: expected the columns {', '.join(required)} and no others. Remove "
+        f"{clip(', '.join(surplus), 200)}, which would not be read."
+        + (hint if more_with else "")
+    )
 
 
 def _read_table(

@@ -228,7 +228,7 @@ def _edge_table(
             f"{columns.dtype} of shape {columns.shape}."
         )
     masks = {
-        name: torch.from_numpy(arrays[f"edge_{name}_mask"])
+        name: _mask(arrays[f"edge_{name}_mask"], f"edge_{name}_mask", where)
         for name in MASKS[:3]
         if f"edge_{name}_mask" in arrays
     }
@@ -428,10 +428,19 @@ def _masks(arrays: Mapping[str, Array], where: str) -> dict[str, Tensor]:
         mask = arrays.get(f"{name}_mask")
         if mask is None:
             continue
-        if mask.dtype != np.bool_:
-            raise DataError(f"{where}: {name}_mask must be bool, got {mask.dtype}.")
-        masks[name] = torch.from_numpy(mask)
+        masks[name] = _mask(mask, f"{name}_mask", where)
     return masks
+
+
+def _mask(mask: Array, key: str, where: str) -> Tensor:
+    """Return a mask as a tensor; the validation reports one that holds numbers."""
+    if mask.dtype.kind not in "biuf":
+        raise DataError(
+            f"{where}: {key} must be bool, got {mask.dtype}. Convert it, e.g. with "
+            f'{key} == "True" if it holds the texts True and False.'
+        )
+    is_whole = mask.dtype.kind in "iu"
+    return torch.from_numpy(mask.astype(np.int64) if is_whole else mask)
 
 
 def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:

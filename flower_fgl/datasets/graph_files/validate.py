@@ -207,11 +207,27 @@ def validate_node_dataset(
 def _check_mask(mask: str, member: Tensor, num_nodes: int, name: str) -> bool:
     """Check dtype and shape of a mask; return ``True``."""
     if member.dtype != torch.bool or member.shape != (num_nodes,):
-        raise DataError(
-            f'{name}: mask "{mask}" must be bool of shape ({num_nodes},), got '
-            f"{member.dtype} of shape {tuple(member.shape)}."
-        )
+        raise DataError(f"{name}: {_mask_fault(member, f'{mask}_mask', num_nodes)}")
     return True
+
+
+def _mask_fault(mask: Tensor, key: str, number: int, item: str = "node") -> str:
+    """Say what an array is that should be a mask, and how to convert it."""
+    text = (
+        f"{key} must be bool of shape ({number},), got {str(mask.dtype)[6:]} of shape "
+        f"{tuple(mask.shape)}."
+    )
+    is_whole = not mask.is_floating_point() and not mask.is_complex()
+    if mask.dtype == torch.bool:
+        return f"{text} It needs one value for each {item}."
+    if mask.shape == (number,) and bool(((mask == 0) | (mask == 1)).all()):
+        return f"{text} Its values are 0 and 1: convert it with {key}.astype(bool)."
+    if is_whole and mask.dim() == 1 and bool(((mask >= 0) & (mask < number)).all()):
+        return (
+            f"{text} It seems to list the numbers of {item}s. Convert it: mask = "
+            f"numpy.zeros({number}, dtype=bool); mask[{key}] = True."
+        )
+    return f"{text} Save True or False for each {item}."
 
 
 def _check_disjoint(masks: Mapping[str, Tensor], name: str, item: str = "node") -> None:
@@ -280,13 +296,13 @@ def validate_edges(table: EdgeTable, name: str) -> None:
     if table.time is not None:
         parts["edge_time"] = table.time
     for key, tensor in parts.items():
+        if key.endswith("_mask") and tensor.dtype != torch.bool:
+            raise DataError(f"{name}: {_mask_fault(tensor, key, num_edges, 'edge')}")
         if tensor.dim() != 1 + (key == "edge_attr") or len(tensor) != num_edges:
             raise DataError(
                 f"{name}: {key} must hold one entry for each of the {num_edges} edges of "
                 f"the file, got shape {tuple(tensor.shape)}."
             )
-        if key.endswith("_mask") and tensor.dtype != torch.bool:
-            raise DataError(f"{name}: {key} must be bool, got {tensor.dtype}.")
     _check_labels(table.y, len(table.class_names), f"{name}, edges", lowest=-1)
     if not bool(table.x.isfinite().all()):
         raise DataError(
@@ -351,6 +367,7 @@ def _check_labels(y: Tensor, num_classes: int, name: str, *, lowest: int) -> Non
             f"{name}: {len(wrong):,} labels are outside [{lowest}, {num_classes}), the "
             f"first is y[{first}] = {int(y[first])}. There are {num_classes} classes"
             + (" and -1 means unknown." if lowest < 0 else ".")
+            + f" Number them 0 to {num_classes - 1}, or correct the names of the classes."
         )
 
 

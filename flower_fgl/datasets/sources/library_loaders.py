@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -139,11 +140,14 @@ def tu_graphs(root: Path, *, name: str) -> RawGraphs:
        keeps them, using the file that assigns each node to its graph.
     """
     datasets = _import_quietly("torch_geometric.datasets")
-    graphs = datasets.TUDataset(str(root), name, use_node_attr=True)
+    files = root / name / "raw" / name
+    try:
+        graphs = datasets.TUDataset(str(root), name, use_node_attr=True)
+    except Exception:  # of any kind, if a file is not as expected
+        _check_tu_files(files)
+        raise
     data = graphs._data  # all graphs concatenated; node numbers restart at 0 in each
-    indicator = np.loadtxt(
-        root / name / "raw" / f"{name}_graph_indicator.txt", dtype=np.int64, ndmin=1
-    )
+    indicator = np.loadtxt(f"{files}_graph_indicator.txt", dtype=np.int64, ndmin=1)
     batch = torch.from_numpy(indicator - 1)
     if data.y is None or data.y.is_floating_point():
         raise DataError(
@@ -157,12 +161,44 @@ def tu_graphs(root: Path, *, name: str) -> RawGraphs:
     first_node = num_nodes.cumsum(0) - num_nodes
     num_entries = graphs.slices["edge_index"].diff()
     offset = first_node[: num_entries.numel()].repeat_interleave(num_entries)
+    if bool((data.edge_index < 0).any()):
+        _check_tu_files(files)
     return RawGraphs(
         x=x.to(torch.float32).contiguous(),
         edge_index=undirected_simple(data.edge_index + offset, batch.numel()),
         batch=batch,
         y=data.y.flatten(),
     )
+
+
+def _check_tu_files(files: Path) -> None:
+    """Raise an error if numbers of a TU dataset start at 0, or a label is no class.
+
+    ``files`` is the path without ``_A.txt`` etc.
+    """
+    paths = [Path(f"{files}_{part}.txt") for part in ("graph_indicator", "A")]
+    tables = [
+        np.loadtxt(p, np.int64, delimiter=",", ndmin=1) for p in paths if p.exists()
+    ]
+    low = [
+        path.name
+        for path, t in zip(paths, tables, strict=False)
+        if t.min(initial=1) < 1
+    ]
+    if low:
+        raise DataError(
+            f"{' and '.join(low)}: graphs and nodes of a TU dataset are numbered from 1, "
+            "but these numbers start below 1. Add 1 to each number if they start at 0."
+        )
+    labels = Path(f"{files}_graph_labels.txt")
+    lines = labels.read_text("utf-8").splitlines() if labels.exists() else []
+    for place, line in enumerate(lines, start=1):
+        if not re.fullmatch(r"\s*[+-]?[0-9]*\s*", line):
+            raise DataError(
+                f"{labels.name}, line {place}: expected the class of a graph as a whole "
+                f'number, got "{line[:80]}". Number the classes 0, 1, …; numbers to '
+                "predict are not supported."
+            )
 
 
 def ogb_nodes(root: Path, *, name: str) -> RawNodes:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,7 @@ BAD_FILES = {
     "labels of floats": (set_to("y", np.zeros(4)), "y must hold integers"),
     "labels out of range": (
         set_to("y", np.array([0, 3, 0, 5])),
-        r"2 labels are outside \[-1, 3\), the first is y\[1\] = 3",
+        r"2 labels are outside \[-1, 3\), the first is y\[1\] = 3.*Number them 0 to 2, or",
     ),
     "labels below -1": (set_to("y", np.array([0, -2, 0, 0])), r"y\[1\] = -2"),
     "too few labels": (set_to("y", np.zeros(3, int)), r"one label per row.*\(4,\)"),
@@ -263,8 +264,49 @@ BAD_FILES = {
         set_to("class_names", np.array(["a", "b", "a"])),
         "names a class twice",
     ),
-    "mask of integers": (set_to("train_mask", np.ones(4, int)), "must be bool"),
-    "mask too short": (set_to("val_mask", np.ones(3, bool)), r'mask "val".*\(4,\)'),
+    "mask of integers": (
+        set_to("train_mask", np.array([0, 1, 0, 1])),
+        r"train_mask must be bool of shape \(4,\), got int64 of .* Its values are 0 and 1: "
+        r"convert it with train_mask\.astype\(bool\)",
+    ),
+    "mask of floats": (set_to("train_mask", np.ones(4)), r"train_mask\.astype\(bool\)"),
+    "mask of old PyG": (
+        set_to("val_mask", np.ones(4, "u1")),
+        r"val_mask\.astype\(bool\)",
+    ),
+    "mask of big-endian integers": (
+        set_to("val_mask", np.ones(4, ">i4")),
+        "values are 0",
+    ),
+    "index in place of a mask": (
+        set_to("test_mask", np.array([3, 0])),
+        r"got int64 of shape \(2,\)\. It seems to list the numbers of nodes\. Convert it: "
+        r"mask = numpy\.zeros\(4, dtype=bool\); mask\[test_mask\] = True",
+    ),
+    "mask of shares": (
+        set_to("test_mask", np.full(4, 0.5)),
+        "Save True or False for each",
+    ),
+    "mask of text": (
+        set_to("test_mask", np.array(["True"] * 4)),
+        'test_mask must be bool, got <U4.*test_mask == "True"',
+    ),
+    "mask too short": (
+        set_to("val_mask", np.ones(3, bool)),
+        r"val_mask must be bool of shape \(4,\), got bool of shape \(3,\)",
+    ),
+    "types of edges": (
+        set_to("edge_type", np.zeros(4, int)),
+        'types of edges are not read: the array "edge_type" would have no effect. Remove',
+    ),
+    "weights of edges": (
+        set_to("edge_weight", np.ones(4)),
+        "weights of edges are not read",
+    ),
+    "types of nodes": (
+        set_to("node_type", np.zeros(4, int)),
+        "types of nodes are not read",
+    ),
     "ids too few": (set_to("node_ids", np.arange(3)), r"node_ids must have shape"),
     "ids twice": (
         set_to("node_ids", np.array([1, 4, 4, 7])),
@@ -309,6 +351,47 @@ def test_evaluation_graphs_have_the_features_of_the_graph(path):
     np.savez(path, **values, evaluation_0_x=np.zeros((4, 3)))
     with pytest.raises(DataError, match="expected 2 features as in the graph itself"):
         load_graph_file(path)
+
+
+OTHER_FORMATS = {
+    "g.graphml": (b"<?xml version='1.0'?>", "a GraphML file.*networkx.read_graphml"),
+    "g.GEXF": (b"<gexf/>", "a GEXF file.*networkx.read_gexf"),
+    "g.npz": (b"<graphml/>", "an XML file, such as GraphML.*nodes.csv and edges.csv"),
+    "g.json": (b'{"nodes": []}', "a JSON file"),
+    "graph": (b"PAR1....", "a Parquet file"),
+    "g.mat": (b"MATLAB 5.0", "a MATLAB file"),
+    "g.pkl": (
+        b"\x80\x05.",
+        "a pickle.*with flower_fgl.to_npz. Pickled objects are rej",
+    ),
+    "h.npz": (b"\x80\x05.", "a pickle.*Pickled objects are rejected"),
+    "k.npz": (b"hello", "not an .npz file.*Pickled objects are rejected"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_a_file_of_another_format_is_named_with_a_way_to_convert_it(name, tmp_path):
+    content, message = OTHER_FORMATS[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message) as info:
+        load_graph_file(tmp_path / name)
+    assert "A graph is an .npz file" in str(info.value)
+    is_pickle = content.startswith((b"\x80", b"hello"))
+    assert ("Pickled" in str(info.value)) == is_pickle
+
+
+def test_a_spreadsheet_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "g.xlsx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "<Types/>")
+    with pytest.raises(DataError, match="an Excel file"):
+        load_graph_file(tmp_path / "g.xlsx")
+
+
+@pytest.mark.parametrize("name", ["g.pt", "g.npz"])
+def test_a_file_of_torch_is_named(name, tmp_path):
+    torch.save({"x": torch.ones(2)}, tmp_path / name)
+    with pytest.raises(DataError, match=r"flower_fgl\.to_npz\. Pickled objects"):
+        load_graph_file(tmp_path / name)
 
 
 class Trap:
@@ -594,7 +677,23 @@ BAD_TABLES = {
     "edge weights": (
         "edges.csv",
         "source,target,weight\np1,p2,3\n",
-        "and no others; got source, target, weight",
+        "Remove weight, which would not be read. Features, .*with a column label, the",
+    ),
+    "edge types and features": (
+        "edges.csv",
+        "source,target,type,amount\np1,p2,a,3\n",
+        "Remove type, amount, which would not be read",
+    ),
+    "ends under other names": (
+        "edges.csv",
+        "from,to\np1,p2\n",
+        "the columns must be source, target, each once; got from, to",
+    ),
+    "classes with a description": (
+        "classes.csv",
+        "name,text\nant,small\nbee,small\ncow,large\n",
+        r"classes\.csv: expected the columns name and no others\. Remove text, which "
+        r"would not be read\.$",
     ),
     "class not listed": (
         "classes.csv",
@@ -667,7 +766,7 @@ def test_sparse_features_are_those_below_a_share_of_15_percent_and_wide():
             {"edge_index": torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])},
             "self-loops or duplicates",
         ),
-        ({"masks": {"train": torch.zeros(5, dtype=torch.bool)}}, 'mask "train"'),
+        ({"masks": {"train": torch.zeros(5, dtype=torch.bool)}}, "train_mask must"),
         ({"network": torch.zeros(5, dtype=torch.int64)}, "one number per node"),
     ],
 )

@@ -444,6 +444,31 @@ def test_tu_graphs_without_classes_are_rejected(data, cache_dir):
         load_small("tu:TINY", data, cache_dir)
 
 
+@pytest.mark.parametrize(
+    "parts", [("graph_indicator",), ("A",), ("graph_indicator", "A")]
+)
+def test_tu_files_that_number_from_zero_are_named(parts, data, cache_dir):
+    raw.write_tu(data / "TU", "TINY")
+    for part in parts:
+        path = data / "TU" / "TINY" / "raw" / f"TINY_{part}.txt"
+        table = np.loadtxt(path, int, delimiter=",") - 1
+        np.savetxt(path, table, fmt="%d", delimiter=", ")
+    names = " and ".join(f"TINY_{part}.txt" for part in parts)
+    with pytest.raises(DataError, match=f"^{names}: .* numbered from 1.* Add 1 to"):
+        load_small("tu:TINY", data, cache_dir)
+
+
+@pytest.mark.parametrize("label", ["0.5", "1.0", "active"])
+def test_tu_labels_that_are_no_whole_numbers_are_named(label, data, cache_dir):
+    raw.write_tu(data / "TU", "TINY")
+    labels = data / "TU" / "TINY" / "raw" / "TINY_graph_labels.txt"
+    labels.write_text(f"0\n{label}\n0\n")
+    message = f'TINY_graph_labels.txt, line 2: expected the class .*, got "{label}"'
+    with pytest.raises(DataError, match=message) as info:
+        load_small("tu:TINY", data, cache_dir)
+    assert "ownload" not in str(info.value)
+
+
 def test_collab_from_text_and_from_arrays_is_equal(data, cache_dir, tmp_path):
     raw.write_tu(data / "TU", "COLLAB", node_labels=False)
     raw.write_collab(tmp_path / "other" / "TU" / "COLLAB" / "COLLAB.npz")
