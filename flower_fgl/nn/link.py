@@ -194,10 +194,11 @@ def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
     )  # fmt: skip
     number, label = scipy.sparse.csgraph.connected_components(cover, directed=False)
     side, other = torch.from_numpy(label.astype(np.int64)).view(2, num_nodes)
+    if bool((side == other).any()):
+        return side, False
     # without an odd cycle each component has two copies in the cover
     distinct = len(torch.unique(pair_codes(edges, num_nodes)))
-    cycles = distinct - num_nodes + number // 2
-    return side, bool((side != other).all()) and cycles >= MIN_CYCLES
+    return side, distinct - num_nodes + number // 2 >= MIN_CYCLES
 
 
 def draw_negatives(
