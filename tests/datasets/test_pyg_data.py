@@ -133,7 +133,7 @@ def test_a_graph_without_labels_predicts_links(
         ({"train_mask": torch.ones(4, dtype=torch.bool)}, "no val_mask"),
         (
             {f"{n}_mask": [True] * 4 for n in ("train", "val", "test")},
-            "train_mask must be a tensor of bool, got list",
+            'in both masks "train" and "val"',
         ),
         (
             {
