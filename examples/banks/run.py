@@ -127,7 +127,7 @@ def train_method(
     models = place.with_name(f"{place.name}-models")
     found = {}
     for name, graph in banks.items():
-        (saved,) = models.glob(f"*-{name}")
+        (saved,) = models.glob(f"*-{name}-*")
         found[name] = suspicion(saved, graph)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,6 +167,20 @@ class Run:
             summary["global"] = select_round(scored, "global", metric)
         return replace(self, summary=summary)
 
+    @property
+    def owner_names(self) -> dict[int, str]:
+        """Names of natural owners by partition-id, which tells equal names apart."""
+        names = {
+            int(row["partition_id"]): str(row["name"])
+            for row in self.clients
+            if "num_train" in row and row.get("name")
+        }
+        counts = Counter(names.values())
+        return {
+            pid: name if counts[name] == 1 else f"{name} ({pid})"
+            for pid, name in names.items()
+        }
+
     def per_owner(
         self, column: str = "test", metric: str = "accuracy", scope: str = ""
     ) -> dict[str, float]:
@@ -194,11 +209,7 @@ class Run:
         best = self.final if scope == main else self.summary.get(scope, {}).get("best")
         if best is None:
             return {}
-        names = {
-            row["partition_id"]: row.get("name") or str(row["partition_id"])
-            for row in self.clients
-            if "num_train" in row
-        }
+        names = self.owner_names
         found: dict[int, float] = {}
         for row in self.clients:
             scores = row.get("metrics", {}).get(scope, {}).get(column, {})

@@ -220,4 +220,4 @@ def test_an_owner_that_comes_late_joins_and_trains(tmp_path: Path) -> None:
         rounds + 1 - first
     )
     assert not any(row["failures"] for row in run.rounds)
-    assert list((tmp_path / "models-a-late").glob("*-a-late/model.safetensors"))
+    assert list((tmp_path / "models-a-late").glob("*-a-late-*/model.safetensors"))

@@ -20,7 +20,11 @@ from flower_fgl import METHODS, simulate
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
-from flower_fgl.client_apps.runtime.model_store import copy_model_of_run, is_better
+from flower_fgl.client_apps.runtime.model_store import (
+    copy_model_of_run,
+    is_better,
+    model_folder,
+)
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
@@ -64,7 +68,7 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def kept(folder: Path, name: str) -> Path:
-    (found,) = folder.glob(f"models/*-{name}")
+    (found,) = folder.glob(f"models/*-{name}-*")
     return found
 
 
@@ -320,16 +324,19 @@ def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
     kept_in: int, *, taken: bool, tmp_path: Path
 ) -> None:
     state = a_model().state_dict()
-    save_model(tmp_path / "7-ash", state, replace(CARD, round=kept_in))
-    (tmp_path / "7-ash" / "model.json").write_text("{}")
     node = {"model-dir": str(tmp_path), "name": "ash"}
+    before, now = (model_folder(node, run, "ash") for run in (7, 8))
+    assert before is not None
+    assert now is not None
+    save_model(before, state, replace(CARD, round=kept_in))
+    (before / "model.json").write_text("{}")
     context = Context(8, 1, node, RecordDict(), {})
     copy_model_of_run(context, 0, 7, server_round=4)
-    found = read_card(tmp_path / "8-ash")
+    found = read_card(now)
     assert (found is not None) == taken
-    assert (tmp_path / "8-ash" / "model.json").exists() == taken
+    assert (now / "model.json").exists() == taken
     copy_model_of_run(context, 0, 6, server_round=4)  # a run that saved no model
-    assert read_card(tmp_path / "7-ash") is not None
+    assert read_card(before) is not None
 
 
 def test_the_models_of_owners_are_private(
@@ -343,13 +350,13 @@ def test_the_models_of_owners_are_private(
         run = run_owners(nodes[:1], tmp_path / "run")
         model = kept(tmp_path, "ash")
         run_id = int(model.name.split("-")[0])
-        node = {"model-dir": str(tmp_path / "models"), "name": "ash"}
-        copy_model_of_run(Context(8, 1, node, RecordDict(), {}), 0, run_id, 99)
+        copy_model_of_run(Context(8, 1, nodes[0], RecordDict(), {}), 0, run_id, 99)
     finally:
         os.umask(before)
-    for folder in (tmp_path / "models", model, tmp_path / "models" / "8-ash"):
+    copy = model.with_name(model.name.replace(str(run_id), "8", 1))
+    for folder in (tmp_path / "models", model, copy):
         assert mode(folder) == 0o700
-    for folder in (model, tmp_path / "models" / "8-ash"):
+    for folder in (model, copy):
         assert {mode(f) for f in folder.iterdir()} == {0o600}
         assert len(list(folder.iterdir())) == 2
     assert mode(run.path / "model.safetensors") == 0o644  # the aggregated model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +28,7 @@ __all__ = [
     "client_label",
     "describe",
     "enough",
+    "owner_key",
     "owner_name",
     "read_agreement",
     "to_reply",
@@ -66,13 +69,25 @@ def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[in
 
 
 def owner_name(node: Mapping[str, Scalar]) -> str:
-    """Return a data owner's name: ``name`` of the node config, else the stem of ``graph``.
+    """Return a data owner's name: ``name`` of the node config, else that of ``graph``.
 
-    It is empty for a partition of a dataset. Characters that the server refuses, such as
-    line breaks, are escaped.
+    The name of a file is used without its ending. It is empty for a partition of a
+    dataset. Characters that the server refuses, such as line breaks, are escaped.
     """
-    name = node.get("name", Path(str(node.get("graph", ""))).stem)
-    return clip(name, MAX_TEXT)
+    path = Path(str(node.get("graph", "")))
+    name = path.stem if path.suffix == ".npz" else path.name
+    return clip(node.get("name", name), MAX_TEXT)
+
+
+def owner_key(node: Mapping[str, Scalar]) -> str:
+    """Return a name for a node's files that follows from its graph and nothing else.
+
+    Two graphs never have the same key, whatever their owners are named.
+    """
+    about = f"partition {node.get('partition-id')} of {node.get('num-partitions')}"
+    if "graph" in node:
+        about = os.path.realpath(os.path.expanduser(str(node["graph"])))
+    return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
 def check_description(description: Description) -> None:

@@ -1,9 +1,10 @@
 """Storage of each client's personalized model on the disk of its SuperNode.
 
-The file ``<model-dir>/<run>-<owner>/model.safetensors`` holds the model of the round with
-the best score on the client's validation nodes, of equal rounds the latest. The score is
-the accuracy, or the area under the ROC curve where runs are compared by it. Until a round
-is scored, the file holds the model of the last round.
+The file ``<model-dir>/<run>-<owner>-<key>/model.safetensors`` holds the model of the round
+with the best score on the client's validation nodes, of equal rounds the latest. The score
+is the accuracy, or the area under the ROC curve where runs are compared by it. Until a
+round is scored, the file holds the model of the last round. The key follows from the
+owner's name and the path of its graph, so that no two owners share a folder.
 
 ``model-dir`` is set in the node config. Without it, a data owner's models are in the folder
 ``models`` of the SuperNode's working directory, and clients that hold partitions of a
@@ -12,6 +13,7 @@ dataset store no models. The files have mode 0600, in folders of mode 0700.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -22,7 +24,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.describe import owner_name
+from flower_fgl.client_apps.runtime.describe import owner_key, owner_name
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import hash_names
@@ -34,10 +36,15 @@ from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.writer import replace_file
 
-__all__ = ["check_model_folder", "copy_model_of_run", "save_best_model"]
+__all__ = ["check_model_folder", "copy_model_of_run", "model_folder"]
+__all__ += ["save_best_model"]
 
 log = logging.getLogger(__name__)
+FLOWER = logging.getLogger("flwr")
+"""Flower's logger, whose records of level INFO are in the SuperNode's log."""
 DEFAULT = "models"
+LONGEST_NAME = 40
+"""Characters of an owner's name in a folder name, which has at most 255 bytes."""
 CARD_FILE = "model.json"
 """File with the model's description, beside the model."""
 
@@ -98,7 +105,7 @@ def save_best_model(
     1. If the model cannot be written, a warning is logged and the round continues.
     """
     name = _client_name(context, client.partition_id)
-    folder = _folder(context, context.run_id, name)
+    folder = model_folder(context.node_config, context.run_id, name)
     if folder is None:
         return
     main = client.config.main_score
@@ -121,6 +128,8 @@ def save_best_model(
         )
         text = f"{card.to_json()}\n"
         replace_file(folder / CARD_FILE, text.encode(), is_private=True)
+        if kept is None:
+            FLOWER.info("The model of %s is stored in %s", name, folder.resolve())
     except RunError as error:  # e.g. a full disk must not fail the round
         log.warning("The model of round %s was not stored: %s", server_round, error)
 
@@ -148,7 +157,9 @@ def copy_model_of_run(
     1. If the model cannot be copied, a warning is logged and the run resumes.
     """
     name = _client_name(context, partition_id)
-    before, now = (_folder(context, run, name) for run in (run_id, context.run_id))
+    before, now = (
+        model_folder(context.node_config, run, name) for run in (run_id, context.run_id)
+    )
     if before is None or now is None or before == now:
         return
     try:
@@ -171,10 +182,31 @@ def _client_name(context: Context, partition_id: int) -> str:
     return owner_name(context.node_config) or f"client-{partition_id}"
 
 
-def _folder(context: Context, run_id: int, name: str) -> Path | None:
-    """Return the folder of a client's model of a run, ``None`` if none is stored."""
-    folder = _models_folder(context.node_config)
-    return folder and folder / re.sub(r"[^\w.-]+", "-", f"{run_id}-{name}")
+def model_folder(node: Mapping[str, Scalar], run_id: int, name: str) -> Path | None:
+    """Return the folder of a client's model of a run.
+
+    Parameters
+    ----------
+    node : mapping of str to bool, int, float or str
+        Node config.
+    run_id : int
+        Flower's run ID.
+    name : str
+        Name of the client.
+
+    Returns
+    -------
+    Path or None
+        ``None`` if the node stores no models.
+    """
+    folder = _models_folder(node)
+    if folder is None:
+        return None
+    # names such as "x y" and "x-y" have the same readable part
+    shown = re.sub(r"[^\w.-]+", "-", name)[:LONGEST_NAME]
+    whole = f"{name}\n{owner_key(node)}"
+    key = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return folder / f"{run_id}-{shown}-{key}"
 
 
 def is_better(new: float | None, kept: float | None) -> bool:

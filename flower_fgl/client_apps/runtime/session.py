@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import sys
 from collections import OrderedDict
@@ -23,7 +22,7 @@ from flower_fgl.client_apps.runtime.data import (
     file_stamps,
     open_client_data,
 )
-from flower_fgl.client_apps.runtime.describe import client_label
+from flower_fgl.client_apps.runtime.describe import client_label, owner_key
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger
 from flower_fgl.client_apps.runtime.state import (
     ContextStates,
@@ -219,9 +218,10 @@ class Session:
         """Return the counter of the node's ``max-releases``, ``None`` without it."""
         if "max-releases" not in context.node_config:
             return None
-        settings = parse_node_config(context.node_config)
+        node = context.node_config
+        settings = parse_node_config(node)
         return ReleaseLedger(
-            Path(settings.state_dir), owner_key(context), settings.max_releases
+            Path(settings.state_dir), owner_key(node), settings.max_releases
         )
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
@@ -250,7 +250,7 @@ class Session:
         return FileStates(
             Path(folder),
             keep_every=config.checkpoint_every,
-            owner=owner_key(context) if is_owned else "",
+            owner=owner_key(context.node_config) if is_owned else "",
             is_synced=is_owned,
         )
 
@@ -311,17 +311,6 @@ def refuse_weaker_run(config: RunConfig, context: Context) -> None:
             f"{client_label(context.node_config)} refuses the run: the run has "
             f"{'; it has '.join(broken)}."
         )
-
-
-def owner_key(context: Context) -> str:
-    """Return a name for the files of a node that does not depend on the server."""
-    node = context.node_config
-    about = (
-        str(Path(str(node["graph"])).expanduser().resolve())
-        if "graph" in node
-        else f"partition {node.get('partition-id')} of {node.get('num-partitions')}"
-    )
-    return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
 def choose_device(name: str) -> torch.device:

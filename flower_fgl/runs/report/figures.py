@@ -21,7 +21,6 @@ from flower_fgl.runs.report.numbers import (
     item_kind,
     last_mixture,
     own_columns_of,
-    owner_names,
     pooled_test_score,
     scope_of,
     score_title,
@@ -46,7 +45,7 @@ def draw_run(run: Run) -> Pictures:
     curves = [_curve(run, "", score)]
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     pictures |= _by_cost(curves)
-    owners = owner_names(run)
+    owners = run.owner_names
     if scores := client_scores(run, score):
         values = [_number(value) for value in scores.values()]
         pictures["clients"] = plots.client_bars(

@@ -20,7 +20,6 @@ __all__ = [
     "last_mixture",
     "metrics_of",
     "own_columns_of",
-    "owner_names",
     "pooled_test_score",
     "scope_of",
     "score_rows",
@@ -129,15 +128,6 @@ def client_scores(run: Run, score: str = "accuracy") -> dict[int, float | None]:
         and row.get("metrics", {}).get(scope_of(run))
     }
     return {pid: found[pid].get(score) for pid in sorted(found)}
-
-
-def owner_names(run: Run) -> dict[int, str]:
-    """Return the names of natural owners by partition ID; empty without owners."""
-    return {
-        int(row["partition_id"]): str(row["name"])
-        for row in run.clients
-        if "num_train" in row and row.get("name")
-    }
 
 
 def idle_clients(run: Run) -> tuple[int, str]:

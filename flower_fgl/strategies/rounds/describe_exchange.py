@@ -32,6 +32,7 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     differing_features,
     in_agreed_order,
     number_owners,
+    without_own_name,
 )
 
 __all__ = ["discover"]
@@ -188,7 +189,9 @@ def _leave_out(
     reasons: Mapping[int, str],
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Remove the nodes that have a reason; append these, in order, to the refused ones."""
-    out = tuple(Rejection(_place(n, described[n]), reasons[n]) for n in sorted(reasons))
+    named = {node: _place(node, described[node]) for node in reasons}
+    order = sorted(reasons, key=lambda node: (named[node], node))
+    out = tuple(Rejection(named[node], reasons[node]) for node in order)
     return {n: d for n, d in described.items() if n not in reasons}, refused + out
 
 
@@ -252,6 +255,7 @@ def _agree_on_schema(
         )
         _warn_of_unnamed_features(fit)
     fit, rejected = _leave_out(fit, rejected, _claimed_twice(fit, of=len(described)))
+    fit, rejected = _leave_out(fit, rejected, _named_twice(fit, of=len(described)))
     fit, rejected = _leave_out(fit, rejected, _too_many_classes(fit))
     fit, rejected = _leave_out(fit, rejected, _odd_spellings(fit))
     for one in rejected:
@@ -306,7 +310,7 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
             )
     # several owners together: those with most classes first
     kept = [node for node in described if node not in reasons]
-    kept.sort(key=lambda node: (len(described[node].class_names), node))
+    kept.sort(key=lambda n: (len(described[n].class_names), described[n].name, n))
     while len({c for node in kept for c in described[node].class_names}) > MAX_CLASSES:
         reasons[kept.pop()] = (
             f"the clients name more than {MAX_CLASSES:,} classes together, and it names "
@@ -376,6 +380,22 @@ def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int
         "SuperNode its own."
         for node, claimed in twice.items()
     }
+
+
+def _named_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
+    """Return why data owners are left out whose name another owner has, too.
+
+    Raises
+    ------
+    RunError
+        If at most half of the ``of`` nodes of the run remain without them.
+    """
+    twice = without_own_name(described)
+    if twice and 2 * (len(described) - len(twice)) <= of:
+        raise RunError(
+            f"No majority of owners can take part: {next(iter(twice.values()))}"
+        )
+    return twice
 
 
 def _reject_duplicates(counts: Mapping[int, int]) -> None:

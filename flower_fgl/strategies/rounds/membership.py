@@ -64,7 +64,8 @@ def match_known_client(
     if claimed:
         return (
             f"{_label(candidate)} has another graph than the client of that name had when "
-            "the run began. Restore that graph, or start a new run."
+            "the run began. Restore that graph, or start a new run. If it is another "
+            "owner, set a name of its own in its node config."
         )
     return None
 

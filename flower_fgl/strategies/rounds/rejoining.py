@@ -19,6 +19,7 @@ from flower_fgl.strategies.rounds.membership import (
     match_known_client,
 )
 from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.schema_agreement import without_own_name
 from flower_fgl.strategies.rounds.silence import Silence, note_replies
 
 __all__ = ["LateJoiners"]
@@ -75,6 +76,9 @@ class LateJoiners:
             lost = [n for n, answer in answers.items() if isinstance(answer, Lost)]
             note_replies(self.silent, server_round, new, lost, kind="Node")
             answers = {n: a for n, a in answers.items() if n not in lost}
+            found = {n: a for n, a in answers.items() if isinstance(a, Description)}
+            for node, reason in without_own_name(found).items():
+                answers[node] = Rejection(found[node].name, reason)
             for node in sorted(answers, key=lambda node: _order(node, answers[node])):
                 self._consider(messenger, server_round, node, answers[node])
         failed = {failure.partition_id for failure in loop.log.failures}

@@ -20,6 +20,7 @@ __all__ = [
     "differing_features",
     "in_agreed_order",
     "number_owners",
+    "without_own_name",
 ]
 
 
@@ -29,23 +30,53 @@ def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
     Parameters
     ----------
     described : mapping of int to Description
-        Descriptions by Flower's node id.
+        Descriptions by Flower's node id; none is :func:`without_own_name`.
 
     Returns
     -------
     dict of int to int
         Partition-id by node id. A data owner keeps the partition-id of its description.
-        The others get the lowest free ones, in order of name, then of node id.
+        The others get the lowest free ones, in order of name.
     """
     numbers = {
         node: d.partition_id
         for node, d in described.items()
         if d.partition_id != UNNUMBERED
     }
-    rest = sorted(described.keys() - numbers, key=lambda n: (described[n].name, n))
+    rest = sorted(described.keys() - numbers, key=lambda n: described[n].name)
     taken = set(numbers.values())
     free = (k for k in range(len(described)) if k not in taken)
     return numbers | dict(zip(rest, free, strict=False))
+
+
+def without_own_name(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why data owners cannot take part that share a name.
+
+    Flower's node ids are drawn anew in every run. So nothing else orders owners of one
+    name, unless each of them states its partition-id.
+
+    Parameters
+    ----------
+    described : mapping of int to Description
+        Descriptions by Flower's node id.
+
+    Returns
+    -------
+    dict of int to str
+        Reason by node id.
+    """
+    groups: dict[str, list[int]] = {}
+    for node, one in described.items():
+        if one.is_owned:
+            groups.setdefault(one.name, []).append(node)
+    return {
+        node: f'{len(nodes)} owners have the name "{name}". Give each its own in its node '
+        'config, for example name="hospital-a"; by default it is that of the file.'
+        for name, nodes in groups.items()
+        if len(nodes) > 1
+        and any(described[node].partition_id == UNNUMBERED for node in nodes)
+        for node in nodes
+    }
 
 
 def agree_width(widths: Mapping[str, int]) -> int:

@@ -83,7 +83,8 @@ def test_an_owner_stores_the_best_model_by_the_main_score(
     model = client.build_model(initialise=True)
     for number, scores in enumerate(SCORES):
         save_best_model(client, context, model, {"val": scores}, number)
-    card = read_card(tmp_path / "7-ash")
+    (folder,) = tmp_path.glob("7-ash-*")
+    card = read_card(folder)
     assert card is not None
     assert card.round == best
     assert card.validation == SCORES[best].selected(client.config.main_score)
@@ -100,7 +101,8 @@ def test_validation_nodes_of_one_class_select_no_model_by_auroc(
     for number in (1, 2):
         scores = {"val": replace(SCORES[0], auroc=NAN)}
         save_best_model(client, context, model, scores, number)
-    card = read_card(tmp_path / "7-ash")
+    (folder,) = tmp_path.glob("7-ash-*")
+    card = read_card(folder)
     assert card is not None
     assert (card.round, card.validation) == (2, None)  # the latest, as without any
 

@@ -25,6 +25,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.secure_aggregation.identities import load_identity
+from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.writer import RunWriter
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import task_identity
@@ -152,6 +153,61 @@ def test_data_owners_can_pin_each_other_s_keys(
         RunError, match="client 2 has the identity none, which the file"
     ):
         run_owners(known, tmp_path / "unknown", secure_aggregation=True)
+
+
+def namesakes(folder: Path, *, number: int = 2) -> list[dict[str, Any]]:
+    """Return owners whose files have one name, in folders of their own."""
+    nodes = []
+    for place, graph in enumerate(owner_graphs(number)):
+        home = folder / f"d{place}"
+        home.mkdir(parents=True)
+        save_client_graph(home / "graph.npz", graph)
+        nodes.append({"graph": str(home / "graph.npz")})
+    return nodes
+
+
+def test_owners_of_one_name_are_refused(tmp_path: Path) -> None:
+    two = namesakes(tmp_path / "two")
+    with pytest.raises(RunError, match=r'2 owners have the name "graph"\. .* name='):
+        run_owners(two, tmp_path / "a", rounds=1)
+    five = namesakes(tmp_path / "five", number=5)
+    for number in range(3):
+        five[number]["name"] = f"owner-{number}"
+    done = run_owners(five, tmp_path / "b", rounds=1)
+    assert [row["replies"] for row in done.rounds] == [3]
+    refused = done.summary["refused"]
+    assert [one["name"] for one in refused] == ["graph", "graph"]
+    assert 'name="hospital-a"' in refused[0]["reason"]
+
+
+def test_owners_of_one_name_with_numbers_are_told_apart(tmp_path: Path) -> None:
+    nodes = namesakes(tmp_path / "graphs")
+    names = [{**node, "name": f"owner-{i}"} for i, node in enumerate(nodes)]
+    for number, node in enumerate(nodes):
+        node |= {"partition-id": number, "num-partitions": 2}
+    one, other = (
+        run_owners(chosen, tmp_path / str(k), rounds=1)
+        for k, chosen in enumerate((nodes, names))
+    )
+    assert list(one.per_owner()) == ["graph (0)", "graph (1)"]
+    assert list(one.per_owner().values()) == list(other.per_owner().values())
+
+
+@pytest.mark.parametrize(
+    "names", [("x y", "x-y"), ("Ash", "ash"), ("a" * 250, "a" * 251)]
+)
+def test_every_owner_predicts_with_its_own_model(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    nodes = namesakes(tmp_path / "graphs")
+    for node, name in zip(nodes, names, strict=True):
+        node |= {"name": name, "model-dir": str(tmp_path / "models")}
+    run = run_owners(nodes, tmp_path / "run", rounds=1, method="local")
+    folders = list((tmp_path / "models").iterdir())
+    cards = [read_card(folder) for folder in folders]
+    found = {card.owner: card.validation for card in cards if card is not None}
+    assert found == run.per_owner("val")
+    assert len({folder.name.casefold() for folder in folders}) == 2
 
 
 def test_a_data_owner_with_an_unusable_identity_leaves_the_run(
@@ -402,7 +458,7 @@ def test_free_partition_ids_are_assigned_in_order_of_names() -> None:
         90: description("oak"),
         7: description("ash"),
         55: description("elm", partition_id=1, num_partitions=4),
-        8: description("ash"),
+        8: description("birch"),
     }
     assert number_owners(described) == {55: 1, 7: 0, 8: 2, 90: 3}
 

@@ -231,6 +231,28 @@ def test_without_min_clients_a_late_node_is_rejected_once(
     assert caplog.text.count("late was not among the clients when the run began") == 1
 
 
+def test_late_owners_of_one_name_are_rejected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+    places = []
+    for number in (1, 2):
+        place = tmp_path / str(number) / "late.npz"
+        place.parent.mkdir()
+        place.write_bytes(Path(nodes[number]["graph"]).read_bytes())
+        places.append(str(place))
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            for place in places:
+                grid.start(graph=place, **{"model-dir": str(tmp_path / "m")})
+
+    late = {"clients": 3, "min_clients": 1, "join_timeout": 0.2}
+    run = run_with(tmp_path / "run", after, nodes[:1], present=1, **late)
+    assert [row["replies"] for row in run.rounds] == [1, 1, 1, 1]
+    assert caplog.text.count('2 owners have the name "late"') == 2
+
+
 def test_a_duplicate_node_waits_until_the_former_node_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
