@@ -29,6 +29,7 @@ from flower_fgl.simulation.flower_run import (
     StuckError,
     Tick,
 )
+from flower_fgl.simulation.ray_cluster import require_cluster
 from flower_fgl.simulation.superlink import FlowerHome, on_cluster, tail
 
 __all__ = [
@@ -99,8 +100,9 @@ def launch(
         If an argument is out of range or of a type that Flower's configuration cannot
         hold.
     RunError
-        If the machine has too few CPUs or GPUs, Flower does not start or rejects the
-        run, or two SuperLinks in turn did not start the run.
+        If the machine has too few CPUs or GPUs, the cluster of ``RAY_ADDRESS`` does not
+        answer, Flower does not start or rejects the run, or two SuperLinks in turn did
+        not start the run.
     KeyboardInterrupt
         After Ctrl-C or SIGTERM.
 
@@ -122,6 +124,7 @@ def launch(
         is_cluster=on_cluster({**os.environ, **environment}),
     )
     _check_values(run_config)
+    require_cluster({**os.environ, **environment})
     home.mkdir(parents=True, exist_ok=True)
     with sigterm_as_interrupt():
         reason = ""

@@ -45,6 +45,7 @@ from flower_fgl.protocols.base import (
     reply_with,
 )
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
+from flower_fgl.simulation.ray_cluster import REMEDY, require_cluster
 from flower_fgl.simulation.superlink import short_folder
 
 __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
@@ -381,7 +382,7 @@ def start_workers(
     Raises
     ------
     RunError
-        If Ray cannot start the actors.
+        If Ray cannot start the actors, or the cluster of ``RAY_ADDRESS`` does not answer.
 
     Notes
     -----
@@ -407,7 +408,8 @@ def start_workers(
                     _temp_dir=scratch,
                 )
             elif is_own:
-                ray.init(address, log_to_driver=False, configure_logging=False)
+                require_cluster(os.environ)
+                _join_cluster(address)
             start: Any = ray.remote(ClientHost).options(num_cpus=cpus, num_gpus=gpus)
             extensions = _portable(registered())
             hosts = [
@@ -428,6 +430,18 @@ def start_workers(
                 ray.shutdown()
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _join_cluster(address: str) -> None:
+    """Connect to a running Ray cluster."""
+    import ray
+
+    try:
+        ray.init(address, log_to_driver=False, configure_logging=False)
+    except Exception as error:  # of many types: other versions, no cluster, a lost one
+        raise RunError(
+            f'Ray cannot join the cluster of RAY_ADDRESS = "{address}": {error} {REMEDY}'
+        ) from error
 
 
 def _portable(extensions: dict[str, dict[str, Any]]) -> Any:

@@ -75,6 +75,8 @@ def test_a_run_joins_a_ray_cluster_and_leaves_it_alive(tmp_path: Path) -> None:
         done = flower_fgl("run", config, *RAY, timeout=300, **cluster)
         assert done.returncode == 0, done.stdout + done.stderr
         run = Run.load(run_folder(done.stdout))
+        local = flower_fgl("run", config, "--workers", "2", timeout=300, **cluster)
+        assert local.returncode == 0, local.stdout + local.stderr
         _, port = cluster["RAY_ADDRESS"].split(":")
         socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
     assert run.summary["engine"] == "ray"
