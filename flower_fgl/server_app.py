@@ -16,7 +16,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_fgl.core.config import RunConfig, pyproject_table
-from flower_fgl.core.connection_watch import runtime_address, watch_connection
+from flower_fgl.core.connection_watch import (
+    prefer_stop,
+    runtime_address,
+    watch_connection,
+)
 from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
@@ -194,7 +198,8 @@ def _run(
     try:
         load = METHODS[config.method].load_strategy()
         strategy = load(config, writer, checkpoints)
-        strategy.start(grid, should_stop=_stop_early(config, writer))
+        with prefer_stop(grid.get_node_ids):
+            strategy.start(grid, should_stop=_stop_early(config, writer))
         state = strategy.best_state()
         if state is not None:
             save_model(writer.folder, state, strategy.model_card())

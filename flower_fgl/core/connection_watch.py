@@ -1,7 +1,10 @@
-"""End a ServerApp whose SuperLink no longer answers.
+"""End a ServerApp whose SuperLink no longer answers, or whose run was stopped.
 
 Flower retries a call to the SuperLink for ever. A ServerApp whose SuperLink was killed
 would wait until someone kills it, and its run folder would say ``running``.
+
+Flower tells a ServerApp that its run was stopped by a signal, with the next call after
+``flwr stop``. A call that is under way at that moment may fail by another error.
 """
 
 from __future__ import annotations
@@ -12,17 +15,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from flower_fgl.core.errors import RunError
 
-__all__ = ["runtime_address", "watch_connection"]
+__all__ = ["prefer_stop", "runtime_address", "watch_connection"]
 
 log = logging.getLogger(__name__)
 GIVE_UP_SECONDS = 60.0
 """A SuperLink that was restarted with its database can be reached again by then."""
 PROBE_SECONDS = 5.0
+SIGNAL_SECONDS = 1.0
+"""Seconds for which a stopped ServerApp waits for Flower's signal."""
 
 
 def runtime_address(arguments: Sequence[str]) -> tuple[str, int] | None:
@@ -117,3 +122,31 @@ def watch_connection(
         done.set()
         thread.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def prefer_stop(call: Callable[[], object]) -> Iterator[None]:
+    """Let Flower's signal end a stopped run before an error of Flower does.
+
+    ``flwr stop`` deletes the messages of the run, so that a ServerApp that sends some
+    fails, for example by ``ObjectPushError``.
+
+    Parameters
+    ----------
+    call : callable
+        Calls the SuperLink. If the run was stopped, Flower sends the signal then.
+
+    Raises
+    ------
+    SystemExit
+        In place of an error of Flower, if the run was stopped.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("flwr", "httpx"):
+            try:
+                call()
+            except Exception:  # refused: another thread of Flower sends the signal
+                time.sleep(SIGNAL_SECONDS)
+        raise

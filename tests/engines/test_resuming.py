@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -101,6 +103,43 @@ def test_only_exceptions_of_flower_count_as_a_stop(
     run = Run.load(folder)
     assert run.status == status
     assert re.search(error, run.summary["error"])
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_stop_while_messages_are_sent_is_no_failure(
+    is_stopped: bool, settings: Settings, tmp_path: Path
+) -> None:
+    """`flwr stop` deletes the objects that the ServerApp is sending."""
+    folder = tmp_path / "left"
+
+    class Stopped(LocalGrid):
+        has_failed = False
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            sent = list(messages)
+            if sent[0].metadata.message_type == "train":
+                self.has_failed = True
+                raise ObjectPushError("a" * 64, 7, "session")
+            return super().push_messages(sent)
+
+        def get_node_ids(self) -> list[int]:
+            if is_stopped and self.has_failed:
+                _record_stop(folder)
+                raise SystemExit(0)  # as the handler of the signal does
+            return super().get_node_ids()
+
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=2, seed=0,
+        settings={**SMALL, "run_dir": str(folder)},
+    )  # fmt: skip
+    with task_identity(7):
+        grid = Stopped(DispatchingClientApp(), 2, values, run_id=7)
+        with pytest.raises(SystemExit if is_stopped else ObjectPushError):
+            run_server(grid, values, engine="deployment")
+    summary = Run.load(folder).summary
+    expected = "Flower stopped the ServerApp" if is_stopped else "ObjectPushError"
+    assert summary["status"] == ("interrupted" if is_stopped else "failed")
+    assert summary["error"].startswith(expected)
 
 
 def test_a_run_may_be_interrupted_again_and_again(
