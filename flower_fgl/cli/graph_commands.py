@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from flower_fgl.cli.arguments import (
 )
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.node_settings import broken_floors, parse_node_config
 from flower_fgl.core.unused_settings import (
     OWNER_SETTINGS,
@@ -132,8 +133,8 @@ def check_graph(
     """Check a data owner's graph file.
 
     Lists all problems of the file, and everything that the server would learn about it
-    before round 1. With --node-config, also unknown keys and wrong values there, and the
-    floors that a run with these settings does not reach.
+    before round 1. With --node-config, also what makes the SuperNode refuse its own node
+    config, and the floors that a run with these settings does not reach.
     """
     pairs = parse_pairs(settings or [])
     if pairs.get("setting") == "graph":
@@ -145,7 +146,7 @@ def check_graph(
     config = parse_config(pairs)
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])
-    weaker = weaker_settings(node_config, config) if node_config else []
+    weaker = weaker_settings(node_config, config, graph) if node_config else []
     # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import (
         describe_leaving,
@@ -158,7 +159,7 @@ def check_graph(
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
     for text in weaker:
-        show(f"Note: this node refuses a run with these settings: {text}.")
+        show(f"Note: {text}.")
     for note in report.notes:
         show(f"Note: {note}")
     where, number = show_path(graph), len(report.problems)
@@ -202,14 +203,35 @@ def identity(
     show(load_identity(path.absolute()).text)
 
 
-def weaker_settings(node_config: str, config: RunConfig) -> list[str]:
-    """Check a SuperNode's node config; return the settings that are below its floors."""
+def weaker_settings(node_config: str, config: RunConfig, graph: Path) -> list[str]:
+    """Check a SuperNode's node config as the node does; return notes on it.
+
+    These name the settings that are below its floors, and another graph than the checked.
+    """
     # loads Flower, which no other command of this file needs at its start
     from flower_fgl.core.flower_internals import parse_config_args
 
     values = parse_config_args([node_config])
     node = parse_node_config(dict(values))
-    return broken_floors(node, config.flat(), uploads=METHODS[config.method].uploads)
+    # load torch: the text is checked first
+    from flower_fgl.client_apps.runtime.node_checks import check_node
+    from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
+
+    check_node({"graph": str(graph), **values}, config, creates=False)
+    weaker = broken_floors(node, config.flat(), uploads=METHODS[config.method].uploads)
+    notes = [f"this node refuses a run with these settings: {text}" for text in weaker]
+    if not node.graph:
+        notes.append("the node config names no graph: a SuperNode without it has none")
+    elif os.path.realpath(node.graph) != os.path.realpath(graph):
+        _, problems = inspect_graph_file(
+            Path(node.graph), needs_labels=not config.has_pairs
+        )
+        if problems:
+            raise DataError(
+                f"The graph of the node config cannot be used: {' '.join(problems)}"
+            )
+        notes.append("the node config names another graph than the one checked here")
+    return notes
 
 
 def predict(

@@ -16,14 +16,11 @@ from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
-from flower_fgl.client_apps.runtime.model_store import (
-    check_model_folder,
-    save_best_model,
-)
+from flower_fgl.client_apps.runtime.model_store import save_best_model
+from flower_fgl.client_apps.runtime.node_checks import check_node
 from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import (
     answer,
-    check_identity,
     join,
     pack_masked,
 )
@@ -218,9 +215,7 @@ class FglClientApp(ClientApp, ABC):
         name = owner_name(context.node_config)
         try:
             client, store = self.open(message, context)
-            check_model_folder(context.node_config)
-            if client.config.secure_aggregation:
-                check_identity(context.node_config)
+            check_node(context.node_config, client.config)
         except FglError as error:
             if "graph" not in context.node_config:
                 raise

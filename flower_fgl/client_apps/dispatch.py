@@ -15,7 +15,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.methods import METHODS
-from flower_fgl.protocols.base import DESCRIBE, check_size
+from flower_fgl.protocols.base import DESCRIBE, INFO, check_size
 from flower_fgl.protocols.describe import Rejection
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 __all__ = ["Dispatcher", "error_reply", "largest_message"]
 
+TAKES_NO_PART = "This node takes no part in the run"
 CLIENT_RAISED = 2
 """Flower's error code for a client that raised an exception."""
 FEW = 8
@@ -67,15 +68,16 @@ class Dispatcher:
         except (
             RunError
         ) as error:  # the data owner refuses; its log names the reason too
-            self._log_once(f"This node takes no part in the run: {error}")
             if not is_describe:
+                self._log_once(f"{TAKES_NO_PART}: {error}")
                 raise
             name = client_label(context.node_config)
-            return Message(Rejection(name, str(error)).to_record(), reply_to=message)
+            refusal = Rejection(name, str(error)).to_record()
+            return _logged(Message(refusal, reply_to=message))
         check_size(message.content, largest_message(config, context))
         app = self._app(config.method)
         try:
-            return app(message, context)
+            return _logged(app(message, context))
         except Exception as error:
             app.keep_failed(context)
             if isinstance(error, FglError):
@@ -187,6 +189,13 @@ class Dispatcher:
         if text not in self._logged:
             self._logged.add(text)
             log.error(text)
+
+
+def _logged(reply: Message) -> Message:
+    """Return a reply; if it rejects the run, log the reason here too."""
+    if Rejection.is_in(reply.content):
+        log.error("%s: %s", TAKES_NO_PART, reply.content.config_records[INFO]["unfit"])
+    return reply
 
 
 def error_reply(message: Message, error: Exception) -> Message:

@@ -7,6 +7,7 @@ a run cannot lower. The module loads no torch.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -15,6 +16,9 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, kebab, nearest, option, parse_settings
 
 __all__ = ["NodeSettings", "broken_floors", "parse_node_config"]
+
+ABSOLUTE = ("state-dir", "identity", "peers")
+"""Keys of paths that must be absolute: each message may have another working folder."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
     ------
     RunError
         For an unknown key, with the nearest known one, a value of a wrong type or out of
-        range, or ``max-releases`` without ``state-dir``.
+        range, a path that is relative or holds a control character, or ``max-releases``
+        without ``state-dir``.
     """
     return _parse(tuple(sorted((k, type(v).__name__, v) for k, v in values.items())))
 
@@ -129,12 +134,32 @@ def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
         settings: NodeSettings = parse_settings(NodeSettings, values)
     except ConfigError as error:
         raise RunError(f"The node config is wrong: {error}") from error
+    _check_paths(settings, values)
     if settings.max_releases and not settings.state_dir:
         raise RunError(
             "The node config is wrong: max-releases needs state-dir, the folder in which "
             "the node counts its replies."
         )
     return settings
+
+
+def _check_paths(settings: NodeSettings, values: Mapping[str, Scalar]) -> None:
+    """Reject paths that are relative or hold a control character."""
+    for one in fields(settings):
+        key, path = kebab(one.name), getattr(settings, one.name)
+        if key not in values or not one.metadata["is_path"]:
+            continue
+        if any(ord(c) < ord(" ") or ord(c) == 127 for c in path):
+            raise RunError(
+                f"The node config is wrong: {key} holds a control character, {path!r}. "
+                'Between double quotes \\t is a tab and \\n a line break: write "C:/temp", '
+                "or single quotes."
+            )
+        if key in ABSOLUTE and not os.path.isabs(path):
+            raise RunError(
+                f"The node config's {key} must be an absolute path, got {path!r}. Start "
+                f"the SuperNode with --node-config '{key}=\"/path\" …'."
+            )
 
 
 def broken_floors(

@@ -75,12 +75,15 @@ def log_rounds(rounds: int) -> OnRound:
 
 
 def log_results(folder: Path) -> None:
-    """Log the results table of a run, which ends with the run folder.
+    """Log the results table of a run, and the owners that were left out of it.
 
     Parameters
     ----------
     folder : Path
         Run folder.
     """
-    for line in Run.load(folder.resolve()).table().splitlines():
+    run = Run.load(folder.resolve())
+    for line in run.table().splitlines():
         log.info("%s", line)
+    for one in run.summary.get("refused", ()):
+        log.warning("%s did not take part: %s", one["name"], one["reason"])

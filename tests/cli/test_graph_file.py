@@ -15,6 +15,7 @@ from flower_fgl.cli.check_graph import (
     said_once,
 )
 from flower_fgl.cli.main import app
+from flower_fgl.core.flower_internals import parse_config_args
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import save_model
@@ -286,7 +287,7 @@ def test_check_graph_checks_the_node_config_before_the_node_starts(graph: Path) 
     result = invoke("check-graph", graph, "--node-config", "min-class-count=]")
     assert result.exit_code == 1
     assert "invalid format" in " ".join(result.output.split())
-    floors = 'graph="/data/a.npz" min-class-count=5 upload-noise=1.0'
+    floors = f'graph="{graph}" min-class-count=5 upload-noise=1.0'
     result = invoke("check-graph", graph, "--node-config", floors)
     assert result.exit_code == 0
     text = " ".join(result.output.split())
@@ -375,3 +376,57 @@ def test_classes_without_items_are_noted(tmp_path: Path) -> None:
     )
     notes = " ".join(inspect_graph(tmp_path / "g.npz", {}).notes)
     assert "1,998 of 2,001 classes have no item in this graph" in notes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('state-dir="states"', "state-dir must be an absolute path, got 'states'"),
+        ('peers="peers.toml"', "peers must be an absolute path"),
+        ('model-dir="C:\\temp"', "model-dir holds a control character"),
+        ('model-dir="FILE/models"', "its model-dir is not writable"),
+        ('state-dir="FILE/states"', "its state-dir is not writable"),
+        ("partition-id=3 num-partitions=2", "partition-id must be below"),
+    ],
+)
+def test_check_graph_refuses_the_node_config_that_the_node_refuses(
+    text: str,
+    words: str,
+    graph: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").touch()
+    text = f'graph="{graph}" {text}'.replace("FILE", str(tmp_path / "file"))
+    result = invoke("check-graph", graph, "--node-config", text)
+    assert result.exit_code == 1
+    node = parse_config_args([text])
+    others = saved(tmp_path / "others", owner_graphs())[1:]
+    run = run_owners([node, *others], tmp_path / "run", rounds=1)
+    (refused,) = run.summary["refused"]
+    assert words in refused["reason"]
+    assert str(result.exception).startswith(refused["reason"])
+    assert f"This node takes no part in the run: {refused['reason']}" in caplog.text
+
+
+def test_check_graph_reads_the_graph_that_the_node_will_read(
+    graph: Path, tmp_path: Path
+) -> None:
+    config = f'graph="{tmp_path / "absent.npz"}"'
+    result = invoke("check-graph", graph, "--node-config", config)
+    assert result.exit_code == 1
+    assert "The graph of the node config cannot be used" in str(result.exception)
+    assert "absent.npz" in str(result.exception)
+    other = tmp_path / "other.npz"
+    other.write_bytes(graph.read_bytes())
+    result = invoke("check-graph", graph, "--node-config", f'graph="{other}"')
+    assert "another graph than the one checked here" in result.output
+    result = invoke("check-graph", graph, "--node-config", "min-class-count=2")
+    assert "the node config names no graph" in result.output
+    config = (
+        f'graph="{graph}" model-dir="{tmp_path / "m"}" state-dir="{tmp_path / "s"}"'
+    )
+    result = invoke("check-graph", graph, "--node-config", config)
+    assert result.exit_code == 0
+    assert "node config" not in result.output
+    assert not {path.name for path in tmp_path.iterdir()} & {"m", "s"}

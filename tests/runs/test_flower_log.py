@@ -15,9 +15,11 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import PLAIN_ERRORS, ConfigError, FglError
 from flower_fgl.core.flower_internals import ErrorCode
-from flower_fgl.runs.flower_log import flower_log, log_rounds
+from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from tests.client_apps.runtime.test_owners import saved
+from tests.support.owners import owner_graphs, run_owners
 
 TINY = {
     "clients": 2,
@@ -149,3 +151,15 @@ def test_a_round_without_scores_and_a_phase_have_lines(flower: list[str]) -> Non
         "INFO: Round 1 of 3: failed",
         "INFO: Phase finetune: loss 0.500  (1.2 s)",
     ]
+
+
+def test_the_end_of_a_run_names_the_owners_that_were_left_out(
+    tmp_path: Path, flower: list[str]
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+    nodes[1]["min-class-count"] = 3
+    run = run_owners(nodes, tmp_path / "run", rounds=1)
+    flower.clear()
+    with flower_log():
+        log_results(run.path)
+    assert flower[-1].startswith("WARNING: birch did not take part: birch refuses the")

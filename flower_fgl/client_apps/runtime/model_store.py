@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,8 +35,7 @@ from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.writer import replace_file
 
-__all__ = ["check_model_folder", "copy_model_of_run", "model_folder"]
-__all__ += ["save_best_model"]
+__all__ = ["copy_model_of_run", "model_folder", "models_folder", "save_best_model"]
 
 log = logging.getLogger(__name__)
 FLOWER = logging.getLogger("flwr")
@@ -49,33 +47,10 @@ CARD_FILE = "model.json"
 """File with the model's description, beside the model."""
 
 
-def _models_folder(node: Mapping[str, Scalar]) -> Path | None:
+def models_folder(node: Mapping[str, Scalar]) -> Path | None:
     """Return the folder of a node's models, ``None`` if it stores none."""
     folder = node.get("model-dir", DEFAULT if "graph" in node else "")
     return Path(str(folder)).expanduser() if folder else None
-
-
-def check_model_folder(node: Mapping[str, Scalar]) -> None:
-    """Check, for a node config, that the folder of models is writable.
-
-    Raises
-    ------
-    RunError
-        If the folder cannot be created or written to.
-    """
-    folder = _models_folder(node)
-    if folder is None:
-        return
-    try:
-        make_private_folder(folder)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError
-    except OSError:
-        log.error("Cannot write models to %s.", folder.resolve())
-        raise RunError(
-            "its model folder is not writable. Set model-dir in its node config to a "
-            "writable folder."
-        ) from None
 
 
 def save_best_model(
@@ -199,7 +174,7 @@ def model_folder(node: Mapping[str, Scalar], run_id: int, name: str) -> Path | N
     Path or None
         ``None`` if the node stores no models.
     """
-    folder = _models_folder(node)
+    folder = models_folder(node)
     if folder is None:
         return None
     # names such as "x y" and "x-y" have the same readable part

@@ -48,7 +48,7 @@ SECURE = "secure-"
 """Start of the names of the records of secure aggregation."""
 
 
-def check_identity(node: Mapping[str, Scalar]) -> None:
+def check_identity(node: Mapping[str, Scalar], *, creates: bool = True) -> None:
     """Reject a node config whose identity or peers cannot be used.
 
     Parameters
@@ -56,6 +56,8 @@ def check_identity(node: Mapping[str, Scalar]) -> None:
     node : mapping of str to bool, int, float or str
         Node config. ``identity`` is the absolute path of the owner's private key, created
         if missing; ``peers`` that of the file of pinned public keys.
+    creates : bool
+        Whether a missing key is created.
 
     Raises
     ------
@@ -63,7 +65,8 @@ def check_identity(node: Mapping[str, Scalar]) -> None:
         If a file cannot be read, or ``peers`` is given without ``identity``.
     """
     _pinned(node)
-    _identity(node)
+    if creates or os.path.exists(os.path.expanduser(str(node.get("identity", "")))):
+        _identity(node)
 
 
 def _identity(node: Mapping[str, Scalar]) -> Identity | None:
@@ -83,8 +86,6 @@ def _pinned(node: Mapping[str, Scalar]) -> dict[bytes, str] | None:
             "The node config has peers but no identity: the other owners cannot recognise "
             'this node. Add identity="/path/to/identity.key".'
         )
-    if not path.is_absolute():
-        raise RunError(f"peers must be an absolute path, got {str(path)!r}.")
     return read_peers(path)
 
 

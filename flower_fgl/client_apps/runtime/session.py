@@ -228,21 +228,9 @@ class Session:
         """Choose the store of client states.
 
         The folder of a data owner comes from its node config, never from the run config.
-
-        Raises
-        ------
-        RunError
-            If the node config's ``state-dir`` is not an absolute path. It must be one,
-            since messages may be handled in different working directories.
         """
         if self.memory is not None:
             return self.memory
-        own = context.node_config.get("state-dir")
-        if own is not None and not os.path.isabs(os.path.expanduser(str(own))):
-            raise RunError(
-                f"The node config's state-dir must be an absolute path, got {own!r}. "
-                "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
-            )
         folder = state_folder(context.node_config, config.state_dir)
         if not folder:
             return ContextStates()

@@ -45,7 +45,7 @@ def graphs() -> list[ClientGraph]:
 
 
 def model_of(folder: Path, owner: str) -> Path:
-    (path,) = folder.with_name(f"{folder.name}-models").glob(f"*-{owner}")
+    (path,) = folder.with_name(f"{folder.name}-models").glob(f"*-{owner}-*")
     return path
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from flower_fgl.cli.main import app
 from flower_fgl.client_apps.runtime.secure_aggregation import check_identity
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.protocols.secure_aggregation.identities import (
     CARD_BYTES,
     load_identity,
@@ -108,7 +109,9 @@ def test_a_node_config_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Cannot read the file of peers"):
         check_identity({"peers": peers, "identity": identity})
     with pytest.raises(RunError, match="peers must be an absolute path"):
-        check_identity({"peers": "peers.toml", "identity": identity})
+        parse_node_config({"peers": "peers.toml", "identity": identity})
     with pytest.raises(RunError, match="identity must be an absolute path"):
         check_identity({"identity": "identity.key"})
     check_identity({})
+    check_identity({"identity": f"{identity}-2"}, creates=False)
+    assert not Path(f"{identity}-2").exists()
