@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -25,7 +26,7 @@ from flower_fgl.client_apps.runtime.secure_aggregation import (
     pack_masked,
 )
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.state import ClientState, StateStore
+from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.config import RunConfig
@@ -39,6 +40,7 @@ from flower_fgl.protocols.base import (
     DESCRIBE,
     METRICS,
     RESUME,
+    STATELESS,
     Payload,
     plain_metrics,
     read_tensors,
@@ -55,6 +57,8 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 )
 
 __all__ = ["FglClientApp", "Fit", "once"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,12 @@ class FglClientApp(ClientApp, ABC):
             return Message(Rejection(name, str(error)).to_record(), reply_to=message)
         if AGREEMENT not in message.content:  # a numbered owner is described again
             self._log_notes(client, context)
+            if isinstance(store, ContextStates) and "graph" in context.node_config:
+                log.warning(
+                    "This node has no state-dir in its node config: if its SuperNode is "
+                    "restarted, it loses its state (own model, optimizer, what its method "
+                    "keeps)."
+                )
         description = describe(
             client.data,
             place=(client.partition_id, client.num_partitions),
@@ -410,6 +420,8 @@ class FglClientApp(ClientApp, ABC):
         ``content`` is the packed upload, where that is known and may be sent as it is.
         """
         client, store = opened
+        is_owned = "graph" in context.node_config
+        is_new = is_owned and server_round > 1 and "round" not in client.state.values
         client.state.values["round"] = server_round
         upload, config = result.upload, client.config
         if self.changes_uploads(config):
@@ -423,9 +435,10 @@ class FglClientApp(ClientApp, ABC):
         if content is None:
             content = upload.to_record()
         self.keep(client, store, context)
-        content[METRICS] = pack_metrics(
-            scores, seconds, loss=result.loss, terms=result.terms
-        )
+        metrics = pack_metrics(scores, seconds, loss=result.loss, terms=result.terms)
+        if is_new:  # the server knows whether the client has trained before
+            metrics[STATELESS] = 1
+        content[METRICS] = metrics
         return reply_with(message, content)
 
     @staticmethod

@@ -84,6 +84,8 @@ HEADER = re.compile(
 )
 MAX_HEADER, MAX_DIMENSIONS = 256, 8
 MAX_METRICS, MAX_NAME = 256, 64
+STATELESS = "stateless"
+"""Metric of a data owner's reply after round 1 that trained without an earlier state."""
 """Largest number of metrics in a reply, and of characters in a part of their names."""
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
@@ -580,7 +582,7 @@ def _metric_places(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         if not all(0 < len(p) <= MAX_NAME and p.isprintable() for p in parts):
             raise PayloadError(f'"{key}" is no name of a metric')
         is_part = len(parts) == 2 and parts[0] in ("seconds", "terms")
-        if not is_part and len(parts) != 3 and key not in ("worker", "loss"):
+        if not is_part and len(parts) != 3 and key not in ("worker", "loss", STATELESS):
             raise PayloadError(f'unexpected metric "{key}"')
         places.append(parts)
     return tuple(places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
@@ -21,6 +22,7 @@ from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import (
     CONFIG,
     METRICS,
+    STATELESS,
     Payload,
     check_size,
     find_record,
@@ -32,6 +34,8 @@ from flower_fgl.strategies.rounds.round_log import Client, Failure
 from flower_fgl.strategies.rounds.silence import note_replies
 
 __all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.005
 SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid", "GrowingGrid")
@@ -120,6 +124,7 @@ class Messenger:
         self.loop = loop
         self.recorder = recorder
         self.secure: KeyStore | None = None
+        self._met: set[int] = set()
 
     def pack(self, payloads: Mapping[int, Payload]) -> dict[int, RecordDict]:
         """Pack payloads by partition-id; a payload of several clients is packed once."""
@@ -317,17 +322,25 @@ class Messenger:
         dict of int to Upload
             Valid uploads by partition-id.
         """
-        log = self.loop.log
+        round_log = self.loop.log
 
         def read_one(pid: int, reply: Message) -> Upload:
-            log.count_up(pid, reply.content)
+            round_log.count_up(pid, reply.content)
             payload = read(pid, reply.content)
-            client = self._about(pid)
-            log.add_reply(pid, metrics_of(reply), client)
+            client, metrics = self._about(pid), metrics_of(reply)
+            round_log.add_reply(pid, metrics, client)
+            if STATELESS in metrics and pid in self._met:
+                log.warning(
+                    "Client %s no longer has its state of earlier rounds: it starts "
+                    "anew. Its SuperNode was restarted without state-dir in its node "
+                    "config, or that folder is lost.",
+                    pid,
+                )
             return Upload(payload, client.num_examples)
 
         uploads = self.read_each(replies, read_one)
-        self.loop.trained |= dict.fromkeys(uploads, log.number)
+        self.loop.trained |= dict.fromkeys(uploads, round_log.number)
+        self._met |= uploads.keys()
         return uploads
 
     def read_evaluations(self, replies: Mapping[int, Message]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -166,6 +167,37 @@ def test_a_reconnected_client_continues_from_its_state_dir(tmp_path: Path) -> No
     assert [row["metrics"] for row in run.rounds] == [
         row["metrics"] for row in whole.rounds
     ]
+
+
+@pytest.mark.parametrize("way", ["new node", "same node", "kept", "late"])
+def test_an_owner_that_lost_its_state_is_named(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a key a restarted SuperNode keeps its node id."""
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+    if way == "kept":
+        nodes[1]["state-dir"] = str(tmp_path / "states")
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 2 and way == "same node":
+            forgets(grid, 2)
+        elif number == 2 and way == "late":
+            grid.start(**late)
+        elif number == 2:
+            grid.start(**grid.kill(node_of(grid, 1)).node_config)
+
+    late = {**nodes[2], "model-dir": str(tmp_path / "models")}
+    more: dict[str, Any] = {"present": 3}
+    if way == "late":
+        more = {"present": 2, "min_clients": 2, "join_timeout": 0.2}
+    run = run_with(tmp_path / "run", after, nodes[: more["present"]], **more)
+    assert run.rounds[-1]["replies"] == 3
+    is_lost = way.endswith("node")
+    lines = re.findall(r"Client (\d) no longer has its state", caplog.text)
+    assert lines == ["1"] * is_lost
+    # each node says once what it does not keep
+    without = {"kept": 2, "late": 3, "new node": 4, "same node": 3}
+    assert caplog.text.count("This node has no state-dir") == without[way]
 
 
 def test_clients_of_secure_aggregation_reconnect_with_a_new_key(
