@@ -430,7 +430,13 @@ class FglClientApp(ClientApp, ABC):
                 upload = privatize(client, upload, download)
             if config.secure_aggregation:
                 content = pack_masked(
-                    client, context, server_round, message.content, upload, download
+                    self.session,
+                    client,
+                    context,
+                    server_round,
+                    message.content,
+                    upload,
+                    download,
                 )
         if content is None:
             content = upload.to_record()

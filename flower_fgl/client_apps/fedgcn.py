@@ -132,7 +132,9 @@ class FedGCNClientApp(FedAvgClientApp):
         protected = privatize(client, part)
         content = protected.to_record()
         if client.config.secure_aggregation:
-            content = pack_masked(client, context, 0, message.content, protected)
+            content = pack_masked(
+                self.session, client, context, 0, message.content, protected
+            )
         self.keep(client, store, context)
         return Message(content, reply_to=message)
 

@@ -89,6 +89,11 @@ class NodeSettings:
     secure_threshold: float = option(
         0.0, "smallest secure-threshold of a run with secure aggregation", gt=0.5, le=1
     )
+    fixed_roster: bool = option(
+        False,
+        "true: help to open only sums over all clients of the first sum; needs "
+        "secure-aggregation and state-dir",
+    )
     max_releases: int = option(
         0,
         "number of replies with uploads or scores that this node sends in all runs "
@@ -114,7 +119,7 @@ def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
     RunError
         For an unknown key, with the nearest known one, a value of a wrong type or out of
         range, a path that is relative or holds a control character, or ``max-releases``
-        without ``state-dir``.
+        or ``fixed-roster`` without what it needs.
     """
     return _parse(tuple(sorted((k, type(v).__name__, v) for k, v in values.items())))
 
@@ -139,6 +144,13 @@ def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
         raise RunError(
             "The node config is wrong: max-releases needs state-dir, the folder in which "
             "the node counts its replies."
+        )
+    if settings.fixed_roster and not (
+        settings.state_dir and settings.secure_aggregation
+    ):
+        raise RunError(
+            "The node config is wrong: fixed-roster needs secure-aggregation = true, and "
+            "state-dir, the folder in which the node notes the clients of its first sum."
         )
     return settings
 

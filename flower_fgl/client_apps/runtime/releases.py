@@ -1,17 +1,20 @@
-"""Count of a node's replies in all runs, for the node config's ``max-releases``."""
+"""What a node keeps on disk for all runs: its number of replies, and its secure sums."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
+from flower_fgl.core.atomic import make_private_folder, write_file
 from flower_fgl.core.errors import RunError
+from flower_fgl.protocols.secure_aggregation.history import SumHistory
 
-__all__ = ["ReleaseLedger"]
+__all__ = ["ReleaseLedger", "SumLedger"]
 
 
 @dataclass(frozen=True)
@@ -83,26 +86,71 @@ class ReleaseLedger:
             If the limit is reached, or the counter cannot be read or written.
         """
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.folder)
             with FileLock(f"{self.path}.lock"):
                 self.require()
-                self._write(self.count() + 1)
+                data = json.dumps({"releases": self.count() + 1}).encode()
+                write_file(self.path, data, is_private=True)
         except OSError as error:
             raise RunError(
                 "the counter of max-releases cannot be written to its state-dir: "
                 f"{error.strerror}."
             ) from error
 
-    def _write(self, number: int) -> None:
-        """Replace the file; the new content is on the disk when this returns."""
-        scratch = self.path.with_suffix(f".{os.getpid()}.tmp")
-        with open(scratch, "w", encoding="utf-8") as file:
-            json.dump({"releases": number}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, self.path)
-        descriptor = os.open(self.folder, os.O_RDONLY)
+
+@dataclass(frozen=True)
+class SumLedger:
+    """File with the sums of secure aggregation that a node has helped to open.
+
+    Parameters
+    ----------
+    folder : Path
+        The node config's ``state-dir``.
+    owner : str
+        Name of the node's files.
+    """
+
+    folder: Path
+    owner: str
+
+    @property
+    def path(self) -> Path:
+        """File of the sums."""
+        return self.folder / f"sums-{self.owner}.json"
+
+    @contextlib.contextmanager
+    def held(self, *, is_fixed: bool) -> Iterator[SumHistory]:
+        """Read the sums, and write those that were added; other processes wait.
+
+        Parameters
+        ----------
+        is_fixed : bool
+            The node config's ``fixed-roster``.
+
+        Raises
+        ------
+        RunError
+            If the file is damaged, which is never an empty history, or cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._writing():
+                make_private_folder(self.folder)
+                stack.enter_context(FileLock(f"{self.path}.lock"))
+                text = self.path.read_text() if self.path.exists() else "{}"
+                history = SumHistory.from_json(text, is_fixed=is_fixed)
+            known = dict(history.sums)
+            yield history
+            if history.sums != known:
+                with self._writing():
+                    write_file(self.path, history.to_json().encode(), is_private=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Convert an error of the file to one that names the remedy."""
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            yield
+        except (OSError, ValueError) as error:
+            raise RunError(
+                "the history of its secure sums in its state-dir cannot be used. The data "
+                "owner must restore or delete the file sums-*.json there."
+            ) from error

@@ -135,26 +135,37 @@ def answer(session: Session, message: Message, context: Context) -> Message:
     partition_id, _ = agreed_place(read_agreement(message), context)
     store = session.states(config, context)
     state = store.load(context, partition_id)
-    member = Member(partition_id, config, state.group("secure"), run_id=context.run_id)
-    content, kind = message.content, message.metadata.message_type
-    server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
-    reply: Payload
-    if kind.endswith(KEYS):
-        member.identity = _identity(context.node_config)
-        reply = PublicKey.of(member.join())
-    elif kind.endswith(SHARES):
-        member.peers = _pinned(context.node_config)
-        reply = member.offer(server_round, Roster.from_record(content))
-    elif kind.endswith(CHECK):
-        reply = member.check(server_round, Survivors.from_record(content))
-    else:
-        reply = member.reveal(server_round, Confirmations.from_record(content))
+    with session.sums(context, state) as history:
+        member = Member(
+            partition_id,
+            config,
+            state.group("secure"),
+            run_id=context.run_id,
+            history=history,
+        )
+        reply = _reply_of(member, message, context)
     state.set_group("secure", member.memory)
     store.save(context, partition_id, state)
     return Message(reply.to_record(), reply_to=message)
 
 
+def _reply_of(member: Member, message: Message, context: Context) -> Payload:
+    """Return the client's payload for a query."""
+    content, kind = message.content, message.metadata.message_type
+    server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
+    if kind.endswith(KEYS):
+        member.identity = _identity(context.node_config)
+        return PublicKey.of(member.join())
+    if kind.endswith(SHARES):
+        member.peers = _pinned(context.node_config)
+        return member.offer(server_round, Roster.from_record(content))
+    if kind.endswith(CHECK):
+        return member.check(server_round, Survivors.from_record(content))
+    return member.reveal(server_round, Confirmations.from_record(content))
+
+
 def pack_masked(
+    session: Session,
     client: Client,
     context: Context,
     server_round: int,
@@ -166,6 +177,8 @@ def pack_masked(
 
     Parameters
     ----------
+    session : Session
+        Per-process cache, which opens the history of the client's sums.
     client : Client
         The client; its state changes and must be stored before the reply is sent.
     context : Context
@@ -186,22 +199,24 @@ def pack_masked(
     """
     if Peers.record not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()
-    member = Member(
-        client.partition_id,
-        client.config,
-        client.state.group("secure"),
-        run_id=context.run_id,
-    )
     noise = None
     if client.config.upload_noise_model == "distributed":
         noise = _noise_share(client, upload, download)
-    masked = member.mask(
-        server_round,
-        Peers.from_record(content),
-        upload.summands(client.weight),
-        noise=noise,
-        download=download_digest(content),
-    )
+    with session.sums(context, client.state) as history:
+        member = Member(
+            client.partition_id,
+            client.config,
+            client.state.group("secure"),
+            run_id=context.run_id,
+            history=history,
+        )
+        masked = member.mask(
+            server_round,
+            Peers.from_record(content),
+            upload.summands(client.weight),
+            noise=noise,
+            download=download_digest(content),
+        )
     client.state.set_group("secure", member.memory)
     return masked.to_record()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,8 +24,9 @@ from flower_fgl.client_apps.runtime.data import (
     open_client_data,
 )
 from flower_fgl.client_apps.runtime.describe import client_label, owner_key
-from flower_fgl.client_apps.runtime.releases import ReleaseLedger
+from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
 from flower_fgl.client_apps.runtime.state import (
+    ClientState,
     ContextStates,
     FileStates,
     MemoryStates,
@@ -37,11 +39,14 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
+from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.runs.state_files import state_folder
 
 __all__ = ["DataCache", "Session", "choose_device", "data_bytes", "keep_freed_memory"]
 
 CACHE_BYTES = 2 << 30
+SUMS = "secure-sums"
+"""Value of a client's state that holds the history of its secure sums."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Names of options of glibc's ``mallopt``."""
 LARGEST_REUSED, MOST_UNUSED = 32 << 20, 256 << 20
@@ -223,6 +228,33 @@ class Session:
         return ReleaseLedger(
             Path(settings.state_dir), owner_key(node), settings.max_releases
         )
+
+    @contextlib.contextmanager
+    def sums(self, context: Context, state: ClientState) -> Iterator[SumHistory]:
+        """Open the history of a client's secure sums, and keep what is added to it.
+
+        It is in the node's ``state-dir``, for all runs. Without one it is in the client's
+        state, which the caller stores.
+
+        Raises
+        ------
+        RunError
+            If the file cannot be read or written.
+        """
+        settings = parse_node_config(context.node_config)
+        is_fixed = settings.fixed_roster
+        if settings.state_dir:
+            ledger = SumLedger(
+                Path(settings.state_dir), owner_key(context.node_config)
+            )
+            with ledger.held(is_fixed=is_fixed) as history:
+                yield history
+            return
+        text = str(state.values.get(SUMS, "{}"))
+        history = SumHistory.from_json(text, is_fixed=is_fixed)
+        yield history
+        if history.sums:
+            state.values[SUMS] = history.to_json()
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
         """Choose the store of client states.

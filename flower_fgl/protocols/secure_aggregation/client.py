@@ -7,7 +7,7 @@ A round has four messages. Between them the secrets are kept in the client's sta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +16,11 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.protocols.secure_aggregation.history import (
+    SumHistory,
+    client_label,
+    group_of,
+)
 from flower_fgl.protocols.secure_aggregation.identities import (
     IDENTITY_BYTES,
     Identity,
@@ -80,6 +85,9 @@ class Member:
     peers : mapping of bytes to str, optional
         Pinned identities and their owners' names. If given, every client of a roster
         must have one of them.
+    history : SumHistory
+        Sums that the client helped to open. :meth:`reveal` adds one, and the caller must
+        store it before the reply is sent.
     """
 
     partition_id: int
@@ -88,6 +96,7 @@ class Member:
     run_id: int = 0
     identity: Identity | None = None
     peers: Mapping[bytes, str] | None = None
+    history: SumHistory = field(default_factory=SumHistory)
 
     def join(self) -> bytes:
         """Draw the client's key pair for this run and delete all other secrets.
@@ -122,8 +131,9 @@ class Member:
         PayloadError
             If the round is none of the run; if the client has no key or the roster has
             another one; if the roster has fewer than three clients, two equal keys, or a
-            client that is not pinned; or if the client has sent a masked vector in this
-            or a later round.
+            client that is not pinned; if it differs from the first one and the owner
+            fixed that; or if the client has sent a masked vector in this or a later
+            round.
         """
         ids = self._listed(roster.ids, "roster")
         if len(ids) < MIN_SECURE_CLIENTS:
@@ -132,7 +142,10 @@ class Member:
                 f"{len(ids)}."
             )
         self._check_round(server_round)
-        self._check_keys(dict(zip(ids, map(to_bytes, roster.keys), strict=True)))
+        cards = dict(zip(ids, map(to_bytes, roster.keys), strict=True))
+        self._check_keys(cards)
+        labels = [client_label(card, pid) for pid, card in cards.items()]
+        self.history.check_roster(group_of(labels))
         context = view_digest(
             str(self.run_id).encode(), to_bytes(roster.ids), to_bytes(roster.keys)
         )
@@ -166,6 +179,7 @@ class Member:
         self.memory |= {
             "round": torch.tensor(server_round),
             "ids": roster.ids,
+            "labels": from_bytes(labels),
             "pairs": from_bytes(pairs),
             "roster": from_bytes([context]),
             "seed": from_bytes([seed]),
@@ -185,7 +199,7 @@ class Member:
         summands: Mapping[str, Tensor],
         *,
         noise: NoiseShare | None = None,
-        download: bytes = b"",
+        download: bytes = bytes(32),
     ) -> MaskedUpload:
         """Decrypt the other clients' shares, encode the summands and mask them.
 
@@ -199,7 +213,7 @@ class Member:
             Numbers to be summed.
         noise : NoiseShare, optional
             With ``upload-noise-model = "distributed"``: the client's share of the noise.
-        download : bytes
+        download : bytes of length 32
             Hash of the download, which all clients must have received alike.
 
         Raises
@@ -207,8 +221,8 @@ class Member:
         PayloadError
             If the client sent no shares in this round or has already sent its masked
             vector; if the peers are not in the roster, are fewer than the threshold or
-            do not include the client; if a peer's shares cannot be decrypted; or if a
-            summand cannot be encoded.
+            do not include the client; if a peer's shares cannot be decrypted; if an equal
+            download was summed under another roster; or if a summand cannot be encoded.
         """
         self._expect("seed", server_round)
         sampled = self.memory["ids"].tolist()
@@ -219,6 +233,8 @@ class Member:
                 f"at least {need} of the clients {sampled} must have sent shares, "
                 f"got shares of {ids}"
             )
+        labels = dict(zip(sampled, self.memory["labels"], strict=True))
+        self.history.check_download(download, group_of(map(to_bytes, labels.values())))
         pairs = self._pairs(sampled, ids)
         held, mask_keys = self._open_shares(ids, pairs, peers)
         bits, count = self.config.secure_fraction_bits, len(ids)
@@ -253,6 +269,9 @@ class Member:
         self.memory |= {
             "round": torch.tensor(server_round),
             "masked-round": torch.tensor(server_round),
+            "sampled": torch.tensor(sampled),
+            "labels": torch.stack(list(labels.values())),
+            "download": from_bytes([download]),
             "peers": peers.ids,
             "pairs": from_bytes(pairs),
             "threshold": torch.tensor(need),
@@ -270,9 +289,9 @@ class Member:
         Raises
         ------
         PayloadError
-            If the client sent no masked vector in this round or has already replied; or
-            if the survivors are no peers, are fewer than the threshold or do not include
-            the client.
+            If the client sent no masked vector in this round or has already replied; if
+            the survivors are no peers, are fewer than the threshold or do not include the
+            client; or if an equal download was summed over other clients.
         """
         self._expect("held", server_round)
         ids = self.memory["peers"].tolist()
@@ -287,6 +306,7 @@ class Member:
             raise PayloadError(
                 f"a sum must contain at least {need} of the clients {ids}, got {alive}"
             )
+        self.history.check_sum(*self._sum_over(alive))
         seen = view_digest(to_bytes(self.memory["seen"][0]), to_bytes(survivors.ids))
         tags = [
             tag(derive(pair, "check", self.partition_id, pid), seen)
@@ -305,7 +325,8 @@ class Member:
         ------
         PayloadError
             If the client has not confirmed the clients in the sum or has already replied,
-            or if too few other clients confirmed the same.
+            if too few other clients confirmed the same, or if it has since helped to open
+            a sum of an equal download over other clients.
         """
         self._expect("held", server_round)
         if "survivors" not in self.memory:
@@ -331,6 +352,9 @@ class Member:
                 "are needed. Another client disagrees, or the server sent clients "
                 "different messages"
             )
+        opened = self._sum_over(alive)
+        self.history.check_sum(*opened)
+        self.history.add(*opened)
         of_seed, of_key = torch.split(self.memory["held"], SHARE_BYTES, dim=1)
         in_sum = torch.tensor([pid in pairs for pid in ids])
         self._forget()
@@ -367,6 +391,18 @@ class Member:
         if self.peers is not None:
             identity = own[KEY_BYTES : KEY_BYTES + IDENTITY_BYTES]
             check_roster(cards, self.peers, identity, run_id=self.run_id)
+
+    def _sum_over(self, alive: list[int]) -> tuple[bytes, str, str]:
+        """Return the download of the round, its roster, and the clients in its sum."""
+        labels = {
+            pid: to_bytes(label)
+            for pid, label in zip(
+                self.memory["sampled"].tolist(), self.memory["labels"], strict=True
+            )
+        }
+        download = to_bytes(self.memory["download"][0])
+        in_sum = group_of(labels[pid] for pid in alive)
+        return download, group_of(labels.values()), in_sum
 
     def _pairs(self, ids: list[int], wanted: list[int]) -> list[bytes]:
         """Return the keys shared with some of the clients ``ids``."""

@@ -153,6 +153,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("secure-threshold", 0.5, "> 0.5"),
     ("max-releases", 0, ">= 1"),
     ("max-releases", 5, "needs state-dir"),
+    ("fixed-roster", True, "needs secure-aggregation = true, and state-dir"),
     ("max-message-mb", True, "of type float"),
     ("max-message-mb", -1, "> 0"),
     ("worker-idle", -1, ">= 0"),

@@ -79,6 +79,7 @@ class ActiveServer:
         **common: Any,
     ) -> None:
         self.count = count
+        self.common = common
         # without optimizer moments, a repeated round gives the same upload
         base = {**SMALL, "weight_by": "equal", "optimizer_state": "reset", **common}
 
@@ -149,20 +150,23 @@ class ActiveServer:
         upload = MaskedUpload.from_record(reply, 1 + num_entries(self.summands))
         return upload.vector.numpy().view(np.uint64).copy()
 
-    def check(self, pid: int, alive: Iterable[int]) -> dict[int, torch.Tensor]:
+    def check(
+        self, pid: int, alive: Iterable[int], server_round: int = 1
+    ) -> dict[int, torch.Tensor]:
         ids = sorted(alive)
         payload = Survivors(torch.tensor(ids))
-        reply = self.ask(pid, "query.secure_check", payload.to_record())
+        reply = self.ask(pid, "query.secure_check", payload.to_record(), server_round)
         return dict(zip(ids, Tags.from_record(reply, len(ids)).tags, strict=True))
 
     def unmask(
-        self, pid: int, peers: Iterable[int], codes: Mapping[int, torch.Tensor]
-    ) -> dict[int, bytes]:
+        self, pid: int, peers: Iterable[int], codes: Mapping[int, torch.Tensor],
+        server_round: int = 1,
+    ) -> dict[int, bytes]:  # fmt: skip
         ids = sorted(peers)
         payload = Confirmations(
             torch.tensor(sorted(codes)), torch.stack([codes[p] for p in sorted(codes)])
         )
-        reply = self.ask(pid, "query.secure_unmask", payload.to_record())
+        reply = self.ask(pid, "query.secure_unmask", payload.to_record(), server_round)
         shares = Reveal.from_record(reply, len(ids)).shares
         return dict(zip(ids, map(to_bytes, shares), strict=True))
 
@@ -175,19 +179,21 @@ class ActiveServer:
         *,
         helpers: Iterable[int] = (),
         weights: Mapping[int, Weights] | None = None,
+        server_round: int = 1,
     ) -> tuple[dict[int, Vector], dict[int, dict[int, bytes]]]:
         """Run a round with other lists for each client; return uploads and shares.
 
         ``helpers`` are clients that give the server all their secrets.
         """
         for pid, roster in rosters.items():
-            self.offers[pid] = self.shares(pid, roster)
+            self.offers[pid] = self.shares(pid, roster, server_round=server_round)
+        own = weights or {}
         vectors = {
-            pid: self.train(pid, peers[pid], rosters, (weights or {}).get(pid))
+            pid: self.train(pid, peers[pid], rosters, own.get(pid), server_round)
             for pid in peers
         }
         asked = [pid for pid in peers if pid not in set(helpers)]
-        codes = {pid: self.check(pid, alive[pid]) for pid in asked}
+        codes = {pid: self.check(pid, alive[pid], server_round) for pid in asked}
         revealed = {}
         for pid in asked:
             # the server makes up codes of clients that made none for this one
@@ -195,7 +201,7 @@ class ActiveServer:
             received = {p: codes[p].get(pid, made_up) for p in asked}
             for helper in helpers:
                 received[helper] = self.forge(helper, pid, sorted(alive[pid]))
-            revealed[pid] = self.unmask(pid, peers[pid], received)
+            revealed[pid] = self.unmask(pid, peers[pid], received, server_round)
         return vectors, revealed
 
     def secrets(self, pid: int) -> dict[str, torch.Tensor]:
@@ -242,7 +248,7 @@ class ActiveServer:
         return decode(total, {"witness": (), **self.summands}, fraction_bits=24)
 
     def error_of(self, found: Mapping[str, torch.Tensor], pid: int) -> float:
-        truth = ActiveServer(self.count, secure=False)
+        truth = ActiveServer(self.count, secure=False, **self.common)
         reply = truth.ask(pid, "train", truth.weights.to_record())
         upload = Weights.from_record(reply, self.shapes).tensors
         return max(

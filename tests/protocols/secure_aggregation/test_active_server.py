@@ -23,6 +23,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation import client as client_side
 from flower_fgl.protocols.secure_aggregation.client import Member
+from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.protocols.secure_aggregation.identities import Identity, load_identity
 from flower_fgl.protocols.secure_aggregation.messages import (
     Reveal,
@@ -30,6 +31,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     from_bytes,
     to_bytes,
 )
+from flower_fgl.protocols.secure_aggregation.quantization import Vector
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
 from flower_fgl.simulation.local_grid import task_identity
 from tests.protocols.secure_aggregation.active_server import (
@@ -262,6 +264,7 @@ def test_control_a_replayed_round_opens_an_upload(
         member.memory.clear()
         return original(member)
 
+    no_history(monkeypatch)
     monkeypatch.setattr(Member, "join", join)
     monkeypatch.setattr(ClientState, "claim", lambda *_, **__: None)
     server = ActiveServer(4)
@@ -275,6 +278,187 @@ def test_rounds_that_the_run_does_not_have_are_refused(number: int) -> None:
     server.describe()
     with pytest.raises(Refused, match=f"rounds 1 to 2, got round {number}"):
         server.shares(0, range(3), server_round=number)
+
+
+# ------------------------------------ two rounds with one download, all messages honest
+QUIET = {"dropout": 0.0}
+"""Then two rounds with one download give the same uploads."""
+EVERYONE, OTHERS = [0, 1, 2, 3], [1, 2, 3]
+
+
+def summed(
+    server: ActiveServer,
+    roster: list[int],
+    alive: list[int],
+    server_round: int,
+    weights: Weights | None = None,
+) -> Vector:
+    """Return the sum over some clients of a roster, as an honest server gets it."""
+    lists = dict.fromkeys(roster, roster)
+    down = dict.fromkeys(roster, weights) if weights else None
+    for pid in roster:
+        server.offers[pid] = server.shares(pid, roster, server_round=server_round)
+    own = down or {}
+    vectors = {
+        pid: server.train(pid, roster, lists, own.get(pid), server_round)
+        for pid in roster
+    }
+    codes = {pid: server.check(pid, alive, server_round) for pid in alive}
+    revealed = {
+        pid: server.unmask(pid, roster, {p: codes[p][pid] for p in alive}, server_round)
+        for pid in alive
+    }
+    total = server.sum_of(vectors, revealed, alive, 3)
+    for lost in set(roster) - set(alive):
+        secret = rebuild({p + 1: revealed[p][lost] for p in alive}, 3)
+        agreement = client_side.KeyAgreement(secret, server_round)
+        keys = {
+            pid: agreement.key(
+                to_bytes(server.offers[pid].mask_key), "mask", *sorted((lost, pid))
+            )
+            for pid in alive
+        }
+        client_side.add_masks(total, partition_id=lost, pair_keys=keys)
+    return total
+
+
+def open_by_two_rounds(
+    server: ActiveServer, roster: list[int], weights: Weights | None = None
+) -> float:
+    """Subtract a sum without client 0 from a sum of all."""
+    first = summed(server, EVERYONE, EVERYONE, 1)
+    return server.error(first - summed(server, roster, OTHERS, 2, weights), 0)
+
+
+def no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients forget the sums that they helped to open."""
+    monkeypatch.setattr(SumHistory, "add", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("roster", "match"),
+    [
+        (OTHERS, "answered an equal download under another roster"),
+        # the roster is the same, but the server says that client 0 has dropped out
+        (EVERYONE, "a sum of an equal download over other clients"),
+    ],
+)
+def test_two_sums_of_one_download_over_other_clients_are_refused(
+    roster: list[int], match: str
+) -> None:
+    server = ActiveServer(4, **QUIET)
+    server.describe()
+    with pytest.raises(Refused, match=match):
+        open_by_two_rounds(server, roster)
+
+
+@pytest.mark.parametrize("roster", [OTHERS, EVERYONE])
+def test_control_two_sums_of_one_download_open_an_upload(
+    monkeypatch: pytest.MonkeyPatch, roster: list[int]
+) -> None:
+    no_history(monkeypatch)
+    server = ActiveServer(4, **QUIET)
+    server.describe()
+    assert open_by_two_rounds(server, roster) <= 2 * OPENED
+
+
+def test_a_download_is_summed_again_over_the_same_clients() -> None:
+    server = ActiveServer(4, **QUIET)
+    server.describe()
+    first = summed(server, EVERYONE, EVERYONE, 1)
+    assert np.array_equal(first, summed(server, EVERYONE, EVERYONE, 2))
+
+
+def test_a_round_without_a_sum_leaves_no_history() -> None:
+    server = ActiveServer(4, **QUIET)
+    server.describe()
+    for pid in EVERYONE:
+        server.offers[pid] = server.shares(pid, EVERYONE)
+    for pid in OTHERS:
+        server.train(pid, EVERYONE, dict.fromkeys(EVERYONE, EVERYONE))
+    total = summed(server, OTHERS, OTHERS, 2)
+    assert float(server.decode(total)["witness"]) == 3
+
+
+def nudged(weights: Weights) -> Weights:
+    """Change one weight by one unit in its last place."""
+    made = {n: t.clone() for n, t in weights.tensors.items()}
+    flat = next(iter(made.values())).view(-1)
+    flat[0] = torch.nextafter(flat[0], torch.tensor(torch.inf))
+    return Weights(made)
+
+
+def test_a_slightly_other_download_still_opens_an_upload() -> None:
+    # documented in docs/secure-aggregation.md: only noise or a fixed roster closes this
+    server = ActiveServer(4, **QUIET)
+    server.describe()
+    assert open_by_two_rounds(server, OTHERS, nudged(server.weights)) <= 1e-5
+
+
+def with_folders(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
+    """Give each client a state-dir, and further keys of the node config."""
+    return {p: {"state-dir": str(folder / str(p)), **more} for p in EVERYONE}
+
+
+FIXED = {"fixed-roster": True, "secure-aggregation": True}
+
+
+@pytest.mark.parametrize(
+    ("roster", "match"),
+    [
+        (OTHERS, "the roster differs from that of the first sum"),
+        (EVERYONE, "clients of the roster are missing in the sum"),
+    ],
+)
+def test_with_a_fixed_roster_no_other_download_helps(
+    tmp_path: Path, roster: list[int], match: str
+) -> None:
+    server = ActiveServer(4, node_configs=with_folders(tmp_path, **FIXED), **QUIET)
+    server.describe()
+    with pytest.raises(Refused, match=match):
+        open_by_two_rounds(server, roster, nudged(server.weights))
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_the_history_holds_in_all_runs_of_a_node(
+    tmp_path: Path, is_fixed: bool
+) -> None:
+    configs = with_folders(tmp_path, **FIXED if is_fixed else {})
+    first = ActiveServer(4, node_configs=configs, **QUIET)
+    first.describe()
+    summed(first, EVERYONE, EVERYONE, 1)
+    second = ActiveServer(4, node_configs=configs, **QUIET)  # with empty states
+    second.describe()
+    with pytest.raises(Refused, match="roster"):
+        summed(second, OTHERS, OTHERS, 1)
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/sums-*.json")}
+    assert modes == {0o600}
+
+
+def test_a_damaged_history_is_no_empty_one(tmp_path: Path) -> None:
+    server = ActiveServer(4, node_configs=with_folders(tmp_path), **QUIET)
+    server.describe()
+    summed(server, EVERYONE, EVERYONE, 1)
+    (path,) = (tmp_path / "1").glob("sums-*.json")
+    for text in ("", "[]", '{"a": 1}', '{"a": ["b"]}'):
+        path.write_text(text)
+        with pytest.raises(Refused, match=r"delete the file sums-\*\.json"):
+            server.shares(1, EVERYONE, server_round=2)
+
+
+def test_an_owner_is_known_by_its_identity_in_all_runs(tmp_path: Path) -> None:
+    # the server gives the owners other numbers in another run
+    keys = owners(tmp_path, 4)
+    homes = with_folders(tmp_path)
+    first = ActiveServer(4, node_configs={p: keys[p] | homes[p] for p in keys}, **QUIET)
+    first.describe()
+    summed(first, EVERYONE, EVERYONE, 1)
+    order = {0: 0, 1: 2, 2: 1, 3: 3}
+    again = {p: keys[q] | homes[p] for p, q in order.items()}
+    second = ActiveServer(4, node_configs=again, **QUIET)
+    second.describe()
+    total = summed(second, EVERYONE, EVERYONE, 1)
+    assert float(second.decode(total)["witness"]) == 4
 
 
 # ---------------------------------------------------------------- what else may differ
