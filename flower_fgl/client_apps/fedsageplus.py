@@ -35,6 +35,7 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedsageplus_graphs import (
     impaired_of,
+    judged_features,
     keep_mended,
     mended_data,
     noise_of,
@@ -74,9 +75,11 @@ class FedSagePlusClientApp(FedAvgClientApp):
     1. The feature loss uses as many vectors per node as it has hidden neighbours, at most
        ``max-neighbours``. The paper uses as many as dGen predicts. These may be none, and
        then fGen would learn nothing until dGen has learned.
-    2. The returned gradient is that of fGen's weights, summed over nodes. The gradient of
-       the generated features would be 2(x̃ − x) and reveal the features of the client that
-       computes it.
+    2. The returned gradient is that of fGen's weights, summed over nodes. It reveals the
+       features of the nodes that it was computed from: the gradient of the last bias is
+       a multiple of x̃ − x if one node is shown. Of more nodes the gradient of the last
+       weight is a sum of outer products with activations that the server knows. So
+       with ``min-class-count`` above 1 the targets are means over groups of nodes.
     3. With its one generator a client mends the graph it trains on and every graph it is
        evaluated on, including those of other nodes or of a new client.
     4. Nodes are hidden among the validation nodes, or among all nodes if the training graph
@@ -288,14 +291,18 @@ def judge_generator(client: Client, shown: GeneratorState) -> dict[str, Tensor]:
     Returns
     -------
     dict of str to Tensor
-        Gradient of every weight of fGen, on the CPU; empty if ``shown`` is empty.
+        Gradient of every weight of fGen, on the CPU; empty if ``shown`` is empty, and zero
+        if the client has fewer nodes than ``min-class-count``.
     """
     if not len(shown.counts):
         return {}
+    features = judged_features(client)
+    if not features.shape[0]:
+        return {name: torch.zeros_like(part) for name, part in shown.tensors.items()}
     network = feature_generator(client, shown.tensors)
     counts = shown.counts.long().to(client.device)
     made = network.generate(shown.inputs.to(client.device), counts)
-    loss = match_loss(made, client.data.inputs[0].x)
+    loss = match_loss(made, features)
     loss.backward()  # type: ignore[no-untyped-call]
     return {
         name: weight.grad.cpu()

@@ -12,6 +12,7 @@ from flower_fgl.algorithms.fedsageplus import (
     HiddenNodes,
     MendedGraph,
     NeighbourGenerator,
+    group_means,
     hide_nodes,
 )
 from flower_fgl.client_apps.runtime.client import Client
@@ -19,7 +20,7 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.seeds import torch_generator
 
-__all__ = ["impaired_of", "keep_mended", "mended_data", "noise_of"]
+__all__ = ["impaired_of", "judged_features", "keep_mended", "mended_data", "noise_of"]
 
 HIDDEN_SHARE = 0.5
 """Share of the validation nodes that are hidden to train the generator."""
@@ -46,6 +47,23 @@ def impaired_of(client: Client) -> HiddenNodes:
         is_hidden[eligible[order[:num_hidden]]] = True
         data.memo[key] = hide_nodes(data.inputs[0], is_hidden.to(client.device))
     found: HiddenNodes = data.memo[key]
+    return found
+
+
+def judged_features(client: Client) -> torch.Tensor:
+    """Return the rows with which a client compares what others generate.
+
+    They are the features of its training graph. With ``min-class-count`` above 1 they are
+    the means of groups of at least so many nodes: the gradient reveals each row that it
+    was computed from.
+    """
+    x, least = client.data.inputs[0].x, client.config.min_class_count
+    if least == 1:
+        return x
+    key = ("judged", least)
+    if key not in client.data.memo:
+        client.data.memo[key] = group_means(x, least)
+    found: torch.Tensor = client.data.memo[key]
     return found
 
 

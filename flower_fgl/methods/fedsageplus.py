@@ -69,6 +69,8 @@ METHOD = Method(
         "embeddings of single nodes, which the server passes on to other owners",
         "the number of hidden neighbours of each of these nodes, passed on likewise",
         "the weights of a generator of missing neighbours",
+        "gradients that reveal features: those of single nodes, and with "
+        "min-class-count above 1 means of groups of so many nodes",
     ),
     defaults={"model": "graphsage"},
     graphs=False,

@@ -101,6 +101,75 @@ def test_an_empty_generator_state_gives_an_empty_gradient(
     assert judge_generator(client, shown_by(lonely)) == {}
 
 
+def crafted(num_nodes: int) -> GeneratorState:
+    """Show nodes whose last hidden activations are linearly independent.
+
+    Node i has the input i + 1, and unit k of the second layer the activation
+    max(0, i + 1 - k).
+    """
+    inputs = torch.zeros(num_nodes, 4)
+    inputs[:, 0] = torch.arange(1.0, num_nodes + 1)
+    first, second = torch.zeros(3, 4), torch.zeros(7, 3)
+    first[0, 0] = second[:, 0] = 1
+    drawn = torch.Generator().manual_seed(0)
+    tensors = {
+        "0.weight": first,
+        "0.bias": torch.zeros(3),
+        "2.weight": second,
+        "2.bias": -torch.arange(7.0),
+        "4.weight": 0.05 * torch.randn(30, 7, generator=drawn),
+        "4.bias": torch.zeros(30),
+    }
+    return GeneratorState(tensors, inputs, torch.ones(num_nodes, dtype=torch.uint8))
+
+
+def rows_opened(client: Client, shown: GeneratorState) -> torch.Tensor:
+    """Compute the rows that a judge compared with, from the answer to one message."""
+    gradient = feedback_on(client, shown).tensors["4.weight"][:6]
+    network = fedsageplus.feature_generator(client, shown.tensors)
+    with torch.no_grad():
+        hidden = shown.inputs
+        for layer in list(network.children())[:4]:
+            hidden = layer(hidden)
+        made = network.generate(shown.inputs, shown.counts.long())
+    of_outputs = torch.linalg.lstsq(hidden.T.double(), gradient.T.double()).solution
+    share = 2 / made.numel() * (1 - made.square())
+    return (made - of_outputs / share).float()
+
+
+@pytest.mark.parametrize("num_nodes", [1, 6])
+def test_control_a_gradient_reveals_the_features_of_single_nodes(
+    toy: NodeDataset, generator: torch.Generator, num_nodes: int
+) -> None:
+    # documented in docs/security.md; showing many nodes does not prevent it
+    client = sage_client(replace(toy, x=torch.randn(6, 6, generator=generator)))
+    found = rows_opened(client, crafted(num_nodes))
+    distance = torch.cdist(found, client.data.inputs[0].x).min(dim=1).values
+    assert float(distance.max()) < 1e-4
+
+
+@pytest.mark.parametrize("num_nodes", [1, 6])
+def test_with_min_class_count_a_gradient_reveals_means_of_so_many_nodes(
+    toy: NodeDataset, generator: torch.Generator, num_nodes: int
+) -> None:
+    noisy = replace(toy, x=torch.randn(6, 6, generator=generator))
+    client = sage_client(noisy, min_class_count=3)
+    x = client.data.inputs[0].x
+    found = rows_opened(client, crafted(num_nodes))
+    assert float(torch.cdist(found, x).min()) > 0.5
+    means = torch.stack([x[:3].mean(dim=0), x[3:].mean(dim=0)])
+    assert float(torch.cdist(found, means).min(dim=1).values.max()) < 1e-4
+
+
+def test_a_judge_with_fewer_nodes_than_min_class_count_answers_with_zeros(
+    toy: NodeDataset,
+) -> None:
+    client = sage_client(toy, min_class_count=7)
+    found = feedback_on(client, crafted(1)).tensors
+    assert set(found) == set(crafted(1).tensors)
+    assert not any(bool(part.any()) for part in found.values())
+
+
 def huge(shown: GeneratorState) -> GeneratorState:
     """Return the largest weights and inputs of a message; fGen's outputs are ∞ − ∞."""
     bad = {name: torch.full_like(t, LARGEST) for name, t in shown.tensors.items()}

@@ -5,6 +5,7 @@ from flower_fgl.algorithms.fedsageplus.generator import (
     NeighbourGenerator,
     closest_rows,
     generator_loss,
+    group_means,
     match_loss,
     noise_like,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "NeighbourGenerator",
     "closest_rows",
     "generator_loss",
+    "group_means",
     "hide_nodes",
     "match_loss",
     "noise_like",

@@ -20,7 +20,7 @@ from flower_fgl.nn.pyg import SAGEConv
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["FeatureGenerator", "NeighbourGenerator", "closest_rows"]
-__all__ += ["generator_loss", "match_loss", "noise_like"]
+__all__ += ["generator_loss", "group_means", "match_loss", "noise_like"]
 
 CHUNK = 1 << 24
 """Number of distances computed at once: 64 MB."""
@@ -211,9 +211,42 @@ def _row_squares(x: Tensor) -> Tensor:
     """Return the squared norm of each row."""
     if x.layout != torch.sparse_csr:
         return x.square().sum(dim=1)
+    return index_sum(x.values().square(), _rows_of(x), x.shape[0])
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """Return the row of each stored entry of a sparse CSR matrix."""
     number = torch.arange(x.shape[0], device=x.device)
-    row = number.repeat_interleave(x.crow_indices().diff())
-    return index_sum(x.values().square(), row, x.shape[0])
+    return number.repeat_interleave(x.crow_indices().diff())
+
+
+def group_means(x: Tensor, least: int) -> Tensor:
+    """Average groups of consecutive rows, so that no result belongs to a single row.
+
+    The groups depend on nothing but the order of the rows: with other groups in another
+    run, differences of means would be differences of single rows.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float
+        Strided or sparse CSR.
+    least : int, positive
+        Rows of each group; the last one has up to 2·least - 1.
+
+    Returns
+    -------
+    Tensor of shape (N // least, d), strided
+    """
+    size, width = x.shape
+    number = size // least
+    if not number:
+        return x.new_zeros((0, width), layout=torch.strided)
+    group = (torch.arange(size, device=x.device) // least).clamp(max=number - 1)
+    counts = torch.bincount(group).unsqueeze(1)
+    if x.layout != torch.sparse_csr:
+        return index_sum(x, group, number) / counts
+    entry = group[_rows_of(x)] * width + x.col_indices()
+    return index_sum(x.values(), entry, number * width).view(number, width) / counts
 
 
 def match_loss(

@@ -12,6 +12,7 @@ from flower_fgl.algorithms.fedsageplus import (
     NeighbourGenerator,
     closest_rows,
     generator_loss,
+    group_means,
     hide_nodes,
     match_loss,
 )
@@ -56,6 +57,18 @@ def test_the_feature_loss_of_two_vectors_by_hand(is_sparse: bool) -> None:
     assert loss.item() == pytest.approx(2 / 4)
     # derivative 2·(made − nearest) / 4
     torch.testing.assert_close(made.grad, torch.tensor([[0.0, 0.5], [0.0, 0.5]]))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_group_means_are_those_of_consecutive_rows(
+    generator: torch.Generator, is_sparse: bool
+) -> None:
+    x = torch.randn(7, 4, generator=generator)
+    x[x < 0] = 0
+    found = group_means(sparse(x) if is_sparse else x, 3)
+    expected = torch.stack([x[:3].mean(dim=0), x[3:].mean(dim=0)])
+    torch.testing.assert_close(found, expected)
+    assert group_means(x, 8).shape == (0, 4)
 
 
 def test_without_vectors_the_feature_loss_is_zero() -> None:
