@@ -39,7 +39,7 @@ class StateKeeper(Protocol):
         """Replace the client states of the run with those of a folder."""
 
 
-def state_file(folder: Path, run_id: int, partition_id: int) -> Path:
+def state_file(folder: Path, run_id: int, partition_id: int, owner: str = "") -> Path:
     """Return the path of a client's state file.
 
     Parameters
@@ -48,8 +48,12 @@ def state_file(folder: Path, run_id: int, partition_id: int) -> Path:
         The setting ``state-dir``.
     run_id, partition_id : int
         Flower's run ID, and the partition ID of the client.
+    owner : str
+        Name of a data owner's files. The server chooses the owner's partition ID, so
+        without this name two owners with one folder could get each other's states.
     """
-    return folder / f"{run_id}-{partition_id:06d}.safetensors"
+    name = f"{owner}-{partition_id:06d}" if owner else f"{partition_id:06d}"
+    return folder / f"{run_id}-{name}.safetensors"
 
 
 def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:

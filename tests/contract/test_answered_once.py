@@ -12,7 +12,10 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.core.errors import FglError, RunError
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import CONFIG, INFO
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.simulation.local_grid import carry
@@ -29,6 +32,58 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 NOISY = {"upload_clip": 0.5, "upload_noise": 2.0}
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_resume_query_does_not_replace_the_models_of_this_run(
+    is_restored: bool,
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", rounds=1)
+    home = {**nodes[0], "model-dir": str(tmp_path / "models")}
+    for run_id, learning_rate in ((7, 1e-4), (8, 0.05)):
+        victim = Node(home, {**values, "lr": learning_rate}, run_id=run_id)
+        victim.ask(sent["train"][0])
+    before, kept = (
+        next((tmp_path / "models").glob(f"{run_id}-*")) / "model.safetensors"
+        for run_id in (7, 8)
+    )
+    own = kept.read_bytes()
+    assert own != before.read_bytes()
+    point = {"run-id": "7", "server-round": 1, "is-restored": is_restored}
+    content = RecordDict(
+        {CONFIG: ConfigRecord(point), AGREEMENT: sent["train"][0].content[AGREEMENT]}
+    )
+    if is_restored:
+        victim.send(content, "query.resume")
+    else:
+        with pytest.raises(FglError, match="does not rewind"):
+            victim.send(content, "query.resume")
+    assert kept.read_bytes() == own
+
+
+def test_two_owners_with_one_state_dir_never_see_each_others_state(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", evaluate="local")
+    shared = {"state-dir": str(tmp_path / "states")}
+    ash = Node({**nodes[0], **shared}, values)
+    ash.ask(sent["train"][0])
+    # the server gives birch the number of ash, in this run and in a resumed one
+    birch = Node({**nodes[1], **shared}, values)
+    point = {"run-id": "7", "server-round": 1, "is-restored": False}
+    resume = RecordDict(
+        {CONFIG: ConfigRecord(point), AGREEMENT: sent["train"][0].content[AGREEMENT]}
+    )
+    resumed = Node({**nodes[1], **shared}, values, run_id=8)
+    assert resumed.send(resume, "query.resume")[INFO]["round"] == 0
+    store = Session().states(parse_config(values), birch.context)
+    for node in (birch, resumed):
+        assert store.load(node.context, 0) == ClientState()
+    own = Session().states(parse_config(values), ash.context)
+    assert own.load(ash.context, 0).group("model")
 
 
 def test_150_requests_for_one_round_give_one_noised_answer(

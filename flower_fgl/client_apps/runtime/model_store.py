@@ -114,7 +114,8 @@ def copy_model_of_run(
 ) -> None:
     """Copy the best model of an interrupted run into the resumed run.
 
-    A model of a round after the checkpoint is not copied, since that round runs again.
+    A model of a round after the checkpoint is not copied, since that round runs again. A
+    model that this run has saved is never replaced: the server sends the query.
 
     Parameters
     ----------
@@ -139,7 +140,8 @@ def copy_model_of_run(
         return
     try:
         card = read_card(before)
-        if card is not None and card.round <= server_round:
+        is_early = card is not None and card.round <= server_round
+        if is_early and read_card(now) is None:
             make_private_folder(now)
             for file in (MODEL, CARD_FILE):
                 data = (before / file).read_bytes()

@@ -279,7 +279,8 @@ class FileStates(StateStore):
         server. 0 keeps only the current state.
     owner : str
         Name of a data owner's files. Its partition-id comes from the server, and must
-        not change in a run: under another number it would have an empty state.
+        not change in a run: under another number it would have an empty state. Owners
+        with one folder have files of their own.
     is_synced : bool
         Whether states are synced to disk, so that they outlive a power failure. It takes
         about 3 ms for each state.
@@ -302,7 +303,7 @@ class FileStates(StateStore):
         """Return the file of a client, whose number in this run never changes."""
         if self.owner and partition_id >= 0:
             self._bind(context.run_id, partition_id)
-        return state_file(self.folder, context.run_id, partition_id)
+        return state_file(self.folder, context.run_id, partition_id, self.owner)
 
     def _bind(self, run_id: int, partition_id: int) -> None:
         """Keep the first partition-id that a data owner got in a run; refuse others."""
@@ -380,23 +381,29 @@ class FileStates(StateStore):
     ) -> None:
         """Restore the state of a round; an empty one if the client had not trained yet."""
         path = self._path(context, partition_id)
-        source = state_file(self.folder, run_id, partition_id)
-        newest = _round_of(source)
+        source = state_file(self.folder, run_id, partition_id, self.owner)
         try:
-            if source != path and source.exists():
-                keep_file(source, source)  # the interrupted run needs no secrets
-            if _kept_at(source, server_round).exists():
-                link_file(_kept_at(source, server_round), path)
-            elif newest is not None and newest <= server_round:
-                link_file(source, path)
-            else:
-                path.unlink(missing_ok=True)
-            if path.exists():
-                self._forget_later(path, server_round)
+            make_private_folder(self.folder)
+            with FileLock(f"{path}.lock"):
+                self._restore(source, path, server_round)
         except OSError as error:
             raise RunError(
                 f"Cannot write client state {path}: {error}. Check state-dir."
             ) from error
+
+    def _restore(self, source: Path, path: Path, server_round: int) -> None:
+        """Replace a client's state by that of a round in the interrupted run."""
+        newest = _round_of(source)
+        if source != path and source.exists():
+            keep_file(source, source)  # the interrupted run needs no secrets
+        if _kept_at(source, server_round).exists():
+            link_file(_kept_at(source, server_round), path)
+        elif newest is not None and newest <= server_round:
+            link_file(source, path)
+        else:
+            path.unlink(missing_ok=True)
+        if path.exists():
+            self._forget_later(path, server_round)
 
     def _forget_later(self, path: Path, server_round: int) -> None:
         """Let a rewound client answer the rounds after the checkpoint again.
