@@ -88,7 +88,8 @@ def build_model(
         The name can also request the linear head.
     initialise : bool
         Draw initial parameters from torch's global generator. Otherwise parameters are
-        uninitialised memory: load a complete state before use.
+        uninitialised memory: load a complete state before use. On ``torch.device("meta")``
+        they take none, whatever the sizes are.
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of pairs of nodes, see :func:`~flower_fgl.nn.link.make_decoder`; the
         embeddings are then as wide as the hidden layers, whatever ``num_classes`` is.
@@ -138,6 +139,7 @@ def build_model(
         readout,
         has_linear_head or model_name.has_linear_head,
         link,
+        torch.get_default_device().type == "meta",
     )
     model = _copy_structure(template)
     if initialise:
@@ -335,8 +337,12 @@ def _template(
     readout: bool,
     has_linear_head: bool,
     link: str,
+    is_measured: bool,
 ) -> Backbone:
-    """Construct a backbone without drawing from the global generator."""
+    """Construct a backbone without drawing from the global generator.
+
+    If it ``is_measured`` only, buffers have no values either.
+    """
 
     def construct() -> Backbone:
         return MODELS[name](
@@ -356,7 +362,7 @@ def _template(
             "meta"
         ):  # a network too large for the memory is only measured
             model = construct()
-        if next(model.buffers(), None) is not None:
+        if not is_measured and next(model.buffers(), None) is not None:
             model = construct()
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):

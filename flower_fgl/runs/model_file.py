@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,9 +24,10 @@ from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
 from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import FglError, RunError
+from flower_fgl.core.model_spec import read_model
 from flower_fgl.core.options import Scalar, parse_settings
 from flower_fgl.methods import METHODS
-from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.nn import MODELS, Backbone, build_model
 from flower_fgl.nn.normalize import RepNorm
 from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.writer import RunWriter
@@ -37,6 +39,21 @@ CARD_KEY = "flower-fgl"
 SCALING = ("features/mean", "features/std")
 EDGE_SCALING = ("edge features/mean", "edge features/std")
 """Tensors beside the weights that hold a data owner's feature statistics."""
+
+LARGEST = {
+    "num_features": 10**9,
+    "hidden_channels": 10**9,
+    "num_layers": 1000,
+    "round": 10**9,
+}
+"""Largest numbers in a description. A layer takes time to build, whatever its size is."""
+LONGEST = 300
+"""Characters of a text in a description."""
+CHOICES = {
+    "scaling": ("none", "rows", "kept", "own", "lost"),
+    "rep_norm": ("", "l2", "tanh", "none"),
+}
+LINKS = r"(dot|mlp|edge:[0-9]{1,9}x[0-9]{1,9})?"
 
 
 @dataclass(frozen=True)
@@ -119,11 +136,13 @@ class ModelCard:
 
         Raises
         ------
-        ValueError, TypeError
-            If an entry is missing or unknown.
+        ValueError
+            If an entry is missing or unknown, or has a wrong type or range.
         """
-        values: dict[str, Any] = json.loads(text)
-        read = {key.replace("-", "_"): value for key, value in values.items()}
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("it must be a JSON object")
+        read: dict[str, Any] = {k.replace("-", "_"): v for k, v in values.items()}
         # absent from files of earlier versions
         later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
         later |= {"multi_label"}
@@ -131,9 +150,56 @@ class ModelCard:
         absent = needed - read.keys()
         if absent:
             raise ValueError(f"{sorted(absent)} missing")
+        known = {f.name: f.default for f in fields(cls)}
+        read = {"settings": {}, "feature_names": []} | read
+        for name, value in read.items():
+            if name not in known:
+                raise ValueError(f"{name[:50]!r} is no entry")
+            if not _is_plausible(name, value):
+                shown = repr(value)[:50].encode("ascii", "backslashreplace").decode()
+                raise ValueError(f"{name} must not be {shown}")
+        if len(read["feature_names"]) not in (0, read["num_features"]):
+            raise ValueError("feature_names must have one name for each feature")
         read["class_names"] = tuple(read["class_names"])
-        read["feature_names"] = tuple(read.get("feature_names", ()))
+        read["feature_names"] = tuple(read["feature_names"])
         return cls(**read)
+
+
+def _is_plausible(name: str, value: object) -> bool:
+    """Return whether an entry of a description may have a value.
+
+    The file may come from others: texts are printed, and sizes decide how much is built.
+    """
+    if name in ("class_names", "feature_names"):
+        return (
+            isinstance(value, list)
+            and all(map(_is_line, value))
+            and len(set(value)) == len(value)
+        )
+    if name in ("classifies_graphs", "multi_label"):
+        return isinstance(value, bool)
+    if name == "settings":
+        return isinstance(value, dict) and all(
+            _is_line(key) and (_is_line(entry) or isinstance(entry, int | float))
+            for key, entry in value.items()
+        )
+    if name == "validation":
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value is None or (is_number and 0 <= value <= 1)  # type: ignore[operator]
+    if name in LARGEST:
+        least = 0 if name == "round" else 1
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return is_number and least <= value <= LARGEST[name]  # type: ignore[operator]
+    if name == "link":
+        return isinstance(value, str) and bool(re.fullmatch(LINKS, value))
+    if name in CHOICES:
+        return value in CHOICES[name]
+    return _is_line(value)
+
+
+def _is_line(value: object) -> bool:
+    """Return whether a value is one line of printable text of limited length."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +298,7 @@ def read_card(folder: Path) -> ModelCard | None:
         raise RunError(
             f"{path} is not a model file, or is damaged: {error}."
         ) from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} does not describe the network of its weights ({error}): another "
             "program or an earlier version wrote it. Train the model again."
@@ -267,35 +333,78 @@ def load_model(folder: Path) -> SavedModel:
             "SuperNode saved a model, or a run folder. Methods that send no weights save "
             "no model in the run folder."
         )
-    tensors = safetensors.torch.load_file(folder / MODEL)
-    scaling, edge_scaling = (
-        _pop_pair(tensors, names) for names in (SCALING, EDGE_SCALING)
-    )
     try:
+        tensors = safetensors.torch.load_file(folder / MODEL)
+        scaling, edge_scaling = (
+            _statistics(card, tensors, names) for names in (SCALING, EDGE_SCALING)
+        )
+        if _can_be_measured(card):
+            # what others describe is compared before it takes memory
+            with torch.device("meta"):
+                _require_fit(card, _build(card, tensors), tensors)
         model = _build(card, tensors)
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        expected = state_shapes(model)
-        if found != expected:
-            reason = (
-                f": {card.method} predicts with its own network, which the file does not "
-                "describe"
-            )
-            is_own = found.keys() - expected.keys()
-            raise RunError(
-                f"its weights do not match {card.model}{reason if is_own else ''}"
-            )
-    except (FglError, TypeError) as error:
+        _require_fit(card, model, tensors)
+        if not all(bool(t.isfinite().all()) for t in tensors.values()):
+            raise RunError("its weights are not finite")
+    except (FglError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
     model.load_state_dict(tensors)
     return SavedModel(model.eval(), card, scaling, edge_scaling)
 
 
-def _pop_pair(
-    tensors: dict[str, Tensor], names: tuple[str, str]
+def _statistics(
+    card: ModelCard, tensors: dict[str, Tensor], names: tuple[str, str]
 ) -> tuple[Tensor, Tensor] | None:
-    """Take mean and standard deviation out of the tensors, if both are there."""
+    """Take a data owner's statistics of features out of the tensors of a file.
+
+    Those of the features of nodes belong to a card with scaling ``kept``. Those of edges
+    may be absent.
+    """
     found = [tensors.pop(name) for name in names if name in tensors]
-    return (found[0], found[1]) if len(found) == len(names) else None
+    is_of_nodes = names == SCALING
+    if not found and (card.scaling != "kept" or not is_of_nodes):
+        return None
+    width = card.num_features if is_of_nodes else len(found[0].flatten())
+    if (
+        card.scaling != "kept"
+        or [(t.dtype, tuple(t.shape)) for t in found] != [(torch.float64, (width,))] * 2
+        or not all(bool(t.isfinite().all()) for t in found)
+        or not bool((found[1] > 0).all())
+    ):
+        raise RunError(
+            f"it describes {card.num_features} features with scaling {card.scaling!r}, "
+            f"but its statistics of the features of {'nodes' if is_of_nodes else 'edges'} "
+            "do not fit that"
+        )
+    return found[0], found[1]
+
+
+def _can_be_measured(card: ModelCard) -> bool:
+    """Return whether the described network is this package's own code."""
+    backbone = read_model(card.model)
+    if (backbone.num_layers or 1) > LARGEST["num_layers"]:
+        raise RunError(f"{card.model} has more than {LARGEST['num_layers']} layers")
+    is_own = card.method in METHODS.own or not card.settings
+    return is_own and backbone.name in MODELS.own
+
+
+def _require_fit(
+    card: ModelCard, model: Backbone, tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise an error unless the tensors of a file are the state of a network."""
+    found = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    expected = {
+        name: (tuple(t.shape), t.dtype) for name, t in model.state_dict().items()
+    }
+    if found != expected:
+        reason = (
+            f": {card.method} predicts with its own network, which the file does not "
+            "describe"
+        )
+        is_own = found.keys() - expected.keys()
+        raise RunError(
+            f"its weights do not match {card.model}{reason if is_own else ''}"
+        )
 
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
@@ -314,7 +423,7 @@ def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     if "support" not in tensors:
         return backbone
     width = backbone.hidden_channels  # clients may have different widths
-    module = Adaptation.blank(width, num_classes, torch.device("cpu"))
+    module = Adaptation.blank(width, num_classes, torch.get_default_device())
     support = torch.empty(len(tensors["support"]), width)
     return AdaptedModel(backbone, module, support, classes)
 
@@ -347,10 +456,15 @@ def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
     if weight is None or classes is None:
         raise RunError("it holds no classifier for the owner's classes")
-    classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     norm, num_classes = cast(RepNorm, card.rep_norm), len(card.class_names)
+    if weight.dim() != 2 or not set(classes.flatten().tolist()) <= set(
+        range(num_classes)
+    ):
+        raise RunError("its classifier does not fit its classes")
+    classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    device = torch.get_default_device()
     return PersonalNet(
-        encoder, classifier.to_empty(device="cpu"), classes, num_classes, norm
+        encoder, classifier.to_empty(device=device), classes, num_classes, norm
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
 )
 from flower_fgl.datasets.transforms.normalize_features import scale_client
 from flower_fgl.methods import parse_config
-from flower_fgl.nn import GraphInput, build_model
+from flower_fgl.nn import MODELS, GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
 from flower_fgl.simulation.prediction import predict_graph, write_csv
 from tests.client_apps.runtime.test_owners import NAMES, saved
@@ -256,6 +257,138 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"cut off")
     with pytest.raises(RunError, match="damaged"):
         load_model(tmp_path)
+
+
+def with_card(folder: Path, tensors: dict[str, Any], **changes: Any) -> Path:
+    """Write a model file whose description has other entries."""
+    values = {**json.loads(CARD.to_json()), **changes}
+    save_file(tensors, folder / "model.safetensors", {"flower-fgl": json.dumps(values)})
+    return folder
+
+
+STATISTICS = {
+    "features/mean": torch.zeros(8).double(),
+    "features/std": torch.ones(8).double(),
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden-channels": 10**9},
+        {"num-features": 10**9},
+        {"model": "sgc", "num-features": 10**9},
+        {"num-layers": 10**5},
+        {"model": "gcn:100000x8"},
+        {"hidden-channels": "8"},
+        {"hidden-channels": True},
+        {"hidden-channels": -8},
+        {"num-layers": 2.0},
+        {"round": -1},
+        {"class-names": "abc"},
+        {"class-names": ["a", "a", "b"]},
+        {"class-names": ["a", "b", "\x1b[2J"]},
+        {"owner": "\x1b]0;x\x07"},
+        {"model": "\x1b[31mgcn"},
+        {"method": 5},
+        {"scaling": "\x1b[31m"},
+        {"scaling": "kept"},
+        {"validation": float("nan")},
+        {"validation": "1"},
+        {"feature-names": ["a"]},
+        {"classifies-graphs": 1},
+        {"settings": ["a"]},
+        {"settings": {"\x1b[31m": 1}},
+        {"link": "edge:9999999999x1"},
+        {"link": "edge:999999999x1"},
+        {"rep-norm": "l2"},
+        {"rep-norm": "l3"},
+        {"\x1b[31m": 1},
+        {"method": "fedlog", "settings": {"nodes-per-class": 10**9}},
+        {"method": "fediih", "settings": {"factors": 1}, "hidden-channels": 10**9},
+    ],
+    ids=str,
+)
+def test_a_description_is_checked_before_the_network_is_built(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = with_card(tmp_path, a_model().state_dict(), **changes)
+    with pytest.raises(RunError) as caught:
+        load_model(folder)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("wrapper", ["means", "support"])
+def test_a_wrapped_network_is_measured_before_it_is_built(
+    wrapper: str, tmp_path: Path
+) -> None:
+    tensors = {**a_model().state_dict(), wrapper: torch.zeros(3, 8)}
+    with pytest.raises(RunError, match="do not match gcn"):
+        load_model(with_card(tmp_path, tensors, **{"hidden-channels": 10**9}))
+
+
+def test_a_description_that_is_no_object_is_named(tmp_path: Path) -> None:
+    for text in ("[]", "5", "{", "[" * 100_000):
+        state = a_model().state_dict()
+        save_file(state, tmp_path / "model.safetensors", {"flower-fgl": text})
+        with pytest.raises(RunError, match="does not describe the network"):
+            load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"features/mean": torch.zeros(7).double()},
+        {"features/std": torch.zeros(8).double()},
+        {"features/std": torch.full((8,), torch.nan).double()},
+        {"features/mean": torch.zeros(8)},
+        {"features/mean": None},
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    made = {**a_model().state_dict(), **STATISTICS, **changes}
+    tensors = {name: t for name, t in made.items() if t is not None}
+    with pytest.raises(RunError, match="statistics of the features do not fit"):
+        load_model(with_card(tmp_path, tensors, scaling="kept"))
+    whole = {**a_model().state_dict(), **STATISTICS}
+    with pytest.raises(RunError, match="statistics of the features do not fit"):
+        load_model(with_card(tmp_path, whole, scaling="none"))
+
+
+def test_weights_that_are_not_finite_or_of_another_type_are_refused(
+    tmp_path: Path,
+) -> None:
+    state = a_model().state_dict()
+    name = next(iter(state))
+    for change, match in (
+        (torch.full_like(state[name], torch.nan), "not finite"),
+        (state[name].double(), "do not match gcn"),
+    ):
+        with pytest.raises(RunError, match=match):
+            load_model(with_card(tmp_path, {**state, name: change}))
+
+
+def test_a_classifier_of_classes_that_are_not_there_is_refused(tmp_path: Path) -> None:
+    sizes = {"in_channels": 8, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
+    encoder = build_encoder("graphsage", **sizes)  # type: ignore[arg-type]
+    model = PersonalNet(encoder, torch.nn.Linear(8, 2), torch.tensor([0, 2]), 3, "l2")
+    tensors = {**model.state_dict(), "classes": torch.tensor([0, 3])}
+    changes = {"model": "graphsage", "rep-norm": "l2"}
+    with pytest.raises(RunError, match="does not fit its classes"):
+        load_model(with_card(tmp_path, tensors, **changes))
+
+
+def test_a_measured_network_leaves_no_values_out_of_later_ones() -> None:
+    # a backbone with buffers, built first where it takes no memory
+    sizes = {"in_channels": 5, "hidden_channels": 11, "num_classes": 3, "num_layers": 2}
+    for name in MODELS.own:
+        with torch.device("meta"):
+            build_model(name, **sizes, dropout=0.0, initialise=False)
+        model = build_model(name, **sizes, dropout=0.0, initialise=False)
+        assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
+        assert {b.device.type for b in model.buffers()} <= {"cpu"}
 
 
 # ---------------------------------------------------------------------- keeping
