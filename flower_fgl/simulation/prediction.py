@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Prediction", "other_task", "predict_graph", "write_csv"]
+
+FORMULA = tuple("=+-@\t＝＋－＠")
+"""Starts of a cell that a spreadsheet evaluates; some do so for the wide forms, too."""
+NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -282,12 +287,17 @@ def write_csv(prediction: Prediction, path: Path) -> None:
     prediction : Prediction
         Probabilities to write.
     path : Path
-        File to create or replace atomically.
+        File to create or replace atomically, with mode 0600.
 
     Raises
     ------
     RunError
         If it cannot be written.
+
+    Notes
+    -----
+    1. Other owners choose names of classes. A text that a spreadsheet would take for a
+       formula gets an apostrophe in front.
     """
     names = prediction.card.class_names
     text = io.StringIO()
@@ -299,5 +309,12 @@ def write_csv(prediction: Prediction, path: Path) -> None:
         prediction.probabilities.tolist(),
         strict=True,
     ):
-        writer.writerow([node, predicted, *(f"{p:.6g}" for p in row)])
-    replace_file(path, text.getvalue().encode())
+        shares = (f"{p:.6g}" for p in row)
+        writer.writerow([_as_text(node), _as_text(predicted), *shares])
+    replace_file(path, text.getvalue().encode(), is_private=True)
+
+
+def _as_text(cell: str) -> str:
+    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
+    is_formula = cell.startswith(FORMULA) and not re.fullmatch(NUMBER, cell)
+    return f"'{cell}" if is_formula else cell

@@ -35,7 +35,7 @@ from flower_fgl.datasets.transforms.normalize_features import scale_client
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import MODELS, GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
-from flower_fgl.simulation.prediction import predict_graph, write_csv
+from flower_fgl.simulation.prediction import Prediction, predict_graph, write_csv
 from tests.client_apps.runtime.test_owners import NAMES, saved
 from tests.support.methods import collected
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
@@ -549,6 +549,21 @@ def test_the_table_holds_every_node_and_probabilities_that_add_up(
         shares = {name: float(row[f"p:{name}"]) for name in CLASSES}
         assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
         assert shares[row["predicted"]] == max(shares.values())
+
+
+def test_names_that_are_formulas_are_written_as_texts_to_a_private_file(
+    tmp_path: Path,
+) -> None:
+    names = ("=1+1", "@x", "-2+3", "+c", "\tt", "＝1", "-1", "+1.5", "a=b", "")
+    size = len(names)
+    card = replace(CARD, class_names=names)
+    path = tmp_path / "probabilities.csv"
+    write_csv(Prediction(names, torch.eye(size), card), path)
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    expected = [f"'{name}" for name in names[:6]] + list(names[6:])
+    assert [row[0] for row in rows] == [row[1] for row in rows] == expected
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_csv_folder_without_labels_is_predicted_under_its_own_ids(
