@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["make_private_folder", "replacing", "sync_file", "sync_folder", "write_file"]
+__all__ = [
+    "make_private_folder",
+    "replacing",
+    "scratch_path",
+    "sync_file",
+    "sync_folder",
+    "write_file",
+]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
+
+
+def scratch_path(path: Path) -> Path:
+    """Return a path beside ``path`` that nobody can guess, for a file that replaces it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(
-    path: Path, *, is_private: bool = False, is_synced: bool = True
+    path: Path,
+    *,
+    is_private: bool = False,
+    is_synced: bool = True,
+    is_new: bool = False,
 ) -> Iterator[IO[bytes]]:
     """Open a new file that replaces ``path`` when the block ends without an error.
 
@@ -28,6 +46,8 @@ def replacing(
     is_synced : bool
         Whether file and folder are synced to disk, so that the file outlives a power
         failure. In any case a killed process leaves the old or the new file, never a part.
+    is_new : bool
+        Whether ``path`` must not exist: then it is created, and never replaced.
 
     Yields
     ------
@@ -37,21 +57,24 @@ def replacing(
     Raises
     ------
     OSError
-        If the file cannot be written, e.g. on a full disk. The old file is unchanged, and
-        the new one is removed.
+        If the file cannot be written, e.g. on a full disk, or exists and must not. The old
+        file is unchanged, and the new one is removed.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    scratch = scratch_path(path)
     mode = PRIVATE_FILE if is_private else SHARED_FILE
+    # never another one's file, nor through a link
+    number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, mode)
     try:
-        number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with open(number, "wb") as file:
-            if is_private:  # the file of a killed process with this pid may be readable
-                os.fchmod(number, PRIVATE_FILE)
             yield file
             file.flush()
             if is_synced:
                 os.fsync(number)
-        scratch.replace(path)
+        if is_new:
+            os.link(scratch, path)
+            scratch.unlink()
+        else:
+            scratch.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)

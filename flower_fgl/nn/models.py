@@ -337,7 +337,7 @@ def _template(
     readout: bool,
     has_linear_head: bool,
     link: str,
-    is_measured: bool,
+    is_measured: bool = False,
 ) -> Backbone:
     """Construct a backbone without drawing from the global generator.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 import warnings
+from pathlib import Path
 
 with warnings.catch_warnings():
     # PyG compiles one of its classes with TorchScript, which torch 2.13 deprecates
@@ -28,3 +31,12 @@ __all__ = [
     "SSGConv",
     "gcn_norm",
 ]
+
+
+@atexit.register
+def _remove_generated_code() -> None:
+    """Remove the temporary files to which PyG writes the code of layers, and leaves it."""
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if name.startswith("torch_geometric.") and path.name.startswith(f"{name}_"):
+            path.unlink(missing_ok=True)

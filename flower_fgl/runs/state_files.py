@@ -14,7 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from flower_fgl.core.atomic import make_private_folder, replacing
+from flower_fgl.core.atomic import (
+    make_private_folder,
+    replacing,
+    scratch_path,
+    write_file,
+)
 from flower_fgl.core.options import Scalar
 
 __all__ = [
@@ -175,13 +180,11 @@ def keep_file(source: Path, target: Path) -> None:
         if source != target:
             link_file(source, target)
         return
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     with safe_open(source, "pt") as file:
         tensors = {n: file.get_tensor(n) for n in names if not is_secret(n)}
-    scratch = target.with_suffix(f".{os.getpid()}.tmp")
-    save_file(tensors, scratch, metadata)
-    os.replace(scratch, target)
+    write_file(target, save(tensors, metadata), is_private=True)
 
 
 def link_file(source: Path, target: Path) -> None:
@@ -199,8 +202,7 @@ def link_file(source: Path, target: Path) -> None:
     OSError
         If the file can neither be linked nor copied.
     """
-    scratch = target.with_suffix(f".{os.getpid()}.tmp")
-    scratch.unlink(missing_ok=True)
+    scratch = scratch_path(target)
     try:
         os.link(source, scratch)
         os.replace(scratch, target)

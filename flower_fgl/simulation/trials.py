@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -26,7 +27,11 @@ from flower_fgl.simulation.jobs import (
     start_child,
 )
 
-__all__ = ["Outcome", "TrialProcesses", "run_trial"]
+__all__ = ["CANNOT_WRITE", "Outcome", "TrialProcesses", "run_trial"]
+
+CANNOT_WRITE = "The disk cannot be written"
+"""Start of the error of a trial that does not count."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 KILLED = "The process that ran the trial was killed, perhaps because memory ran out."
 ENDED = "The process that ran the trial ended with exit status {}."
@@ -76,7 +81,8 @@ def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
     Returns
     -------
     Outcome
-        A run that fails is an outcome, not an error.
+        A run that fails is an outcome, not an error. If the disk cannot be written, its
+        error begins with ``CANNOT_WRITE``: that says nothing about the configuration.
     """
     # loads torch, once in each process
     from flower_fgl.simulation.run import run_one
@@ -93,6 +99,8 @@ def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
         return _outcome(run, time.monotonic() - started)
     except Exception as error:  # a trial must not end the study
         text = str(error).partition("\nRun folder:")[0]
+        if _is_disk(error):
+            return Outcome(None, error=f"{CANNOT_WRITE}: {text}")
         return Outcome(
             None,
             seconds=time.monotonic() - started,
@@ -100,6 +108,15 @@ def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_disk(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, is that of a full disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _outcome(run: Run, seconds: float) -> Outcome:

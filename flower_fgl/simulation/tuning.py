@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
@@ -47,7 +48,7 @@ from flower_fgl.simulation.search_space import (
     space_points,
     space_size,
 )
-from flower_fgl.simulation.trials import Outcome, TrialProcesses
+from flower_fgl.simulation.trials import CANNOT_WRITE, Outcome, TrialProcesses
 
 __all__ = ["RowStudy", "Trial", "rows_to_tune", "tune"]
 
@@ -297,6 +298,11 @@ def _run_studies(
         if not ended:
             return
         for (study, trial, draw), outcome in ended:
+            if outcome.error.startswith(CANNOT_WRITE):
+                raise RunError(
+                    f'{outcome.error} This trial of the row "{study.row.name}" does '
+                    "not count. Free disk space, and repeat the command."
+                )
             trial.outcomes[draw] = outcome
             if len(trial.outcomes) == len(study.draws):
                 study.record(trial)
@@ -566,5 +572,5 @@ def _open_storage(path: Path) -> Any:
 
     read_lines(path, key="op_code")  # names a damaged line, which Optuna does not
     if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
+        write_file(path, data[: data.rfind(b"\n") + 1])
     return JournalStorage(JournalFileBackend(str(path), HeldLock(str(path))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -362,6 +363,27 @@ def test_max_releases_counts_all_runs_and_survives_a_crash(
     reply = third.ask(sent["query.describe"][0])
     assert "max-releases = 3" in str(reply[INFO]["unfit"])
     assert reply[INFO]["name"] == "ash"
+
+
+def test_a_full_disk_leaves_the_counter_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ReleaseLedger(tmp_path / "made" / "states", "x", 5)
+    ledger.add()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match="No space left"):
+            ledger.add()
+    assert ledger.count() == 1
+    found = {path.suffix for path in ledger.folder.iterdir()}
+    assert found == {".json", ".lock"}
+    assert ledger.path.stat().st_mode & 0o777 == 0o600
+    for folder in (ledger.folder, ledger.folder.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_damaged_count_is_no_count_of_zero(tmp_path: Path) -> None:

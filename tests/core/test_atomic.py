@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -38,10 +40,10 @@ def test_a_private_file_is_private_even_over_a_readable_one(tmp_path: Path) -> N
     try:
         path = tmp_path / "file"
         path.write_bytes(b"old")
-        (tmp_path / f".file.{os.getpid()}.tmp").write_bytes(b"of a killed process")
         with replacing(path, is_private=True) as file:
             file.write(b"new")
-            assert mode(Path(tmp_path / f".file.{os.getpid()}.tmp")) == 0o600
+            (scratch,) = tmp_path.glob(".file.*.tmp")
+            assert mode(scratch) == 0o600
         assert (path.read_bytes(), mode(path)) == (b"new", 0o600)
         make_private_folder(tmp_path / "a" / "b")
         assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
@@ -77,3 +79,26 @@ def test_file_and_folder_are_synced_in_order(
     done.clear()
     write_file(tmp_path / "file", b"data", is_synced=False)
     assert done == ["rename"]
+
+
+def test_a_planted_link_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "file"
+    victim.write_bytes(b"mine")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    for taken in (f".file.{os.getpid()}.tmp", ".file.guessed.tmp"):
+        (tmp_path / taken).symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        write_file(path, b"new")
+    assert victim.read_bytes() == b"mine"
+    assert not path.exists()
+
+
+def test_a_new_file_replaces_none(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"first", b"second"):
+        with contextlib.suppress(FileExistsError), replacing(path, is_new=True) as file:
+            file.write(content)
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["file"]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,3 +274,23 @@ def test_a_network_larger_than_the_memory_can_be_measured() -> None:
     )
     assert state_shapes(huge)["encoder.0.lin.weight"] == (10**6, 10**7)
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_layers_of_pyg_leave_no_file_behind(tmp_path: Path) -> None:
+    code = (
+        "import tempfile, os\nfrom flower_fgl.nn import build_model\n"
+        "for name in ('gcn', 'graphsage'):\n"
+        "    build_model(name, in_channels=2, hidden_channels=2, num_classes=2, "
+        "num_layers=2, dropout=0.0)\n"
+        "print(*os.listdir(tempfile.gettempdir()))"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "torch_geometric" in done.stdout  # written, and removed at the end
+    assert not list(tmp_path.glob("torch_geometric*"))

@@ -317,7 +317,10 @@ def test_a_study_is_the_same_after_a_kill_and_with_a_larger_budget_later(
             tune(experiment, rows, tmp_path / "cut", budget=budget, on_trial=stop)
         journal = tmp_path / "cut" / "study.log"
         journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')
+        kept = tmp_path / f"journal-{budget}"
+        os.link(journal, kept)  # shows whether the journal is rewritten in place
     parts = tune(experiment, rows, tmp_path / "cut", budget=11, on_trial=stop)
+    assert (tmp_path / "journal-11").read_bytes().endswith(b'"wor')
     assert all_settings(parts) == all_settings(whole)
     assert study_hash(parts) == study_hash(whole)
     assert len(seen) == 22  # no trial ran twice
@@ -520,6 +523,42 @@ def test_a_failed_trial_is_recorded_and_never_the_best(
             RunError, match=r'All 8 trials of row "near" failed.*replied'
         ):
             _ = near.best
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_trial_on_a_full_disk_does_not_count(
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = written()
+    rows = rows_to_tune(experiment)
+    whole = tune(experiment, rows, tmp_path / "whole", budget=5)
+    done: list[int] = []
+
+    def full(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        done.append(len(done))
+        if len(done) == 4:
+            return Outcome(None, error=f"{trials.CANNOT_WRITE}: Cannot write x.")
+        return pretend(settings, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "run_trial", full)
+        with pytest.raises(RunError, match="does not count"):
+            tune(experiment, rows, tmp_path / "full", budget=5)
+    again = tune(experiment, rows, tmp_path / "full", budget=5)
+    assert study_hash(again) == study_hash(whole)
+
+
+def test_a_run_without_disk_space_has_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    outcome = run_trial({"clients": 2, "rounds": 1}, tmp_path / "run")
+    assert outcome.error.startswith(f"{trials.CANNOT_WRITE}: Cannot write")
 
 
 def test_a_run_that_fails_is_an_outcome_and_leaves_no_folder(tmp_path: Path) -> None:

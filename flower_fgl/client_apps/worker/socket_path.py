@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.version import VERSION
 
@@ -116,7 +117,7 @@ def private_folder(folder: Path) -> Path:
     OSError
         If the folder cannot be created, or exists and others may enter it.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     found = folder.lstat()
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_ours or found.st_mode & 0o077:

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import PayloadError, RunError
 
 __all__ = [
@@ -160,15 +161,16 @@ def load_identity(path: Path) -> Identity:
     if not path.is_absolute():
         raise RunError(f"identity must be an absolute path, got {str(path)!r}.")
     try:
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+        if path.exists():
             return read_identity(path)
-        with os.fdopen(handle, "wb") as file:
-            private = Ed25519PrivateKey.generate()
+        private = Ed25519PrivateKey.generate()
+        # whole or not at all: an empty file would block every later start
+        with replacing(path, is_private=True, is_new=True) as file:
             file.write(
                 private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             )
+    except FileExistsError:  # another process has just created it
+        return read_identity(path)
     except OSError as error:
         raise RunError(f"Cannot write the identity {path}: {error}.") from error
     return Identity(private)

@@ -315,11 +315,12 @@ def test_state_files_and_their_folder_are_private(
     before = os.umask(0)
     try:
         place = FileStates(tmp_path / "made", keep_every=1)
-        for number in (1, 2):
+        for number in (1, 2):  # kept with a link, or copied without secrets
             place.save(context, 0, ClientState({}, {"round": number}))
+            place.save(context, 1, secret_state(number))
     finally:
         os.umask(before)
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
     files = list((tmp_path / "made").glob("*.safetensors"))
-    assert len(files) == 2  # the newest, and that of the checkpoint
+    assert len(files) == 4  # the newest, and that of the checkpoint
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

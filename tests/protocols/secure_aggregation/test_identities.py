@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -33,6 +34,22 @@ def test_an_identity_is_created_once_and_only_its_owner_can_read_it(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_identity(path).public == first.public
     assert len(first.card(bytes(32), run_id=1, partition_id=0)) == CARD_BYTES
+
+
+def test_a_full_disk_leaves_no_empty_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "identity.key"
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match="No space left"):
+            load_identity(path)
+    assert not list(tmp_path.iterdir())
+    assert load_identity(path).public == load_identity(path).public
 
 
 def test_an_identity_that_others_can_read_is_refused(tmp_path: Path) -> None:
