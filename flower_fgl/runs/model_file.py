@@ -158,7 +158,9 @@ class ModelCard:
             if not _is_plausible(name, value):
                 shown = repr(value)[:50].encode("ascii", "backslashreplace").decode()
                 raise ValueError(f"{name} must not be {shown}")
-        if len(read["feature_names"]) not in (0, read["num_features"]):
+        # with setting = "edge" the names of the features of edges follow
+        is_edge = read.get("link", "").startswith("edge:")
+        if not is_edge and len(read["feature_names"]) not in (0, read["num_features"]):
             raise ValueError("feature_names must have one name for each feature")
         read["class_names"] = tuple(read["class_names"])
         read["feature_names"] = tuple(read["feature_names"])
