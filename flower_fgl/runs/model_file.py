@@ -375,8 +375,8 @@ def _statistics(
     ):
         raise RunError(
             f"it describes {card.num_features} features with scaling {card.scaling!r}, "
-            f"but its statistics of the features of {'nodes' if is_of_nodes else 'edges'} "
-            "do not fit that"
+            f"but its statistics of the features{'' if is_of_nodes else ' of edges'} do "
+            "not fit that"
         )
     return found[0], found[1]
 

@@ -672,15 +672,19 @@ def test_one_node_has_no_statistics(tmp_path: Path) -> None:
 
 
 def test_statistics_of_edges_come_back(tmp_path: Path) -> None:
-    pair = (torch.arange(2.0).double(), torch.ones(2).double())
-    save_model(
-        tmp_path, a_model().state_dict(), CARD, pair, edge_scaling=(pair[1], pair[0])
-    )
+    pair = (torch.arange(8.0).double(), torch.ones(8).double())
+    edges = (torch.zeros(3).double(), torch.full((3,), 2.0).double())
+    card = replace(CARD, scaling="kept")
+    save_model(tmp_path, a_model().state_dict(), card, pair, edge_scaling=edges)
     back = load_model(tmp_path)
     assert back.scaling is not None
     assert back.edge_scaling is not None
     assert torch.equal(back.scaling[0], pair[0])
-    assert torch.equal(back.edge_scaling[0], pair[1])
+    assert torch.equal(back.edge_scaling[1], edges[1])
+    damaged = (edges[0], torch.zeros(3).double())
+    save_model(tmp_path, a_model().state_dict(), card, pair, edge_scaling=damaged)
+    with pytest.raises(RunError, match="features of edges do not fit"):
+        load_model(tmp_path)
 
 
 def test_rows_are_normalised_as_they_were_in_training(

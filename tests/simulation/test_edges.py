@@ -410,7 +410,7 @@ def test_the_model_of_an_owner_holds_the_statistics_of_its_edges(
     run = run_owners(nodes, tmp_path / "run", **settings)
     local = simulate("fedavg", owners=str(raw), output_dir=str(tmp_path), **settings)
     assert run.summary["best"]["test"] == local.summary["best"]["test"]
-    (folder,) = (tmp_path / "models").glob("*-b0")
+    (folder,) = (tmp_path / "models").glob("*-b0-*")
     saved = load_model(folder)
     assert saved.card.scaling == "kept"
     assert saved.edge_scaling is not None

@@ -244,9 +244,7 @@ class Session:
         settings = parse_node_config(context.node_config)
         is_fixed = settings.fixed_roster
         if settings.state_dir:
-            ledger = SumLedger(
-                Path(settings.state_dir), owner_key(context.node_config)
-            )
+            ledger = SumLedger(Path(settings.state_dir), owner_key(context.node_config))
             with ledger.held(is_fixed=is_fixed) as history:
                 yield history
             return
