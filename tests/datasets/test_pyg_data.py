@@ -271,5 +271,13 @@ def test_graphs_with_one_class_each_become_one_union() -> None:
     assert union.batch.tolist() == [0] * 4 + [1] * 4
     assert union.y.tolist() == [0, 1]
     assert union.edge_index.shape == (2, 12)
+    # PyG makes a graph without nodes of a SMILES that it cannot read
+    nothing = toy(x=torch.zeros(0, 3), edge_index=torch.zeros(2, 0).long())
+    nothing.y = torch.tensor([1])
+    for unreadable in ([graphs[0], nothing, graphs[1]], [*graphs, nothing]):
+        with pytest.raises(
+            DataError, match="1 graphs have no nodes, the first is graph"
+        ):
+            graph_dataset(unreadable, "pairs")
     with pytest.raises(DataError, match="one class for each of the 2 graphs, got 8"):
         graph_dataset([toy(), toy()], "pairs")

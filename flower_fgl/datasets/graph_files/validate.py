@@ -253,7 +253,8 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
     ------
     DataError
         If features, labels or edges are invalid as in :func:`validate_node_dataset`,
-        ``batch`` is not ascending or out of range, or an edge joins two graphs.
+        ``batch`` is not ascending or out of range, a graph has no nodes, or an edge joins
+        two graphs.
     """
     batch, name = dataset.batch, dataset.name
     _check_features(dataset.x, batch.numel(), name)
@@ -265,6 +266,14 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
         raise DataError(
             f"{name}: batch must hold the graph of each node, ascending and in "
             f"[0, {dataset.num_graphs}). Sort the nodes by graph."
+        )
+    sizes = torch.bincount(batch, minlength=dataset.num_graphs)
+    empty = (sizes == 0).nonzero().flatten().tolist()
+    if empty:
+        raise DataError(
+            f"{name}: {len(empty):,} graphs have no nodes, the first is graph {empty[0]}. "
+            "Remove them; torch_geometric.utils.from_smiles returns such a graph for a "
+            "SMILES that it cannot read."
         )
     row, col = dataset.edge_index
     if bool((batch[row] != batch[col]).any()):
