@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.data_floors import broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
     check_description,
     describe,
@@ -18,6 +19,7 @@ from flower_fgl.client_apps.runtime.describe import (
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError
 from flower_fgl.core.links import MIN_EDGES
+from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
@@ -56,7 +58,11 @@ class GraphReport:
     description: Description | None = None
 
 
-def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
+def inspect_graph(
+    path: Path,
+    settings: Mapping[str, Scalar],
+    node: NodeSettings = NodeSettings(),  # noqa: B008 - frozen
+) -> GraphReport:
     """Find all problems of a data owner's graph file.
 
     Parameters
@@ -66,6 +72,8 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     settings : mapping of str to bool, int, float or str
         Run config of the planned run. ``split``, ``setting``, ``shots``,
         ``share-class-counts`` and ``min-class-count`` matter.
+    node : NodeSettings
+        Node config with which the SuperNode will start.
 
     Raises
     ------
@@ -93,7 +101,11 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         check_description(description)
     except PayloadError as error:
         return GraphReport([f"{show_path(path)}: the server would refuse it: {error}"])
-    notes = [*owned.notes, *_notes(graph, description, config)]
+    notes = [
+        f"this node refuses a run with these settings: {text}."
+        for text in broken_by_data(node, config, data)
+    ]
+    notes += [*owned.notes, *_notes(graph, description, config)]
     if owned.dataset.edges is not None:
         notes += _edge_notes(owned.dataset.edges, config)
     has_own_split = bool(owned.dataset.masks) or config.has_pairs
@@ -106,6 +118,12 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         notes.append(
             "The file contains no split. A random one will be drawn: "
             f"{split} of each class. Add masks to the file to choose the split yourself."
+        )
+    if graph.drawn_from and not graph.replaces_split and not node.state_dir:
+        notes.append(
+            "The run chooses the split. Two runs whose splits differ by one item can "
+            "reveal that item. Write the split into the file, or set state-dir in the node "
+            "config: the SuperNode then keeps the split of its first run."
         )
     counts = enough(description.class_counts, config.min_class_count)
     return GraphReport([], notes, replace(description, class_counts=counts))

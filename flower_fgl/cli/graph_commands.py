@@ -18,7 +18,7 @@ from flower_fgl.cli.arguments import (
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.node_settings import broken_floors, parse_node_config
+from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.unused_settings import (
     OWNER_SETTINGS,
     reject_unread_settings,
@@ -146,7 +146,7 @@ def check_graph(
     config = parse_config(pairs)
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])
-    weaker = weaker_settings(node_config, config, graph) if node_config else []
+    node, notes = check_node_config(node_config, config, graph)
     # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import (
         describe_leaving,
@@ -155,10 +155,10 @@ def check_graph(
     )
     from flower_fgl.datasets.graph_files.problems import show_path
 
-    report = inspect_graph(graph, pairs)
+    report = inspect_graph(graph, pairs, node)
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
-    for text in weaker:
+    for text in notes:
         show(f"Note: {text}.")
     for note in report.notes:
         show(f"Note: {note}")
@@ -203,11 +203,15 @@ def identity(
     show(load_identity(path.absolute()).text)
 
 
-def weaker_settings(node_config: str, config: RunConfig, graph: Path) -> list[str]:
-    """Check a SuperNode's node config as the node does; return notes on it.
+def check_node_config(
+    node_config: str, config: RunConfig, graph: Path
+) -> tuple[NodeSettings, list[str]]:
+    """Check a SuperNode's node config as the node does; return it and notes on it.
 
     These name the settings that are below its floors, and another graph than the checked.
     """
+    if not node_config:
+        return NodeSettings(), []
     # loads Flower, which no other command of this file needs at its start
     from flower_fgl.core.flower_internals import parse_config_args
 
@@ -218,7 +222,8 @@ def weaker_settings(node_config: str, config: RunConfig, graph: Path) -> list[st
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 
     check_node({"graph": str(graph), **values}, config, creates=False)
-    weaker = broken_floors(node, config.flat(), uploads=METHODS[config.method].uploads)
+    uploads = METHODS[config.method].uploads
+    weaker = broken_floors(node, config.flat(), uploads=uploads, known_methods=METHODS)
     notes = [f"this node refuses a run with these settings: {text}" for text in weaker]
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")
@@ -231,7 +236,7 @@ def weaker_settings(node_config: str, config: RunConfig, graph: Path) -> list[st
                 f"The graph of the node config cannot be used: {' '.join(problems)}"
             )
         notes.append("the node config names another graph than the one checked here")
-    return notes
+    return node, notes
 
 
 def predict(

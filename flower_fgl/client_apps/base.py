@@ -304,7 +304,8 @@ class FglClientApp(ClientApp, ABC):
         PayloadError
             If the client has answered this or a later number, or it is too large.
         RunError
-            If the node's ``max-releases`` are used.
+            If the node's ``max-releases`` are used, or the split is not that of its first
+            run.
         """
         client, store = self.open(message, context)
         number = int(round_settings(message.content)["server-round"])  # type: ignore[arg-type]
@@ -313,6 +314,9 @@ class FglClientApp(ClientApp, ABC):
         is_train = exchange == MessageType.TRAIN
         most = last(client) if last else client.config.rounds + (not is_train)
         client.state.claim(exchange, number, most, first=int(is_train))
+        record = self.session.split_record(client.data, context)
+        if record is not None:
+            record.keep()
         ledger = self.session.releases(context)
         if ledger is not None:
             ledger.require()

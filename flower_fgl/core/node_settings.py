@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.options import Scalar, kebab, nearest, option, parse_settings
+from flower_fgl.core.options import (
+    Scalar,
+    fields_by_key,
+    kebab,
+    nearest,
+    option,
+    parse_settings,
+)
+from flower_fgl.core.settings import GeneralSettings
 
 __all__ = ["NodeSettings", "broken_floors", "parse_node_config"]
 
-ABSOLUTE = ("state-dir", "identity", "peers")
+ABSOLUTE = ("state-dir", "identity", "peers", "id-key")
 """Keys of paths that must be absolute: each message may have another working folder."""
 
 
@@ -100,6 +108,32 @@ class NodeSettings:
         "together; needs state-dir, where they are counted",
         ge=1,
     )
+    own_split: bool = option(
+        True,
+        "false: a run may draw another split than the one in the graph file, or than that "
+        "of the first run",
+    )
+    min_train_nodes: int = option(
+        0, "least number of training items; a run that leaves fewer is refused", ge=1
+    )
+    min_scored_nodes: int = option(
+        0, "least number of items of a set whose scores this node sends", ge=1
+    )
+    methods: str = option(
+        "",
+        "methods that a run may use (fedavg,fedpg); by default all",
+        keeps_commas=True,
+    )
+    settings: str = option(
+        "",
+        "values of setting that a run may use (transductive,inductive); by default all",
+        keeps_commas=True,
+    )
+
+    def allows(self, key: str, name: str) -> bool:
+        """Return whether the list ``methods`` or ``settings`` allows a name."""
+        allowed = _names(getattr(self, key))
+        return not allowed or name in allowed
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
@@ -117,9 +151,9 @@ def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
     Raises
     ------
     RunError
-        For an unknown key, with the nearest known one, a value of a wrong type or out of
-        range, a path that is relative or holds a control character, or ``max-releases``
-        or ``fixed-roster`` without what it needs.
+        For an unknown key or setting, with the nearest known one, a value of a wrong type
+        or out of range, a path that is relative or holds a control character, or
+        ``max-releases`` or ``fixed-roster`` without what it needs.
     """
     return _parse(tuple(sorted((k, type(v).__name__, v) for k, v in values.items())))
 
@@ -140,6 +174,8 @@ def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
     except ConfigError as error:
         raise RunError(f"The node config is wrong: {error}") from error
     _check_paths(settings, values)
+    choices = fields_by_key(GeneralSettings)["setting"].metadata["choices"]
+    _require_known("settings", settings.settings, choices)
     if settings.max_releases and not settings.state_dir:
         raise RunError(
             "The node config is wrong: max-releases needs state-dir, the folder in which "
@@ -174,8 +210,27 @@ def _check_paths(settings: NodeSettings, values: Mapping[str, Scalar]) -> None:
             )
 
 
+def _names(text: str) -> list[str]:
+    """Split a list of names at commas."""
+    return [name.strip() for name in text.split(",")] if text.strip() else []
+
+
+def _require_known(key: str, text: str, known: Collection[str]) -> None:
+    """Reject a list with an unknown name."""
+    for name in _names(text):
+        if name not in known:
+            raise RunError(
+                f'The node config is wrong: {key} names "{name[:50]}", which is unknown. '
+                f"{nearest(name, known)}"
+            )
+
+
 def broken_floors(
-    node: NodeSettings, run: Mapping[str, Scalar], *, uploads: bool
+    node: NodeSettings,
+    run: Mapping[str, Scalar],
+    *,
+    uploads: bool,
+    known_methods: Collection[str],
 ) -> list[str]:
     """Compare the settings of a run with the floors of a data owner.
 
@@ -188,12 +243,20 @@ def broken_floors(
     uploads : bool
         Whether the method uploads anything. A method without uploads has none to
         protect.
+    known_methods : collection of str
+        Names of all methods that this process knows.
 
     Returns
     -------
     list of str
         One phrase for each setting that is weaker than its floor; empty if none is.
+
+    Raises
+    ------
+    RunError
+        If the node config lists an unknown method.
     """
+    _require_known("methods", node.methods, known_methods)
     found = []
 
     def refuse(key: str, demand: str) -> None:
@@ -202,6 +265,9 @@ def broken_floors(
         shown = f"{value:g}" if is_number else str(value).lower()
         found.append(f"{key} = {shown}, but its node config demands {demand}")
 
+    for key, allowed in (("methods", "method"), ("settings", "setting")):
+        if not node.allows(key, str(run[allowed])):
+            refuse(allowed, f"one of {', '.join(_names(getattr(node, key)))}")
     if run["min-class-count"] < node.min_class_count:  # type: ignore[operator]
         refuse("min-class-count", f"at least {node.min_class_count}")
     if run["share-class-counts"] and not node.share_class_counts:

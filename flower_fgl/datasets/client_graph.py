@@ -354,6 +354,11 @@ class ClientGraph:
         Edges with classes, of which ``setting = "edge"`` makes its items; else ``None``.
     name : str
         Name of its natural owner; empty for a partition of a dataset.
+    drawn_from : tuple of (str, bool, int, float or str)
+        Settings from which the split of a data owner's graph was drawn, by name; empty
+        for the split in the owner's file, and for a partition of a dataset.
+    replaces_split : bool
+        Whether the drawn split replaces one in the owner's file.
     """
 
     partition_id: int
@@ -366,6 +371,8 @@ class ClientGraph:
     outside: OutsideEdges | None = None
     edges: EdgeTable | None = None
     name: str = ""
+    drawn_from: tuple[tuple[str, bool | int | float | str], ...] = ()
+    replaces_split: bool = False
 
     @property
     def num_features(self) -> int:

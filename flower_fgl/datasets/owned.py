@@ -13,6 +13,8 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.links import EDGE_SPLIT, LINK_SPLIT
+from flower_fgl.core.options import Scalar
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
@@ -182,7 +184,12 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         masks = _split_owned(owned.dataset, fractions, config)
     elif config.setting == "few-shot" and "train" in masks:
         _check_shots(owned.dataset, masks, config.shots)
-    client = owned.client_graph(0, masks)
+    drawn = _drawn_from(owned, config)
+    client = replace(
+        owned.client_graph(0, masks),
+        drawn_from=drawn,
+        replaces_split=bool(drawn and _own_masks(owned, config)),
+    )
     if not client.evaluation:
         client = in_setting(client, config)
     if client.scaling is None:
@@ -201,6 +208,42 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     if config.feature_norm == "columns":  # a file holds features of edges as they are
         return scale_client(client, "columns")
     return client
+
+
+def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]:
+    """Return the file's split of nodes, or of classified edges; links have none."""
+    if config.predicts_links:
+        return {}
+    if config.classifies_edges:
+        return owned.dataset.edges.masks if owned.dataset.edges is not None else {}
+    return owned.dataset.masks
+
+
+def _given_split(config: RunConfig) -> SplitFractions | None:
+    """Return the shares that a run sets, ``None`` for ``default`` and ``public``."""
+    return None if config.split == "default" else parse_split(config.split)
+
+
+def _drawn_from(
+    owned: LocalGraphFile, config: RunConfig
+) -> tuple[tuple[str, Scalar], ...]:
+    """Return the settings that determine a drawn split; none for the file's own."""
+    given = _given_split(config)
+    if given is None and _own_masks(owned, config):
+        return ()
+    used: dict[str, Scalar] = {"setting": config.setting}
+    if config.setting == "few-shot":
+        used["shots"] = config.shots
+    elif config.classifies_edges and config.time_cuts:
+        used["time-cuts"] = config.time_cuts.replace(" ", "")
+    else:
+        default = FILE_SPLIT
+        if config.has_pairs:
+            default = LINK_SPLIT if config.predicts_links else EDGE_SPLIT
+        shares = given or parse_split(default) or ()
+        used["split"] = "/".join(f"{float(100 * share):g}" for share in shares)
+    used["partition-seed"] = config.partition_seed
+    return tuple(used.items())
 
 
 def _check_evaluation_graphs(owned: LocalGraphFile, config: RunConfig) -> None:

@@ -26,7 +26,11 @@ def rewind_client(session: Session, message: Message, context: Context) -> Messa
     ------
     PayloadError
         If the client has answered a message of this run.
+    RunError
+        If the data owner refuses the run.
     """
+    if "graph" in context.node_config:
+        session.open(message, context)  # checks the limits that depend on the graph
     point = message.content.config_records[CONFIG]
     partition_id, _ = agreed_place(read_agreement(message), context)
     store = session.states(session.config(context), context)

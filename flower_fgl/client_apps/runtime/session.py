@@ -23,6 +23,7 @@ from flower_fgl.client_apps.runtime.data import (
     file_stamps,
     open_client_data,
 )
+from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
 from flower_fgl.client_apps.runtime.describe import client_label, owner_key
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
 from flower_fgl.client_apps.runtime.state import (
@@ -254,6 +255,25 @@ class Session:
         if history.sums:
             state.values[SUMS] = history.to_json()
 
+    def split_record(self, data: ClientData, context: Context) -> SplitRecord | None:
+        """Return the record of the owner's first split, ``None`` if there is none to keep.
+
+        That is so without ``state-dir``, with ``own-split = false``, and for a split that
+        is the graph file's own, or that of a partition of a dataset.
+        """
+        node = context.node_config
+        if not data.graph.drawn_from or not node.get("state-dir"):
+            return None
+        settings = parse_node_config(node)
+        if not settings.own_split:
+            return None
+        return SplitRecord(
+            Path(settings.state_dir),
+            owner_key(node),
+            client_label(node),
+            data.graph.drawn_from,
+        )
+
     def states(self, config: RunConfig, context: Context) -> StateStore:
         """Choose the store of client states.
 
@@ -291,7 +311,8 @@ class Session:
         Raises
         ------
         FglError
-            If the settings, the graph or the state cannot be read.
+            If the settings, the graph or the state cannot be read; or the owner does not
+            let this run draw the split that it draws.
         """
         node, content = context.node_config, message.content
         agreement: ClassAgreement | None = None
@@ -313,6 +334,10 @@ class Session:
         data = self.graphs.get(
             key, lambda: open_client_data(config, context, device, agreement)
         )
+        _refuse(broken_by_data(parse_node_config(node), config, data), context)
+        record = self.split_record(data, context)
+        if record is not None:
+            record.require()
         partition_id, num_partitions = data.place
         store = self.states(config, context)
         state = store.load(context, partition_id)
@@ -323,7 +348,17 @@ def refuse_weaker_run(config: RunConfig, context: Context) -> None:
     """Raise an error if a node config is wrong, or a run is weaker than its floors."""
     node = parse_node_config(context.node_config)
     flat = config.flat()
-    broken = broken_floors(node, flat, uploads=METHODS[config.method].uploads)
+    broken = broken_floors(
+        node,
+        flat,
+        uploads=METHODS[config.method].uploads,
+        known_methods=METHODS,
+    )
+    _refuse(broken, context)
+
+
+def _refuse(broken: list[str], context: Context) -> None:
+    """Raise an error that names the owner if a run breaks any of its limits."""
     if broken:
         raise RunError(
             f"{client_label(context.node_config)} refuses the run: the run has "

@@ -85,19 +85,26 @@ def test_a_weaker_run_is_refused_by_name_of_owner_and_key(
 
 def test_a_run_without_clipping_is_below_any_upload_clip() -> None:
     run = parse_config({}).flat()
-    (text,) = broken_floors(NodeSettings(upload_clip=1e9), run, uploads=True)
+    (text,) = broken_floors(
+        NodeSettings(upload_clip=1e9), run, uploads=True, known_methods=METHODS
+    )
     assert text.startswith("upload-clip = 0, but its node config demands at most 1e+09")
     # a method without uploads has none to clip
-    assert broken_floors(NodeSettings(upload_clip=1.0), run, uploads=False) == []
+    assert (
+        broken_floors(
+            NodeSettings(upload_clip=1.0), run, uploads=False, known_methods=METHODS
+        )
+        == []
+    )
     assert not METHODS["local"].uploads
 
 
 def test_a_share_of_the_noise_is_below_any_floor_of_the_noise() -> None:
     run = {**parse_config({}).flat(), "upload-clip": 1.0, "upload-noise": 5.0}
     node = NodeSettings(upload_noise=2.0)
-    assert broken_floors(node, run, uploads=True) == []
+    assert broken_floors(node, run, uploads=True, known_methods=METHODS) == []
     run["upload-noise-model"] = "distributed"
-    (text,) = broken_floors(node, run, uploads=True)
+    (text,) = broken_floors(node, run, uploads=True, known_methods=METHODS)
     assert text.startswith(
         "upload-noise-model = distributed, but its node config demands"
     )

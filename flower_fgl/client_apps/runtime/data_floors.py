@@ -1,0 +1,134 @@
+"""Floors of a node that depend on its graph, and the record of an owner's first split."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.core.atomic import make_private_folder, write_file
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.node_settings import NodeSettings
+from flower_fgl.core.options import Scalar
+
+__all__ = ["SplitRecord", "broken_by_data"]
+
+
+def broken_by_data(
+    node: NodeSettings, config: RunConfig, data: ClientData
+) -> list[str]:
+    """Compare what a run makes of a node's graph with the floors of its owner.
+
+    Parameters
+    ----------
+    node : NodeSettings
+        The owner's limits.
+    config : RunConfig
+        Settings of the run.
+    data : ClientData
+        The graph with the split of the run.
+
+    Returns
+    -------
+    list of str
+        One phrase for each broken floor, without any number of the graph.
+    """
+    found = []
+    if data.graph.replaces_split and node.own_split:
+        found.append(
+            f"split = {config.split}, but the split in its graph file counts: leave split "
+            "out of the run, or the data owner sets own-split = false"
+        )
+    if int(data.training.index.numel()) < node.min_train_nodes:
+        found.append(
+            f"too few training items here: its node config demands min-train-nodes = "
+            f"{node.min_train_nodes}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """File with the settings from which the split of an owner's first run was drawn.
+
+    Two splits that differ by one item give away what that item adds to an upload.
+
+    Parameters
+    ----------
+    folder : Path
+        The node config's ``state-dir``.
+    owner : str
+        Name of the node's files.
+    label : str
+        Name of the node, for errors.
+    drawn : tuple of (str, bool, int, float or str)
+        Settings from which the run draws the split, by name.
+    """
+
+    folder: Path
+    owner: str
+    label: str
+    drawn: tuple[tuple[str, Scalar], ...]
+
+    @property
+    def path(self) -> Path:
+        """File of the record."""
+        return self.folder / f"split-{self.owner}.json"
+
+    def require(self) -> None:
+        """Raise an error if the first run had another split.
+
+        Raises
+        ------
+        RunError
+            If the record differs, or is damaged: it never counts as missing.
+        """
+        try:
+            first = json.loads(self.path.read_text(encoding="utf-8"))
+            is_sound = isinstance(first, dict)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise RunError(
+                f"{self.label} refuses the run: the record of its split, {self.path.name} "
+                "in its state-dir, is damaged. The data owner must restore or delete it."
+            )
+        if first != dict(self.drawn):
+            raise RunError(
+                f"{self.label} refuses the run: it draws the split from "
+                f"{_text(dict(self.drawn))}, the owner's first run drew it from "
+                f"{_text(first)}. Use these settings. For another split the data owner "
+                f"deletes {self.path.name} in its state-dir."
+            )
+
+    def keep(self) -> None:
+        """Store the settings of the first run on disk; compare those of a later one.
+
+        Raises
+        ------
+        RunError
+            If the record differs, or cannot be read or written.
+        """
+        try:
+            make_private_folder(self.folder)
+            with FileLock(f"{self.path}.lock", mode=0o600):
+                self.require()
+                if not self.path.exists():
+                    data = json.dumps(dict(self.drawn)).encode()
+                    write_file(self.path, data, is_private=True)
+        except OSError as error:
+            raise RunError(
+                f"{self.label} refuses the run: the record of its split cannot be written "
+                f"to its state-dir: {error.strerror}."
+            ) from error
+
+
+def _text(drawn: dict[str, Scalar]) -> str:
+    """Write settings for a message."""
+    return ", ".join(f"{key} = {value}" for key, value in drawn.items())
