@@ -270,7 +270,9 @@ def learned_by_server(
 
 
 def describe_leaving(
-    description: Description, settings: Mapping[str, Scalar]
+    description: Description,
+    settings: Mapping[str, Scalar],
+    node: NodeSettings = NodeSettings(),  # noqa: B008 - frozen
 ) -> list[str]:
     """Say in an owner's words what leaves its machine, and what does not.
 
@@ -280,6 +282,8 @@ def describe_leaving(
         Description in the report of :func:`inspect_graph`.
     settings : mapping of str to bool, int, float or str
         Run config of the planned run.
+    node : NodeSettings
+        Node config with which the SuperNode will start.
 
     Returns
     -------
@@ -297,7 +301,7 @@ def describe_leaving(
         lines.append(f"  {_uploaded(method, _items(config))} ({method.payload} bytes)")
         lines.append(f"  {_protection(config)}")
     lines += [
-        f"  the training loss, and the scores on the validation and test {_items(config)}",
+        f"  {_scored(node, _items(config))}",
         f"What stays here{rest}: every single node, edge, feature and label, the ids of "
         "the nodes, and the predictions.",
         "What can be concluded from uploads: docs/security.md.",
@@ -374,6 +378,15 @@ def _uploaded(method: Method, items: str) -> str:
         f"numbers that are computed from the training {items}, see the row of "
         f"{method.name} in docs/security.md"
     )
+
+
+def _scored(node: NodeSettings, items: str) -> str:
+    """Say which scores and losses a node sends."""
+    if node.scores == "none":
+        return "no loss and no scores (scores = none)"
+    loss = "the training loss, and " if node.share_class_counts else ""
+    rounded = ", rounded" if node.scores == "rounded" else ""
+    return f"{loss}the scores on the validation and test {items}{rounded}"
 
 
 def _protection(config: RunConfig) -> str:

@@ -167,7 +167,7 @@ def check_graph(
         show(f"{where} cannot be used. Number of problems: {number}.")
         raise typer.Exit(1)
     show(f"{where} can be used.")
-    for line in describe_leaving(report.description, pairs):
+    for line in describe_leaving(report.description, pairs, node):
         show(line)
     show("The same as fields of the message before round 1:")
     full = learned_by_server(report.description, with_counts=True)

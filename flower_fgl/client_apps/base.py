@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -19,6 +17,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
 from flower_fgl.client_apps.runtime.model_store import save_best_model
 from flower_fgl.client_apps.runtime.node_checks import check_node
+from flower_fgl.client_apps.runtime.reply_metrics import pack_metrics
 from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import (
     answer,
@@ -42,11 +41,9 @@ from flower_fgl.protocols.base import (
     RESUME,
     STATELESS,
     Payload,
-    plain_metrics,
     read_tensors,
     reply_with,
     round_settings,
-    write_scores,
 )
 from flower_fgl.protocols.describe import AGREEMENT, Rejection
 from flower_fgl.protocols.secure_aggregation.messages import (
@@ -445,7 +442,9 @@ class FglClientApp(ClientApp, ABC):
         if content is None:
             content = upload.to_record()
         self.keep(client, store, context)
-        metrics = pack_metrics(scores, seconds, loss=result.loss, terms=result.terms)
+        metrics = pack_metrics(
+            context.node_config, scores, seconds, loss=result.loss, terms=result.terms
+        )
         if is_new:  # the server knows whether the client has trained before
             metrics[STATELESS] = 1
         content[METRICS] = metrics
@@ -501,7 +500,8 @@ class FglClientApp(ClientApp, ABC):
             scores[str(mode)] = client.evaluate(model)
         self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
-        return reply_with(message, RecordDict({METRICS: pack_metrics(scores, seconds)}))
+        metrics = pack_metrics(context.node_config, scores, seconds)
+        return reply_with(message, RecordDict({METRICS: metrics}))
 
 
 def once(client: Client) -> int:
@@ -521,27 +521,3 @@ def _other_package(client: Client) -> str:
     return (
         f" {' and '.join(owners)}: the server and all clients need one version of it."
     )
-
-
-def pack_metrics(
-    scores: dict[str, dict[str, Scores]],
-    seconds: dict[str, float],
-    *,
-    loss: float | None = None,
-    terms: Mapping[str, float] | None = None,
-) -> MetricRecord:
-    """Pack loss, scores and seconds of a reply."""
-    flat = write_scores(
-        {
-            mode: {column: values.as_dict() for column, values in columns.items()}
-            for mode, columns in scores.items()
-        }
-    )
-    metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
-    metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
-    # the server refuses a reply with a number that is not finite
-    finite = {n: value for n, value in (terms or {}).items() if math.isfinite(value)}
-    metrics |= {f"terms/{name}": value for name, value in finite.items()}
-    if loss is not None:
-        metrics["loss"] = float(loss)
-    return plain_metrics(metrics)

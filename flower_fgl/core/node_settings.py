@@ -119,6 +119,12 @@ class NodeSettings:
     min_scored_nodes: int = option(
         0, "least number of items of a set whose scores this node sends", ge=1
     )
+    scores: str = option(
+        "all",
+        "scores and losses that this node sends; rounded: scores to 0.01, losses to 0.1 "
+        "within -10 to 10, none: none",
+        choices="all rounded none",
+    )
     methods: str = option(
         "",
         "methods that a run may use (fedavg,fedpg); by default all",

@@ -16,6 +16,7 @@ from torch import Tensor
 from flower_fgl.core.metrics import Scores, precision_recall_area
 
 __all__ = [
+    "THRESHOLDS",
     "average_precision",
     "balanced_weights",
     "best_threshold",
@@ -23,6 +24,16 @@ __all__ = [
     "score_positive_class",
     "scores_at_threshold",
 ]
+
+
+THRESHOLDS = tuple(
+    sorted(
+        {k / 100 for k in range(1, 100)}
+        | {k / 1000 for k in (*range(1, 10), *range(991, 1000))}
+        | {k / 10_000 for k in range(1, 10)}
+    )
+)
+"""Thresholds among which the best one is chosen: steps of 0.01, finer at both ends."""
 
 
 def balanced_weights(counts: Tensor) -> Tensor:
@@ -99,7 +110,10 @@ def precision_at_k(probability: Tensor, is_member: Tensor, k: int) -> float:
 
 
 def best_threshold(probability: Tensor, is_member: Tensor) -> float:
-    """Return the probability from which predicting the class has the largest F1.
+    """Return the threshold of ``THRESHOLDS`` with the largest F1 of the class.
+
+    The grid is fixed, since the threshold leaves the client: the probability of an item
+    would reveal the item's features.
 
     Parameters
     ----------
@@ -111,17 +125,19 @@ def best_threshold(probability: Tensor, is_member: Tensor) -> float:
     Returns
     -------
     float in [0, 1]
-        One of the probabilities, of equally good ones the largest; NaN unless there are
-        members and non-members.
+        Of equally good ones the largest; NaN unless there are members and non-members.
     """
     if not _is_defined(is_member):
         return math.nan
-    levels, place = torch.unique(probability, return_inverse=True)  # ascending
-    zeros = torch.zeros(len(levels), dtype=torch.int64, device=place.device)
-    hits = zeros.scatter_add(0, place, is_member.long()).flip(0).cumsum(0)
-    found = zeros.scatter_add(0, place, torch.ones_like(place)).flip(0).cumsum(0)
-    f1 = 2 * hits.to(torch.float64) / (found + is_member.sum())
-    return float(levels.flip(0)[f1.argmax()])
+    grid = torch.tensor(THRESHOLDS, dtype=torch.float64, device=probability.device)
+    members, everyone = (
+        items.to(torch.float64).sort().values
+        for items in (probability[is_member], probability)
+    )
+    hits = len(members) - torch.searchsorted(members, grid)
+    found = len(everyone) - torch.searchsorted(everyone, grid)
+    f1 = 2 * hits.to(torch.float64) / (found + len(members))
+    return THRESHOLDS[len(grid) - 1 - int(f1.flip(0).argmax())]
 
 
 def scores_at_threshold(
@@ -173,7 +189,8 @@ def score_positive_class(
     Returns
     -------
     dict of str to Scores
-        The threshold is chosen on the column ``val`` and never scored there.
+        The threshold is chosen on the column ``val`` and never scored there. It is one of
+        ``THRESHOLDS``.
     """
     columns = {
         name: (logits.to(torch.float64).softmax(dim=-1)[:, positive], y == positive)

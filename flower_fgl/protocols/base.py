@@ -640,14 +640,16 @@ def _check_scores(where: str, values: Mapping[str, float]) -> None:
 
 
 def read_loss(metrics: MetricRecord) -> float:
-    """Return the training loss of a reply.
+    """Return the training loss of a reply; NaN if the client's floors withhold it.
 
     Raises
     ------
     PayloadError
-        If it is missing, not finite, or above ``LARGEST``.
+        If it is not finite, or above ``LARGEST``.
     """
-    return _read_number("loss", metrics.get("loss"))
+    if "loss" not in metrics:
+        return math.nan
+    return _read_number("loss", metrics["loss"])
 
 
 Kind = TypeVar("Kind", bound="Payload")

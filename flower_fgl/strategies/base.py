@@ -221,7 +221,8 @@ class FglStrategy(ServerHooks):
         Notes
         -----
         1. In the few-shot setting, clients without test nodes are not asked. Neither are
-           clients that were silent, until their pause is over.
+           clients that were silent, until their pause is over, and clients that answered
+           an earlier evaluation without any score, because their node config demands it.
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
@@ -230,6 +231,7 @@ class FglStrategy(ServerHooks):
             pid
             for pid, client in self.federation.clients.items()
             if (client.num_test or self.config.setting != "few-shot")
+            and pid not in self.loop.unscored
             and not (pid in silent and silent[pid].is_paused(server_round))
         ]
         owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
@@ -611,6 +613,15 @@ class FglStrategy(ServerHooks):
                 "No round that succeeded was scored. Lower evaluate-every, or see the "
                 "failures in rounds.jsonl."
             )
+        if self.loop.unscored:
+            log.warning(
+                "Clients %s sent no scores, as their node configs demand. %s",
+                ", ".join(map(str, sorted(self.loop.unscored))),
+                "The best round follows from the validation scores of the others."
+                if self.loop.log.validation(self.config.main_score)
+                else "There are no validation scores: the run has no best round, and its "
+                "model is that of the last round.",
+            )
         self.loop.last_success = max(result.train_metrics_clientapp)
         self.finish()
         state = self.global_state()
@@ -671,7 +682,7 @@ class FglStrategy(ServerHooks):
         loop.log.close(is_ok=is_ok, min_replies=self.least_replies)
         self.record_round()
         if is_ok:
-            loop.any_scored |= bool(loop.log.pooled())
+            loop.any_scored |= bool(loop.log.pooled() or loop.unscored)
             self._keep_best(server_round)
         loop.failed_in_a_row = 0 if is_ok else loop.failed_in_a_row + 1
         if loop.failed_in_a_row >= MAX_FAILED_ROUNDS:

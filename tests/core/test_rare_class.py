@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flower_fgl.core.metrics import Scores
 from flower_fgl.core.rare_class import (
+    THRESHOLDS,
     average_precision,
     balanced_weights,
     best_threshold,
@@ -79,12 +80,21 @@ def test_the_threshold_is_that_of_a_slow_search(seed: int) -> None:
     member = torch.rand(40, generator=draw) < 0.2
     found = {
         level: scores_at_threshold(probability, member, level)[2]
-        for level in probability.tolist()
+        for level in THRESHOLDS
     }
     best = max(found.values())
     assert best_threshold(probability, member) == max(
         level for level, f1 in found.items() if f1 == best
     )
+
+
+def test_the_threshold_is_never_the_probability_of_an_item() -> None:
+    # a server that knows the model would compute the item's feature from it
+    probability = torch.tensor([0.912345, 0.81, 0.712345, 0.003217]).double()
+    assert best_threshold(probability, MEMBERS) == 0.71
+    rare = torch.tensor([0.004567, 0.000321, 0.0001]).double()
+    assert best_threshold(rare, torch.tensor([True, False, False])) == 0.004
+    assert best_threshold(rare, torch.tensor([True, True, False])) == 0.0003
 
 
 def column(probability: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:

@@ -162,3 +162,40 @@ def test_owners_on_supernodes_agree_on_classes_and_leave_one_out_that_does_not_f
     card = read_card(next(f for f in kept if "-cedar-" in f.name))
     assert card is not None
     assert card.class_names == CLASSES
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+def test_limits_of_owners_hold_on_supernodes(tmp_path: Path) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+    settings = {"rounds": 2, "evaluate": "both"}
+    expected = run_owners(nodes, tmp_path / "expected", **settings)
+    values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
+    values |= {f"fedavg.{k}": v for k, v in expected.config["fedavg"].items()}
+    values |= {"run-dir": str(tmp_path / "deployed"), "join-timeout": 120.0}
+    configs = [
+        f'graph="{node["graph"]}" scores="rounded" worker-idle=60' for node in nodes
+    ]
+    with deployment(tmp_path / "deployment", configs) as stage:
+        assert stage.run(values) == "finished:completed", stage.logs()
+        other = {"split": "30/30/40", "run-dir": str(tmp_path / "other")}
+        run_id = stage.submit({**values, **other})
+        assert stage.wait_for_end(run_id) == "finished:failed", stage.logs()
+        log = " ".join(stage.log(run_id).split())
+    for name in NAMES:
+        assert f"{name} refuses the run: the run has split = 30/30/40" in log
+    assert not Run.load(tmp_path / "other").rounds
+    rows = {(r["round"], r["partition_id"]): r for r in expected.clients if r["round"]}
+    run = Run.load(tmp_path / "deployed")
+    found = [row for row in run.clients if row["round"]]
+    assert len(found) == len(rows)
+    for row in found:
+        exact = rows[row["round"], row["partition_id"]]
+        assert row["loss"] == round(exact["loss"], 1)
+        for mode, columns in exact["metrics"].items():
+            for column, scores in columns.items():
+                mine = row["metrics"][mode][column]
+                assert mine == {
+                    key: value if value is None else round(value, 2)
+                    for key, value in scores.items()
+                }

@@ -135,10 +135,16 @@ def test_scores_of_no_node_are_not_numbers() -> None:
     assert read_scores(MetricRecord(dict(flat)))["local"]["val"]["num_nodes"] == 0
 
 
-@pytest.mark.parametrize("loss", [{}, {"loss": math.inf}, {"loss": [1.0]}])
+@pytest.mark.parametrize(
+    "loss", [{"loss": math.nan}, {"loss": math.inf}, {"loss": [1.0]}]
+)
 def test_a_loss_that_cannot_be_is_refused(loss: dict[str, object]) -> None:
     with pytest.raises(PayloadError, match="loss"):
         read_loss(MetricRecord(loss))  # type: ignore[arg-type]
+
+
+def test_a_loss_may_be_withheld() -> None:
+    assert math.isnan(read_loss(MetricRecord({"worker": 1})))
 
 
 def test_a_large_loss_names_the_largest_number() -> None:

@@ -48,6 +48,35 @@ def broken_by_data(
             f"too few training items here: its node config demands min-train-nodes = "
             f"{node.min_train_nodes}"
         )
+    name, least = config.positive_class, config.min_class_count
+    if node.graph and name and least > 1 and fewest_members(data, name) < least:
+        found.append(
+            f"positive-class = {name}, of which a set of this node has fewer than "
+            f"min-class-count = {least} items"
+        )
+    return found
+
+
+def fewest_members(data: ClientData, name: str) -> int:
+    """Return the smallest number of items of a class in a training or scored set.
+
+    Parameters
+    ----------
+    data : ClientData
+        The graph; sets without items do not count.
+    name : str
+        Class; 0 if the graph does not have it.
+    """
+    if name not in data.graph.class_names or data.graph.graph.targets is not None:
+        return 0
+    key, number = ("fewest members", name), data.graph.class_names.index(name)
+    if key not in data.memo:
+        sets = [data.training.labels]
+        for y, masks in zip(data.labels, data.columns, strict=True):
+            sets += [y[mask & (y >= 0)] for mask in masks.values()]
+        counts = [int((y == number).sum()) for y in sets if len(y)]
+        data.memo[key] = min(counts, default=0)
+    found: int = data.memo[key]
     return found
 
 

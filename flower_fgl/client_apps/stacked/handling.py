@@ -13,9 +13,10 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, pack_metrics
+from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.reply_metrics import pack_metrics
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
@@ -315,7 +316,10 @@ class Stacker:
             app.keep(one.client, one.store, one.context, is_state_new=False)
         return {
             one.place: reply_with(
-                one.message, RecordDict({METRICS: pack_metrics(mine, seconds)})
+                one.message,
+                RecordDict(
+                    {METRICS: pack_metrics(one.context.node_config, mine, seconds)}
+                ),
             )
             for one, mine in zip(opened, scores, strict=True)
         }

@@ -40,6 +40,8 @@ class LoopState:
         Aggregated model of that round.
     best_round : int
         That round.
+    unscored : set of int
+        Clients whose node configs withhold all scores, by partition-id.
     silent : dict of int to Silence
         Clients that did not reply when they were last asked, by partition-id.
     """
@@ -54,4 +56,5 @@ class LoopState:
     best_score: tuple[int, float] | None = None
     best_state: dict[str, Tensor] = field(default_factory=dict)
     best_round: int = 0
+    unscored: set[int] = field(default_factory=set)
     silent: dict[int, Silence] = field(default_factory=dict)

@@ -351,7 +351,8 @@ class Messenger:
             metrics = metrics_of(reply)
             if len(reply.content) > 1:
                 raise PayloadError(f"unexpected records {sorted(reply.content)}")
-            self.loop.log.add_evaluation(pid, metrics, self._about(pid))
+            if not self.loop.log.add_evaluation(pid, metrics, self._about(pid)):
+                self.loop.unscored.add(pid)
 
         self.read_each(replies, read_one)
 

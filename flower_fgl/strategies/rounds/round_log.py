@@ -197,8 +197,13 @@ class RoundLog:
         if found.terms:
             self._clients[pid]["terms"] = found.terms
 
-    def add_evaluation(self, pid: int, metrics: MetricRecord, client: Client) -> None:
+    def add_evaluation(self, pid: int, metrics: MetricRecord, client: Client) -> bool:
         """Store the scores of an evaluation reply.
+
+        Returns
+        -------
+        bool
+            Whether there are any: a node config may withhold all.
 
         Raises
         ------
@@ -206,8 +211,10 @@ class RoundLog:
             If the metrics are malformed; then nothing is stored.
         """
         scores = self._check_scores(pid, read_metrics(metrics), client)
-        self._scores.setdefault(pid, {}).update(scores)
-        self._pooled = None
+        if scores:
+            self._scores.setdefault(pid, {}).update(scores)
+            self._pooled = None
+        return bool(scores)
 
     def _check_scores(
         self, pid: int, found: ReplyMetrics, client: Client
@@ -295,8 +302,12 @@ class RoundLog:
 
     @property
     def loss(self) -> float:
-        """Mean training loss by the aggregation weights; NaN without a reply."""
-        pairs = [(c["loss"], c["num_examples"]) for c in self._clients.values()]
+        """Mean loss of the clients that sent one, by aggregation weights; else NaN."""
+        pairs = [
+            (client["loss"], client["num_examples"])
+            for client in self._clients.values()
+            if not math.isnan(client["loss"])
+        ]
         total = sum(weight for _, weight in pairs)
         return sum(x * w for x, w in pairs) / total if total else math.nan
 

@@ -260,6 +260,11 @@ def test_check_graph_says_whose_split_counts(
     assert advice in notes(plain[0], "")
     assert advice not in notes(plain[0], f'state-dir="{tmp_path}"')
     assert advice not in notes(nodes[0], "")
+    sent = "the training loss, and the scores on the validation and test nodes"
+    assert f"{sent} What" in notes(nodes[0], "")
+    assert f"{sent}, rounded What" in notes(nodes[0], 'scores="rounded"')
+    assert "no loss and no scores" in notes(nodes[0], 'scores="none"')
+    assert sent not in notes(nodes[0], "share-class-counts=false")
 
 
 def test_a_user_may_replace_the_split_of_own_files_in_a_simulation(
