@@ -613,16 +613,8 @@ class FglStrategy(ServerHooks):
                 "No round that succeeded was scored. Lower evaluate-every, or see the "
                 "failures in rounds.jsonl."
             )
-        if self.loop.unscored:
-            log.warning(
-                "Clients %s sent no scores, as their node configs demand. %s",
-                ", ".join(map(str, sorted(self.loop.unscored))),
-                "The best round follows from the validation scores of the others."
-                if self.loop.log.validation(self.config.main_score)
-                else "There are no validation scores: the run has no best round, and its "
-                "model is that of the last round.",
-            )
         self.loop.last_success = max(result.train_metrics_clientapp)
+        self._report_withheld()
         self.finish()
         state = self.global_state()
         if state is not None:
@@ -702,6 +694,24 @@ class FglStrategy(ServerHooks):
         if messages:
             replies = self.messenger.evaluate(messages)
             self.aggregate_evaluate(server_round, replies.values())
+
+    def _report_withheld(self) -> None:
+        """Log which scores node configs withheld, and how the best round is selected."""
+        loop = self.loop
+        has_val = any("val" in columns for columns in loop.log.pooled().values())
+        is_expected = any(c.num_val for c in self.federation.clients.values())
+        if is_expected and not has_val and loop.log.number == loop.last_success:
+            log.warning(
+                "No client sent validation scores, as their node configs demand (scores, "
+                "min-scored-nodes): no round is selected as the best one, and the global "
+                "model is that of the last round."
+            )
+        elif loop.unscored:
+            log.warning(
+                "Clients %s sent no scores, as their node configs demand. The best round "
+                "follows from the validation scores of the others.",
+                ", ".join(map(str, sorted(loop.unscored))),
+            )
 
     def record_round(self) -> None:
         """Write the round and its clients to the run folder; log the failures."""

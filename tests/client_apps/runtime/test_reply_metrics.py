@@ -215,7 +215,7 @@ def test_a_run_with_owners_that_send_no_scores_is_whole(
         [{**n, "scores": "none"} for n in nodes], tmp_path / "no", **settings
     )
     assert run.status == "completed"
-    assert "the run has no best round" in caplog.text
+    assert "No client sent validation scores" in caplog.text
     assert run.best is None
     assert run.summary["rounds"] == 3
     assert (run.path / "model.safetensors").exists()
@@ -223,12 +223,15 @@ def test_a_run_with_owners_that_send_no_scores_is_whole(
 
 
 def test_sets_with_few_items_are_left_out_of_the_scores(
-    nodes: list[dict[str, Any]], tmp_path: Path
+    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    run_owners(nodes, tmp_path / "all", rounds=2)
+    assert "sent" not in caplog.text
     nodes = [{**node, "min-scored-nodes": 61} for node in nodes]
     run = run_owners(nodes, tmp_path / "run", rounds=2)
     assert run.status == "completed"
     assert run.summary["selection"] == "last"
+    assert "No client sent validation scores" in caplog.text
     for row in run.rounds:
         assert row["metrics"]["local"].keys() == {"test"}
 
