@@ -57,6 +57,7 @@ def write_study(
         "draws": list(experiment.tune_draws),
         "metric": _metric(studies),
         "commits": sorted({commit for study in studies for commit in study.commits}),
+        "optuna": sorted({v for study in studies for v in study.optuna_versions}),
         "rows": rows,
     }
     text = json.dumps(table, indent=1, allow_nan=False)

@@ -7,7 +7,8 @@ and is compared by the validation score of its best round: accuracy, or AUROC wh
 selected by it.
 
 The proposals of a trial depend on the seed, and on the trials of earlier batches only. A
-study is therefore the same for any number of processes, and after a kill.
+study is therefore the same for any number of processes, and after a kill. A version of
+Optuna that proposes other trials cannot continue it.
 """
 
 from __future__ import annotations
@@ -244,8 +245,9 @@ def tune(
     ConfigError
         If ``budget`` or ``jobs`` is too small, or Optuna is not installed.
     RunError
-        If the folder holds a study of other settings, a row has more trials than
-        ``budget`` already, or another process uses the folder.
+        If the folder holds a study of other settings or of an Optuna that proposes other
+        trials, a row has more trials than ``budget`` already, or another process uses the
+        folder.
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(
@@ -270,6 +272,7 @@ def tune(
                     f"than --budget {budget}. All rows get the same number: give "
                     f"--budget {len(study.trials)} or more, or another folder."
                 )
+            study.check_proposals(budget)
         _run_studies(studies, folder / RUNNING, budget, processes, on_trial)
         shutil.rmtree(folder / RUNNING, ignore_errors=True)
     return studies
@@ -387,6 +390,51 @@ class RowStudy:
         """Commits of this package with which trials ran."""
         return list(self._study.user_attrs.get("commits", []))
 
+    @property
+    def optuna_versions(self) -> list[str]:
+        """Versions of Optuna that continued the study, the first one first."""
+        return list(self._study.user_attrs.get("optuna", []))
+
+    def check_proposals(self, budget: int) -> None:
+        """Record the version of Optuna; reject one that proposes other trials.
+
+        Parameters
+        ----------
+        budget : int
+            Trials of the row.
+
+        Raises
+        ------
+        RunError
+            If another version proposed the stored trials, this one proposes others, and
+            trials are missing.
+        """
+        import optuna
+
+        before, now = self.optuna_versions, str(optuna.__version__)
+        if now in before or len(self.trials) >= self.num_trials(budget):
+            return
+        size = space_size(self.row.space, self.row.default)
+        if size is None or size > budget:  # else the rest of the space is tried
+            self._compare_proposals(before, now)
+        self._study.set_user_attr("optuna", [*before, now])
+
+    def _compare_proposals(self, before: Sequence[str], now: str) -> None:
+        """Raise an error if the stored trials are not those that would be proposed."""
+        made = f"Optuna {' and '.join(before)}" if before else "another Optuna"
+        for begin in range(0, len(self.trials), BATCH):
+            proposed = self._propose(begin)
+            for trial in self.trials[begin : begin + BATCH]:
+                point = self._nearest_point(trial.settings)
+                if point != proposed[trial.index - begin]:
+                    raise RunError(
+                        f'The output folder holds a study of row "{self.row.name}" whose '
+                        f"trial {trial.index} was proposed by {made}. Optuna {now} "
+                        "proposes another one, and the trials of one study must not be "
+                        "mixed. Install the version that made it, move the folder tune "
+                        "away, or set another output-dir."
+                    )
+
     def num_trials(self, budget: int) -> int:
         """Return the number of trials of a budget: less if the space has fewer points."""
         size = space_size(self.row.space, self.row.default)
@@ -438,7 +486,10 @@ class RowStudy:
             scratch = optuna.create_study(
                 direction="maximize",
                 sampler=optuna.samplers.TPESampler(
-                    seed=self._seed(begin), n_startup_trials=STARTUP, constant_liar=True
+                    seed=self._seed(begin),
+                    n_startup_trials=STARTUP,
+                    constant_liar=True,
+                    multivariate=True,  # by default False in Optuna 4, True in 5
                 ),
             )
             for trial in before:

@@ -44,6 +44,7 @@ from flower_fgl.simulation.trials import KILLED, Outcome, TrialProcesses, run_tr
 from flower_fgl.simulation.tuned_file import (
     hash_of_study,
     study_hash,
+    write_study,
     write_tuned_experiment,
 )
 from flower_fgl.simulation.tuning import (
@@ -328,6 +329,69 @@ def test_a_study_is_the_same_after_a_kill_and_with_a_larger_budget_later(
     assert trial.score == pytest.approx(
         (trial.outcomes[7].score + trial.outcomes[8].score) / 2  # type: ignore[operator]
     )
+
+
+@pytest.mark.usefixtures("pretended")
+def test_proposals_from_lists_are_those_of_published_studies(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    pytest.importorskip("optuna")
+    experiment = written(
+        ("{low = 0.0, high = 0.8}", "[0.0, 0.3, 0.5, 0.8]"),
+        ("{low = 1e-4, high = 1.0, log = true}", "[0.01, 0.1, 0.5, 1.0]"),
+    )
+    rows = rows_to_tune(experiment)[1:]
+    (study,) = tune(experiment, rows, tmp_path, budget=12)
+    # Optuna 4.9.0 and 5.0.0 with multivariate = True, which published studies had
+    assert [tuple(trial.settings.values()) for trial in study.trials[8:]] == [
+        (0.003, 0.0, 0.1),
+        (0.03, 0.3, 0.01),
+        (0.03, 0.5, 0.1),
+        (0.01, 0.0, 0.1),
+    ]
+
+
+@pytest.mark.usefixtures("pretended")
+def test_another_optuna_continues_a_study_only_with_the_same_proposals(
+    written: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    experiment = written()
+    rows = rows_to_tune(experiment)
+    monkeypatch.setattr(optuna, "__version__", "4.9.0")
+    tune(experiment, rows[1:], tmp_path, budget=8)
+    monkeypatch.setattr(optuna, "__version__", "5.0.0")
+    (study,) = tune(experiment, rows[1:], tmp_path, budget=12)
+    assert study.optuna_versions == ["4.9.0", "5.0.0"]
+    write_study(experiment, [study], tmp_path, budget=12)
+    kept = json.loads((tmp_path / "study.json").read_text())
+    assert kept["optuna"] == ["4.9.0", "5.0.0"]
+
+    monkeypatch.setattr(optuna, "__version__", "6.0.0")
+    sampler = optuna.samplers.TPESampler
+    monkeypatch.setattr(
+        optuna.samplers,
+        "TPESampler",
+        lambda **options: sampler(**{**options, "multivariate": False}),
+    )
+    tune(experiment, rows[1:], tmp_path, budget=12)  # nothing is missing
+    journal = tmp_path / "study.log"
+    with pytest.raises(
+        RunError,
+        match=r'row "near" whose trial 8 was proposed by Optuna 4\.9\.0 and 5\.0\.0\. '
+        r"Optuna 6\.0\.0 proposes another one",
+    ):
+        tune(experiment, rows[1:], tmp_path, budget=16)
+    # a study from before the version was recorded
+    lines = journal.read_text().splitlines()
+    unnamed = [line for line in lines if '"optuna"' not in line]
+    assert len(unnamed) == len(lines) - 2
+    journal.write_text("\n".join(unnamed) + "\n")
+    with pytest.raises(RunError, match=r"trial 8 was proposed by another Optuna\."):
+        tune(experiment, rows[1:], tmp_path, budget=16)
+    monkeypatch.setattr(optuna.samplers, "TPESampler", sampler)
+    (study,) = tune(experiment, rows[1:], tmp_path, budget=16)
+    assert len(study.trials) == 16
 
 
 @pytest.mark.usefixtures("pretended")
