@@ -37,7 +37,12 @@ from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound
-from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds
+from flower_fgl.runs.flower_log import (
+    flower_log,
+    log_results,
+    log_rounds,
+    log_settings,
+)
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
@@ -363,7 +368,7 @@ def _log_notes(config: RunConfig, num_clients: int) -> None:
 
 
 def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
-    """Parse the run config of ``flwr run``, and reject settings without effect.
+    """Parse the run config of ``flwr run``; log it, and reject settings without effect.
 
     Parameters
     ----------
@@ -378,15 +383,14 @@ def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """
     check_app_table(sys.path)
     config = parse_config(values)
+    changed = changed_settings(values, pyproject_table(METHODS))
+    # a repeated run holds the values that "auto" stood for
+    general = {kebab(name): value for name, value in asdict(GeneralSettings()).items()}
+    usual = general | dict(METHODS[config.method].defaults)
+    changed = [key for key in changed if values[key] != usual.get(key)]
     if not config.resume:  # a run of an older version may hold such settings
-        changed = changed_settings(values, pyproject_table(METHODS))
-        # a repeated run holds the values that "auto" stood for
-        general = {
-            kebab(name): value for name, value in asdict(GeneralSettings()).items()
-        }
-        usual = general | dict(METHODS[config.method].defaults)
-        changed = [key for key in changed if values[key] != usual.get(key)]
         reject_unused_settings(changed, [config])
+    log_settings({key: values[key] for key in changed}, config)
     return config
 
 

@@ -18,7 +18,12 @@ from flower_fgl.cli.arguments import (
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
+from flower_fgl.core.node_settings import (
+    NodeSettings,
+    broken_floors,
+    parse_node_config,
+    read_node_config,
+)
 from flower_fgl.core.unused_settings import (
     OWNER_SETTINGS,
     reject_unread_settings,
@@ -133,8 +138,9 @@ def check_graph(
     """Check a data owner's graph file.
 
     Lists all problems of the file, and everything that the server would learn about it
-    before round 1. With --node-config, also what makes the SuperNode refuse its own node
-    config, and the floors that a run with these settings does not reach.
+    before round 1. With --node-config, also text there that Flower drops, what makes the
+    SuperNode refuse its own node config, and the floors that a run with these settings
+    does not reach.
     """
     pairs = parse_pairs(settings or [])
     if pairs.get("setting") == "graph":
@@ -212,11 +218,8 @@ def check_node_config(
     """
     if not node_config:
         return NodeSettings(), []
-    # loads Flower, which no other command of this file needs at its start
-    from flower_fgl.core.flower_internals import parse_config_args
-
-    values = parse_config_args([node_config])
-    node = parse_node_config(dict(values))
+    values = read_node_config(node_config)
+    node = parse_node_config(values)
     # load torch: the text is checked first
     from flower_fgl.client_apps.runtime.node_checks import check_node
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message, MessageType
@@ -13,7 +15,8 @@ from flower_fgl.client_apps.runtime.describe import client_label
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, RunError
-from flower_fgl.core.node_settings import parse_node_config
+from flower_fgl.core.node_settings import floors_in_force, parse_node_config
+from flower_fgl.core.options import Scalar, listed
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.base import DESCRIBE, INFO, check_size
 from flower_fgl.protocols.describe import Rejection
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from flower_fgl.client_apps.stacked.handling import Stacker
 
 log = logging.getLogger(__name__)
+FLOWER = logging.getLogger("flwr")
+"""Flower's logger, whose records the SuperNode's log shows from level INFO on."""
 
 __all__ = ["Dispatcher", "error_reply", "largest_message"]
 
@@ -60,6 +65,8 @@ class Dispatcher:
             error the traceback is logged once.
         """
         is_describe = message.metadata.message_type == f"{MessageType.QUERY}.{DESCRIBE}"
+        if is_describe:
+            _log_floors(context.node_config)
         try:
             config = self._session.config(context)
             ledger = self._session.releases(context) if is_describe else None
@@ -196,6 +203,23 @@ def _logged(reply: Message) -> Message:
     if Rejection.is_in(reply.content):
         log.error("%s: %s", TAKES_NO_PART, reply.content.config_records[INFO]["unfit"])
     return reply
+
+
+def _log_floors(node: Mapping[str, Scalar]) -> None:
+    """Write the node config of a SuperNode, and its floors, to the SuperNode's log."""
+    is_supernode = Path(sys.argv[0]).name.startswith("flwr-clientapp")
+    if not (is_supernode or node.keys() - {"partition-id", "num-partitions"}):
+        return  # a client of a simulation
+    try:
+        floors = floors_in_force(node)
+    except RunError:
+        return  # the reason why the node takes no part is logged
+    FLOWER.info(
+        "Node config of %s: %s. Floors in force: %s.",
+        client_label(node),
+        listed(node),
+        listed(floors) or "none",
+    )
 
 
 def error_reply(message: Message, error: Exception) -> Message:

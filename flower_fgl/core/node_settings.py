@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+
+import tomli_w
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import (
@@ -23,7 +26,29 @@ from flower_fgl.core.options import (
 )
 from flower_fgl.core.settings import GeneralSettings
 
-__all__ = ["NodeSettings", "broken_floors", "parse_node_config"]
+__all__ = ["NodeSettings", "broken_floors", "floors_in_force", "node_config_text"]
+__all__ += ["parse_node_config", "read_node_config"]
+
+FLOORS = (
+    "min-class-count",
+    "upload-clip",
+    "upload-noise",
+    "share-class-counts",
+    "share-feature-names",
+    "secure-aggregation",
+    "secure-threshold",
+    "fixed-roster",
+    "max-releases",
+    "own-split",
+    "min-train-nodes",
+    "min-scored-nodes",
+    "scores",
+    "methods",
+    "settings",
+)
+"""Keys that limit the runs in which a node takes part."""
+WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
+PAIR = re.compile(r"""[^\s=#]+=(?:"[^"]*"|'[^']*'|[^\s"'#]+)""")
 
 ABSOLUTE = ("state-dir", "identity", "peers", "id-key")
 """Keys of paths that must be absolute: each message may have another working folder."""
@@ -140,6 +165,100 @@ class NodeSettings:
         """Return whether the list ``methods`` or ``settings`` allows a name."""
         allowed = _names(getattr(self, key))
         return not allowed or name in allowed
+
+
+def read_node_config(text: str) -> dict[str, Scalar]:
+    """Read the text of ``--node-config`` as Flower does, and refuse what Flower drops.
+
+    Parameters
+    ----------
+    text : str
+        Pairs ``key=value`` separated by blanks, or the path of a TOML file.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        Values by key.
+
+    Raises
+    ------
+    ConfigError
+        If Flower would drop a part of the text without a word, or cannot read it.
+    """
+    # loads Flower, which a command should not do at its start
+    from click import ClickException
+
+    from flower_fgl.core.flower_internals import parse_config_args
+
+    words = [] if text.endswith(".toml") else WORD.findall(text)
+    if dropped := [word for word in words if not PAIR.fullmatch(word)]:
+        raise ConfigError(_dropped(dropped))
+    try:
+        values: dict[str, Scalar] = parse_config_args([text])
+    except ClickException as error:
+        raise ConfigError(
+            f"Flower cannot read --node-config {text}: {error.message} A text needs "
+            "quotes, and each key stands once."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"Flower cannot read --node-config {text}: {error}"
+        ) from error
+    if len(values) < len(words):
+        raise ConfigError(_dropped([w for w in words if not parse_config_args([w])]))
+    return values
+
+
+def _dropped(words: Sequence[str]) -> str:
+    """Say that Flower does not read words of a node config."""
+    return (
+        f"Flower does not read this part of --node-config: {' '.join(words)}. The "
+        "SuperNode would start without it, and without an error. Write key=value with no "
+        'blank beside "=", texts in quotes, and blanks between the pairs: '
+        "'graph=\"/data/a.npz\" min-class-count=5'."
+    )
+
+
+def node_config_text(values: Mapping[str, Scalar]) -> str:
+    """Write a node config as text for ``--node-config``.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Values by key.
+
+    Notes
+    -----
+    1. Flower ends a text at its next quotation mark, also after a backslash. So both
+       characters are written by their numbers.
+    """
+    words = []
+    for key, value in values.items():
+        _, _, text = tomli_w.dumps({"value": value}).strip().partition(" = ")
+        text = text.replace(r"\\", r"\u005c").replace('\\"', r"\u0022")
+        words.append(f"{key}={text}")
+    return " ".join(words)
+
+
+def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the floors that a node config sets.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flower's ``context.node_config``.
+
+    Raises
+    ------
+    RunError
+        If the node config is wrong.
+    """
+    settings = parse_node_config(values)
+    floors = {
+        f.name: f.default for f in fields(NodeSettings) if kebab(f.name) in FLOORS
+    }
+    found = {kebab(name): getattr(settings, name) for name in floors}
+    return {k: v for k, v in found.items() if v != floors[k.replace("-", "_")]}
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:

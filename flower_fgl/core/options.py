@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 import re
@@ -20,6 +21,7 @@ __all__ = [
     "drop_removed",
     "fields_by_key",
     "kebab",
+    "listed",
     "load_toml",
     "nearest",
     "option",
@@ -31,6 +33,14 @@ Scalar = bool | int | float | str
 AUTO = "auto"
 BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 """Texts that count as booleans: in TOML, in Python, and each of them in quotes."""
+
+
+def listed(values: Mapping[str, Scalar]) -> str:
+    """Return values for a log line: ``key = value``, separated by commas."""
+    return ", ".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+    )
 
 
 def option(

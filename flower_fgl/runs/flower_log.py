@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import hide_tracebacks
+from flower_fgl.core.options import Scalar, listed
 from flower_fgl.runs.files import OnRound, Row
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import describe_round
 
-__all__ = ["flower_log", "log_results", "log_rounds"]
+__all__ = ["flower_log", "log_results", "log_rounds", "log_settings"]
 
 log = logging.getLogger(__name__)
 FLOWER = logging.getLogger("flwr")
@@ -48,6 +50,37 @@ def flower_log() -> Iterator[None]:
         own.removeHandler(handler)
         own.setLevel(before[0])
         own.propagate = before[1]
+
+
+def log_settings(given: Mapping[str, Scalar], config: RunConfig) -> None:
+    """Log the settings that differ from the defaults, and who set them.
+
+    Flower drops a part of ``--run-config`` that it cannot read, without an error.
+
+    Parameters
+    ----------
+    given : mapping of str to bool, int, float or str
+        Settings that the user changed.
+    config : RunConfig
+        Settings of the run.
+    """
+    log.info(
+        "Settings from --run-config or the app's pyproject.toml: %s.",
+        listed(given) or "none differs from its default",
+    )
+    flat = config.flat()
+    for source, name in (
+        ("method", f"method {config.method}"),
+        ("data set", f"dataset {config.data_name}"),
+        ("setting", f"setting {config.setting}"),
+    ):
+        keys = [
+            k for k, by in config.sources.items() if by == source and k not in given
+        ]
+        if keys:
+            log.info(
+                "Settings by the %s: %s.", name, listed({k: flat[k] for k in keys})
+            )
 
 
 def log_rounds(rounds: int) -> OnRound:

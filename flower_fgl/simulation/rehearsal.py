@@ -22,6 +22,7 @@ import tomli_w
 
 from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.node_settings import node_config_text
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import ROUNDS, SUMMARY, OnRound, read_lines
@@ -215,8 +216,9 @@ class Rehearsal:
                 "--root-certificates", str(self.keys / "ca.crt"),
                 "--auth-supernode-private-key", str(self.keys / f"{owner}.key"),
             ]  # fmt: skip
-        values = {"graph": str(graph), "name": owner, "worker-idle": self.worker_idle}
-        node = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        node = node_config_text(
+            {"graph": str(graph), "name": owner, "worker-idle": self.worker_idle}
+        )
         self.start(
             owner, self.folder / "owners" / owner,
             "flower-supernode", *security, "--superlink", self.address,

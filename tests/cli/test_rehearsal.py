@@ -16,8 +16,10 @@ from flower_fgl.cli.main import app
 from flower_fgl.cli.rehearsal import Plan, plan_rehearsal, run_rehearsal
 from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.core.flower_internals import parse_config_args
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.simulation.prediction import predict_graph
+from flower_fgl.simulation.rehearsal import Rehearsal
 from tests.simulation.test_multi_label import write_yelp
 from tests.support.owners import run_owners
 
@@ -40,6 +42,7 @@ def test_a_new_app_holds_all_settings_and_is_not_overwritten(tmp_path: Path) -> 
     flower = tomllib.loads(text)["tool"]["flwr"]["app"]
     assert flower["config"] == pyproject_table(METHODS)
     assert flower["components"]["serverapp"] == "flower_fgl.server_app:app"
+    assert flower["fab-include"] == ["flower-fgl.md"]  # no data beside it is sent
     again = CliRunner().invoke(app, ["new-app", str(folder)])
     assert isinstance(again.exception, RunError)
     assert "Choose another folder" in str(again.exception)
@@ -51,6 +54,21 @@ def test_owners_are_named_after_their_graphs() -> None:
     assert list(found.owners) == ["ash", "oak.v2"]
     assert found.graphs["ash"] == Path("data/ash.npz").resolve()
     assert plan().owners == ("owner-0", "owner-1", "owner-2")
+
+
+def test_a_name_with_quotes_reaches_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Rehearsal, "start", lambda _, *words: started.append(words))
+    name = 'St. "Anna\'s" \\ 1'
+    stage = Rehearsal(tmp_path / "new", [name], tls=False)
+    stage.start_owner(name, tmp_path / f"{name}.npz")
+    assert parse_config_args([started[0][-1]]) == {
+        "graph": str(tmp_path / f"{name}.npz"),
+        "name": name,
+        "worker-idle": 600,
+    }
 
 
 def test_a_one_shot_method_is_rehearsed_for_one_round() -> None:

@@ -13,8 +13,12 @@ from flwr.app import Context, Message, RecordDict
 from flower_fgl import client_app, server_app
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import PLAIN_ERRORS, ConfigError, FglError
-from flower_fgl.core.flower_internals import ErrorCode
+from flower_fgl.core.flower_internals import ErrorCode, parse_config_args
+from flower_fgl.core.options import listed
+from flower_fgl.methods import METHODS
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -30,6 +34,11 @@ TINY = {
     "synthetic.features": 8,
     "checkpoint-every": 0,
 }
+
+
+def flat_defaults() -> dict[str, Any]:
+    """Return what Flower passes to the app if nobody sets anything."""
+    return dict(flatten_config(pyproject_table(METHODS)))
 
 
 class Lines(logging.Handler):
@@ -78,6 +87,40 @@ def test_flowers_log_has_a_line_per_round_the_results_and_the_folder(
     assert f"INFO: Run folder: {folder}" in flower[: flower.index(rounds[0])]
     table = [f"INFO: {line}" for line in run.table().splitlines()]
     assert flower[-len(table) :] == table
+
+
+def test_the_first_lines_name_the_settings_and_who_set_them(
+    flower: list[str], tmp_path: Path
+) -> None:
+    app = {
+        **flat_defaults(),
+        **TINY,
+        "method": "fedpano",
+        "run-dir": str(tmp_path / "r"),
+    }
+    run_app(app)
+    method = METHODS["fedpano"].defaults
+    of_method = listed({k: v for k, v in method.items() if k not in TINY})
+    given = listed({k: v for k, v in app.items() if flat_defaults()[k] != v})
+    assert "lr" in method
+    assert "lr = " not in given
+    assert flower[:2] == [
+        f"INFO: Settings from --run-config or the app's pyproject.toml: {given}.",
+        f"INFO: Settings by the method fedpano: {of_method}.",
+    ]
+
+
+def test_a_dropped_run_config_shows_in_the_first_line(flower: list[str]) -> None:
+    # what Flower makes of --run-config 'lr = 0.5'
+    text = "Settings from --run-config or the app's pyproject.toml: "
+    with flower_log():
+        for pair in ("lr = 0.5", "lr=0.5"):
+            given = parse_config_args([pair])
+            server_app.read_run_config({**flat_defaults(), **given})
+    assert [line for line in flower if text in line] == [
+        f"INFO: {text}none differs from its default.",
+        f"INFO: {text}lr = 0.5.",
+    ]
 
 
 def test_the_log_of_the_package_is_as_before_afterwards(flower: list[str]) -> None:

@@ -19,6 +19,7 @@ from flower_fgl.cli.main import app
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.node_settings import read_node_config
 from flower_fgl.core.options import kebab
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation.experiments import Experiment, read_experiment
@@ -186,7 +187,7 @@ def _check_node(program: str, words: list[str], block: Block) -> None:
     except SystemExit as error:
         raise AssertionError(f"{block.place}: {program} refuses {words}") from error
     if getattr(given, "node_config", None):
-        unknown = set(parse_config_args([given.node_config])) - _node_config_keys()
+        unknown = set(read_node_config(given.node_config)) - _node_config_keys()
         assert not unknown, f"{block.place}: {unknown} are not in the guide's table"
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flower_fgl import METHODS
-from flower_fgl.core.errors import RunError
+from flower_fgl import METHODS, simulate
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.flower_internals import parse_config_args
 from flower_fgl.core.node_settings import (
     NodeSettings,
     broken_floors,
+    node_config_text,
     parse_node_config,
+    read_node_config,
 )
 from flower_fgl.core.options import kebab
 from flower_fgl.core.settings import GeneralSettings
@@ -191,3 +199,117 @@ def test_a_partition_may_have_floors_too(tmp_path: Path) -> None:
 def test_every_floor_is_a_setting_of_the_run() -> None:
     own = {kebab(name) for name in vars(GeneralSettings())}
     assert set(FLOORS) | {"max-message-mb"} <= own
+
+
+# ------------------------------------------------------------ text that Flower drops
+DROPPED = {
+    "min-class-count = 5 upload-noise = 2.0": "min-class-count = 5 upload-noise = 2.0.",
+    'graph="/a" min-class-count =5': "min-class-count =5.",
+    "min-class-count= 5 upload-noise=2.0": "min-class-count= 5.",
+    "min-class-count:5": "min-class-count:5.",
+    'graph="/a"b': 'graph="/a"b.',
+    'graph="/a': 'graph="/a.',
+    "min-class-count=5#upload-noise=2.0": "min-class-count=5#upload-noise=2.0.",
+    "#min-class-count=5 upload-noise=2.0": "#min-class-count=5.",
+    "upload-noise=2.0 min-class-count={}": "min-class-count={}.",
+    "min-class-count=5 and upload-noise=2.0": "and.",
+}
+
+
+def test_flower_drops_text_in_silence() -> None:
+    assert parse_config_args(["min-class-count = 5 upload-noise = 2.0"]) == {}
+    assert parse_config_args(['graph="/a"b']) == {"graph": "/a"}
+
+
+@pytest.mark.parametrize("text", sorted(DROPPED))
+def test_text_that_flower_drops_is_refused_and_quoted(text: str) -> None:
+    quoted = re.escape(f"does not read this part of --node-config: {DROPPED[text]} The")
+    with pytest.raises(ConfigError, match=quoted):
+        read_node_config(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", {}),
+        (
+            "graph=\"/a b.npz\"  min-class-count=5\nname='o#1'",
+            {"graph": "/a b.npz", "min-class-count": 5, "name": "o#1"},
+        ),
+        (
+            "share-class-counts=false upload-clip=1e-3",
+            {"share-class-counts": False, "upload-clip": 0.001},
+        ),
+    ],
+)
+def test_text_that_flower_reads_is_accepted(text: str, values: dict[str, Any]) -> None:
+    assert read_node_config(text) == values == parse_config_args([text])
+
+
+@pytest.mark.parametrize(
+    "text", ["min-class-count=]", "graph=/a.npz", "name=1 name=2", "a=1,b=2", "no.toml"]
+)
+def test_text_that_flower_cannot_read_is_one_error(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^Flower cannot read --node-config"):
+        read_node_config(text)
+
+
+def test_a_node_config_may_be_a_toml_file(tmp_path: Path) -> None:
+    (path := tmp_path / "node.toml").write_text("min-class-count = 5  # at least\n")
+    assert read_node_config(str(path)) == {"min-class-count": 5}
+
+
+@given(text=st.text())
+def test_a_written_node_config_is_what_flower_reads(text: str) -> None:
+    values = {"graph": text, "worker-idle": 600, "share-class-counts": False}
+    assert parse_config_args([node_config_text(values)]) == values
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (
+            {"min-class-count": 2, "share-class-counts": True, "upload-clip": 1.0},
+            "min-class-count = 2, share-class-counts = true, upload-clip = 1.0. Floors in "
+            "force: min-class-count = 2, upload-clip = 1.0.",
+        ),
+        # what Flower makes of 'min-class-count = 2'
+        (parse_config_args(["min-class-count = 2"]), "Floors in force: none."),
+    ],
+)
+def test_the_first_line_of_a_node_names_its_floors(
+    own: dict[str, Any],
+    line: str,
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    nodes[0] |= own
+    with caplog.at_level("INFO"):
+        run_owners(nodes, tmp_path / "run", upload_clip=0.5, min_class_count=2)
+    found = [text for text in caplog.messages if text.startswith("Node config of")]
+    assert len(found) == 3  # once per node and run, not per message
+    assert found[0].startswith("Node config of ash: ")
+    assert f'graph = "{nodes[0]["graph"]}"' in found[0]
+    assert found[0].endswith(line)
+
+
+def test_a_node_with_a_partition_names_its_floors_too(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    found = []
+    for program in ("pytest", "/bin/flwr-clientapp"):  # a simulation, a SuperNode
+        monkeypatch.setattr(sys, "argv", [program])
+        with caplog.at_level("INFO"):
+            simulate(clients=2, run_dir=str(tmp_path / Path(program).name), **SMALL)
+        found += [text for text in caplog.messages if "Floors" in text]
+    assert found == [
+        f"Node config of client {k}: partition-id = {k}, num-partitions = 2. Floors in "
+        "force: none."
+        for k in range(2)
+    ]
