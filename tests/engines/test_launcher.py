@@ -444,6 +444,20 @@ def test_rays_files_lie_below_the_users_choice(tmp_path, monkeypatch):
     assert FlowerHome(tmp_path, {}).ray_folder.parent == tmp_path
 
 
+def test_launches_with_two_versions_of_flower_share_no_database(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        FlowerHome, "_spawn", lambda _, command, **__: started.append(command)
+    )
+    homes = [FlowerHome(tmp_path, {}) for _ in range(2)]
+    for one in homes:
+        one._start()
+    assert homes[0].folder != homes[1].folder
+    superlinks = [command for command in started if "--simulation" in command]
+    assert len(superlinks) == 2
+    assert not any("--database" in command for command in superlinks)
+
+
 @pytest.mark.engines
 def test_a_foreign_super_link_on_the_port_is_not_ours(tmp_path):
     """Flower asks whatever answers on the port; we look whose port it is."""
