@@ -44,6 +44,8 @@ _SETTINGS = {
 _DEFAULTS = {
     # By default ray.init() joins any Ray cluster that runs on this machine.
     "RAY_ADDRESS": "local",
+    # Ray 2.60 shows all GPUs to workers that asked for none; before, this was the default.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     # Payloads up to 2 MB are sent inline: 60 ms less per message than Ray's store.
     "RAY_max_direct_call_object_size": "2000000",
     # Flower's default is 1 s until a run starts; 0.25 s costs 2 % of a core.

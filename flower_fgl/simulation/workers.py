@@ -464,8 +464,9 @@ def _portable(extensions: dict[str, dict[str, Any]]) -> Any:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide Ray's notice on GPUs, and its usage report."""
+    """Hide Ray's notice on GPUs, its usage report, and GPUs from workers without one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # not in Ray 2.60
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Ray will no longer override")
         yield

@@ -425,6 +425,7 @@ def test_the_environment_is_private_and_keeps_what_the_user_set(monkeypatch):
     got = flower_environment(Path("/h"), Path("/r"), Path("/b"), {"MINE": "1"})
     assert (got["FLWR_HOME"], got["RAY_TMPDIR"], got["MINE"]) == ("/h", "/r", "1")
     assert got["RAY_ADDRESS"] == "local"
+    assert got["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
     assert got["RAY_max_direct_call_object_size"] == "7"
     assert got["NO_PROXY"] == "example.org,127.0.0.1,localhost"
     assert got["no_proxy"] == "127.0.0.1,localhost"
