@@ -19,7 +19,8 @@ BENIGN = {
     "numbers": "finite numbers of plausible size: any weights may be uploaded",
     "counts": "counts that fit the client's description",
     "scores": "scores in [0, 1] for the described number of nodes",
-    "telemetry": "loss, seconds, terms and process number are only logged",
+    "telemetry": "loss, seconds, terms and process number are only logged; a loss may be "
+    "withheld",
     "no scores": "a client may omit its scores: it is asked again, or not counted",
     "description": "any plausible description may be sent, see docs/security.md",
     "mask": "a vector that is not masked, or a secret that is not shared, as agreed: with "
@@ -333,7 +334,7 @@ def metrics_that_cannot_be(draw: random.Random, content: RecordDict) -> Mutant:
         {"local/val": 1.0},
     ]
     if "loss" in metrics:
-        choices += [{"loss": v} for v in (inf, nan, -inf, 1e300, [1.0], None)]
+        choices += [{"loss": v} for v in (inf, nan, -inf, 1e300, [1.0])]
     for where in scored:
         mode = where.partition("/")[0]
         count = metrics[f"{where}/num_nodes"]
@@ -371,7 +372,9 @@ def other_metrics(draw: random.Random, content: RecordDict) -> Mutant:
         ({"terms/x": draw.gauss(0, 1e6)}, "telemetry"),
     ]
     if "loss" in metrics:
-        choices.append(({"loss": draw.choice([-1e15, 1e15, 0, -3.5])}, "telemetry"))
+        # None: an owner may withhold its loss
+        loss = draw.choice([-1e15, 1e15, 0, -3.5, None])
+        choices.append(({"loss": loss}, "telemetry"))
     if scores:
         choices.append(({draw.choice(scores): draw.random()}, "scores"))
         choices.append(({draw.choice(scores): draw.choice([0.0, 1.0])}, "scores"))
