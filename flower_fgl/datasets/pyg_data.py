@@ -174,9 +174,10 @@ def node_dataset(
         feature_names,
         edge_class_names,
         edge_feature_names,
-        declared_classes,
     )
     _warn_of_unread([data], name)
+    check_class_names(declared_classes, f"{name}: declared_classes")
+    _check_labels([dataset], declared_classes)
     if class_names is None:
         _check_numbering(dataset.y, name)
     if edge_class_names is None and dataset.edges is not None:
@@ -191,7 +192,6 @@ def _converted(
     feature_names: Sequence[str] = (),
     edge_class_names: Sequence[str] | None = None,
     edge_feature_names: Sequence[str] = (),
-    declared_classes: Sequence[str] = (),
 ) -> NodeDataset:
     """Return a graph, of which nothing is checked that depends on other graphs."""
     if not is_data(data):
@@ -200,9 +200,7 @@ def _converted(
             f"edges, got {type(data).__name__}."
         )
     x, edge_index = _inputs(data, name, feature_names)
-    check_class_names(declared_classes, f"{name}: declared_classes")
-    declared = frozenset(declared_classes)
-    edges = _edges(data, name, edge_class_names, edge_feature_names, declared)
+    edges = _edges(data, name, edge_class_names, edge_feature_names)
     if data.get("y") is None:  # enough for links and edges; other runs report it
         y = torch.full((x.shape[0],), -1)
         names: tuple[str, ...] = NO_CLASSES
@@ -234,7 +232,6 @@ def _converted(
         edges=edges,
     )
     validate_node_dataset(dataset)
-    _check_labels(y, names, declared, name, "y")
     return dataset
 
 
@@ -243,7 +240,6 @@ def _edges(
     name: str,
     class_names: Sequence[str] | None,
     columns: Sequence[str],
-    declared: Collection[str],
 ) -> EdgeTable | None:
     """Return the edges with their classes; ``None`` if they have none."""
     held = [key for key in EDGE_LABELS if data.get(key) is not None]
@@ -287,24 +283,34 @@ def _edges(
         own_masks(data, name, "edge_"),
     )
     validate_edges(table, name)
-    _check_labels(y, table.class_names, declared, name, held[0])
     return table
 
 
 def _check_labels(
-    y: Tensor, names: Sequence[str], declared: Collection[str], where: str, key: str
+    datasets: Sequence[NodeDataset], declared: Collection[str] = ()
 ) -> None:
-    """Reject classes that are probably none, unless they are declared."""
-    doubt = doubtful_labels(
-        y,
-        names,
-        declared,
-        item="node" if key == "y" else "edge",
-        unknown=f"Set {key} to -1",
-        declare="write the graph with to_npz(…, declared_classes=…)",
-    )
-    if doubt:
-        raise DataError(f"{where}, {key}: {doubt}")
+    """Reject classes that are probably none, in a graph and in all of them together."""
+    of_nodes = [(d.name, d.y, d.class_names) for d in datasets]
+    tables = [(d.name, d.edges) for d in datasets if d.edges is not None]
+    of_edges = [(name, table.y, table.class_names) for name, table in tables]
+    for key, item, parts in (("y", "node", of_nodes), ("edge_label", "edge", of_edges)):
+        longest = max((names for *_, names in parts), key=len, default=())
+        whole = torch.cat(
+            [torch.empty(0, dtype=torch.int64), *(y for _, y, _ in parts)]
+        )
+        if not doubtful_labels(whole, longest, declared):
+            continue
+        for name, y, names in parts:
+            doubt = doubtful_labels(
+                y,
+                names,
+                declared,
+                item=item,
+                unknown=f"Set {key} to -1",
+                declare="write the graph with to_npz(…, declared_classes=…)",
+            )
+            if doubt:
+                raise DataError(f"{name}, {key}: {doubt}")
 
 
 def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
@@ -394,6 +400,7 @@ def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
         raise DataError("The list of graphs is empty: give one graph for each client.")
     datasets = [_converted(g, f"graph {k} of the list") for k, g in enumerate(graphs)]
     _warn_of_unread(graphs, "the list of graphs")
+    _check_labels(datasets)
     _check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
     tables = [d.edges.y for d in datasets if d.edges is not None]
     _check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
@@ -516,7 +523,8 @@ def _warn_of_unread(graphs: Sequence[Any], name: str) -> None:
     for data in graphs:
         has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
         known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
-        parts, _ = split_names(set(data.keys()))
+        used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
+        parts, _ = split_names(used)
         unread |= set(data.keys()).difference(known, *parts.values())
     if not unread:
         return

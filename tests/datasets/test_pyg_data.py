@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import AddSelfLoops, RemoveSelfLoops
 
 from flower_fgl import RunSet, simulate, to_npz
-from flower_fgl.core.errors import DataError, RunError
+from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.pyg_data import (
     graph_dataset,
@@ -71,7 +71,9 @@ def test_a_graph_without_labels_predicts_links(
     )
     assert (run.best or {})["test"]["auroc"] is not None
     assert "val AUROC  test AUROC" in repr(RunSet([run]))
-    with pytest.raises(RunError, match="No client has a training node"):
+    with pytest.raises(
+        DataError, match=r'empty name.* setting = "link" or "edge" only'
+    ):
         simulate("fedavg", graphs, run_dir=str(tmp_path / "classes"), **short)
     assert "link prediction only" not in caplog.text
     to_npz(graphs[0], tmp_path / "graph.npz")
@@ -246,6 +248,30 @@ def test_the_numbers_of_classes_count_over_a_list_of_graphs(
         [toy(y=torch.tensor([1, 2, 2, -1])), toy(y=torch.full((4,), 3))], tmp_path
     )
     assert "y holds the classes 1 to 3. Classes are numbered from 0" in caplog.text
+
+
+def test_labels_of_small_graphs_are_judged_over_the_list(tmp_path: Path) -> None:
+    small = toy(
+        x=torch.ones(12, 2), y=torch.arange(12), edge_label=torch.tensor([*range(5)])
+    )
+    with pytest.raises(DataError, match="the graph, y: 12 labelled nodes have 12 diff"):
+        node_dataset(small, "the graph")
+    folder = store_graphs([small] * 3, tmp_path)
+    for path in folder.iterdir():  # also in their files
+        dataset = load_graph_file(path).dataset
+        assert (dataset.num_classes, dataset.y.tolist()) == (12, list(range(12)))
+    with pytest.raises(DataError, match="graph 0 of the list, y: 12 labelled nodes"):
+        store_graphs([small, toy(y=torch.tensor([0, -1, -1, -1]))], tmp_path)
+
+
+def test_a_split_of_edges_without_classes_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    masks = {
+        f"edge_{p}_mask": torch.ones(5, dtype=torch.bool) for p in ("train", "val")
+    }
+    node_dataset(toy(**masks), "the graph")
+    assert "not read: edge_train_mask, edge_val_mask. " in caplog.text
 
 
 def test_equal_graphs_are_stored_once_and_others_apart(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def _mask_fault(mask: Tensor, key: str, number: int, item: str = "node") -> str:
     if mask.dtype == torch.bool:
         return f"{text} It needs one value for each {item}."
     if mask.shape == (number,) and bool(((mask == 0) | (mask == 1)).all()):
-        return f"{text} Its values are 0 and 1: convert it with {key}.astype(bool)."
+        return f"{text} Its values are 0 and 1: convert it, {key} = {key} != 0."
     if is_whole and mask.dim() == 1 and bool(((mask >= 0) & (mask < number)).all()):
         return (
             f"{text} It seems to list the numbers of {item}s. Convert it: mask = "
