@@ -19,7 +19,8 @@ __all__ = [
 UNKNOWN = {"unknown", "unlabeled", "unlabelled", "none", "null", "nan"}
 UNKNOWN |= {"na", "n/a", "<na>", "#n/a", "?", "-1"}
 """Plain spellings that usually mean that no class is known."""
-WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+WHOLE = re.compile(r"[+-]?\d{1,300}(\.0*)?")
+"""A whole number; no class name is longer, and ``int`` refuses very long texts."""
 BOOLEANS = {"false": "0", "true": "1"}
 MOST_SHOWN = 80
 """Characters of a class name that a reason quotes."""

@@ -58,6 +58,11 @@ def test_without_a_most_frequent_spelling_all_owners_of_the_class_are_found() ->
     assert set(odd_spellings(lists)) == {"a", "b"}
 
 
+def test_a_very_long_number_is_no_fault() -> None:
+    assert plain_spelling("9" * 5000) == "9" * 5000
+    assert plain_spelling("0" * 299 + "7") == "7"
+
+
 def test_an_owner_that_imitates_all_others_removes_only_itself() -> None:
     lists = {f"o{k}": ("shared", f"own {k}") for k in range(5)}
     lists["liar"] = tuple(f"Own {k}" for k in range(5))

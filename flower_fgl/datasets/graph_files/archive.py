@@ -117,7 +117,7 @@ KNOWN_ARRAYS = (
     *("class_names", "node_ids", "feature_names", "feature_scale", "feature_mean"),
     *("outside_edges", "outside_ids", "edge_label", "edge_class_names", "edge_time"),
     *("edge_attr", "edge_attr_names", "edge_train_mask", "edge_val_mask"),
-    "edge_test_mask",
+    *("edge_test_mask", "declared_classes", "edge_declared_classes"),
     *("feature_std", "train_mask", "val_mask", "test_mask"),
 )
 """Arrays of a graph file, for messages."""

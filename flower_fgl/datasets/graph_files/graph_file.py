@@ -48,6 +48,7 @@ The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -89,6 +90,8 @@ __all__ = [
     "load_graph_file",
     "save_client_graph",
 ]
+
+log = logging.getLogger(__name__)
 
 EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 OUTSIDE = ("outside_edges", "outside_ids")
@@ -193,6 +196,8 @@ def load_graph_file(
     """
     owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
     assert owned is not None  # the collector raises the first error
+    for note in owned.notes:
+        log.info("%s: %s", show_path(path), note)
     return owned
 
 
@@ -371,6 +376,12 @@ def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
         raise DataError(
             f"{where}: class_names must be a non-empty list of text, got {names.dtype} of "
             f"shape {names.shape}."
+        )
+    if "" in names:
+        raise DataError(
+            f"{where}: class_names holds an empty name. Name every class; a graph without "
+            'classes, such as one of to_npz without y, is of use with setting = "link" or '
+            '"edge" only.'
         )
     check_class_names(names.tolist(), f"{where}: class_names")
     return tuple(names.tolist())

@@ -208,6 +208,13 @@ def _edge_table(
     """Return the edges with their classes, in the order of the file."""
     pairs = torch.from_numpy(np.ascontiguousarray(_edge_index(arrays, where)))
     num_edges = pairs.shape[1]
+    if "edge_label" not in arrays:
+        held = sorted(EDGES.intersection(arrays))
+        raise DataError(
+            f"{where}: array edge_label is missing, the class of each edge. Add it, or "
+            f"remove {', '.join(held)}: without classes of edges nothing reads "
+            f"{'them' if len(held) > 1 else 'it'}."
+        )
     y = torch.from_numpy(integers(arrays, "edge_label", where))
     names = arrays.get("edge_class_names", np.empty(0))
     if names.dtype.kind != "U" or names.ndim != 1 or not len(names):

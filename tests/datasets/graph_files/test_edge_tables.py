@@ -156,13 +156,13 @@ def test_bad_pyg_graphs_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edge_label": None}, "array edge_label is missing"),
+        ({"edge_label": None}, r"label is missing, .* remove edge_attr, .* reads them"),
         ({"edge_class_names": np.array([1, 2])}, "edge_class_names must be a non-empty"),
         ({"edge_class_names": np.array(["a"])}, "labels are outside"),
         ({"edge_attr": np.array([["a"]] * 4)}, "edge_attr must hold numbers, got <U1"),
         ({"edge_attr": np.zeros(4)}, "edge_attr must hold one entry"),
         ({"edge_attr_names": np.array(["a", "b"])}, "one text for each column"),
-        ({"edge_train_mask": np.zeros(4)}, r"edge_train_mask\.astype\(bool\)"),
+        ({"edge_train_mask": np.zeros(4)}, "edge_train_mask = edge_train_mask != 0"),
         ({"edge_train_mask": np.array([2, 0])}, r"numbers of edges.*zeros\(4, dtype=bool"),
         ({"edge_train_mask": np.array(["a"] * 4)}, "edge_train_mask must be bool, got <U1"),
         ({"edge_val_mask": None}, "a split of edges needs edge_train_mask, edge_val_mask"),

@@ -45,8 +45,12 @@ def places(masks: Any) -> dict[str, list[int]]:
 )
 @pytest.mark.parametrize("true", [1, "1.0", "True", "true"])
 def test_three_columns_are_the_split_and_no_features(
-    names: tuple[str, ...], true: object, tmp_path: Path
+    names: tuple[str, ...],
+    true: object,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     false = {"True": "False", "true": "false"}.get(str(true), "0")
     columns = {
         name: [true if node in PARTS[part] else false for node in range(4)]
@@ -56,6 +60,9 @@ def test_three_columns_are_the_split_and_no_features(
     dataset = load_graph_file(path).dataset
     assert dataset.feature_names == ("age",)
     assert places(dataset.masks) == PARTS
+    assert any(
+        m.endswith("hold the split and are not features.") for m in caplog.messages
+    )
     report = inspect_graph(path, {})
     said = f"nodes.csv: the columns {', '.join(names)} hold the split and are not features."
     assert said in report.notes
