@@ -4,7 +4,8 @@
     ``id`` (any text, unique), ``label`` (class name, empty if unknown), and optionally
     ``split`` (``train``, ``val``, ``test`` or empty; if all are empty there is no split),
     or three columns such as ``train_mask``, ``val_mask`` and ``test_mask`` (0 or 1).
-    Every other column is a feature.
+    Every other column is a feature. Beside ``split`` words such as ``test`` and ``set`` are
+    features too, as in a bag of words; without it they are read as a split, or refused.
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough. To classify edges, it
     also has ``label`` (class name, empty if unknown), and optionally ``time`` (a number,
@@ -45,7 +46,11 @@ import torch
 from flower_fgl.core.class_names import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.own_split import part_of_split, split_names
+from flower_fgl.datasets.graph_files.own_split import (
+    is_plain_word,
+    part_of_split,
+    split_names,
+)
 from flower_fgl.datasets.graph_files.precision import equal_cells, inexact_columns
 from flower_fgl.datasets.graph_files.problems import (
     ErrorCollector,
@@ -569,18 +574,26 @@ def _split_columns(
     """Return the columns that hold one part of the split each; empty if none does."""
     parts, whole = split_names(c for c in header if c not in text_columns)
     found = [*itertools.chain(*parts.values()), *whole]
-    if found and "split" in header:
-        raise DataError(
-            f"{show_path(path)} has the column split, but also {_quote(found)}, which "
-            "looks like a split too. Remove one of them, or rename it if it is a feature."
-        )
+    if "split" in header:  # then words such as test and set are features
+        if others := [name for name in found if not is_plain_word(name)]:
+            raise DataError(
+                f"{show_path(path)} has the column split, but also {_quote(others)}, "
+                "which looks like a split too. Remove one of them, or rename it if it is "
+                "a feature."
+            )
+        return {}
     is_complete = sorted(map(len, parts.values())) == [1] * len(SPLITS)
     if whole or (found and not is_complete):
         raise DataError(
             f"{show_path(path)}: {_quote(found)} looks like a split, which cannot be read "
             "in this form. Write one column split (train, val, test or empty), or three "
             "columns train_mask, val_mask and test_mask (0 or 1). If it is a feature, "
-            "rename it."
+            "rename it"
+            + (
+                ", or add a column split, whose cells may be empty."
+                if all(map(is_plain_word, found))
+                else "."
+            )
         )
     return {part: names[0] for part, names in parts.items()}
 
@@ -594,10 +607,16 @@ def _quote(names: Sequence[str]) -> str:
 def _masks(table: _Table, path: Path) -> dict[str, Array]:
     """Convert the columns of the split to masks; without a split there are none."""
     if table.parts:
-        return {
-            f"{part}_mask": _flags(table, column, path)
-            for part, column in table.parts.items()
-        }
+        masks = {p: _flags(table, column, path) for p, column in table.parts.items()}
+        for one, other in itertools.combinations(masks, 2):
+            if shared := int((masks[one] & masks[other]).sum()):
+                columns = [clip(table.parts[part]) for part in (one, other)]
+                raise DataError(
+                    f"{show_path(path)}: {shared} lines have 1 in both columns "
+                    f'"{columns[0]}" and "{columns[1]}", which are read as parts of the '
+                    f"split. Correct them. {_if_features(table)}"
+                )
+        return {f"{part}_mask": mask for part, mask in masks.items()}
     split = table.text["split"]
     if not any(split):
         return {}
@@ -621,6 +640,12 @@ def _split_note(table: _Table, path: Path) -> Array:
     return np.array([note] if columns else [], dtype=np.str_)
 
 
+def _if_features(table: _Table) -> str:
+    """Say what to do if the columns of the split are features."""
+    columns = ", ".join(map(clip, table.parts.values()))
+    return f"If {columns} are features, give them other names."
+
+
 def _flags(table: _Table, column: str, path: Path) -> Array:
     """Convert a column of 0 and 1, or false and true, to booleans."""
     cells = table.text[column]
@@ -633,8 +658,7 @@ def _flags(table: _Table, column: str, path: Path) -> Array:
         )
         raise DataError(
             f'{show_path(path)}, line {line}: column "{clip(column)}" is read as a part of '
-            f'the split, expected 0 or 1 (false or true), got "{clip(cell)}". If '
-            f"{', '.join(map(clip, table.parts.values()))} are features, give them other "
-            "names."
+            f'the split, expected 0 or 1 (false or true), got "{clip(cell)}". '
+            f"{_if_features(table)}"
         )
     return np.array([number[cell] == 1.0 for cell in cells], dtype=np.bool_)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["PARTS", "is_split_name", "part_of_split", "split_names"]
+__all__ = ["PARTS", "is_plain_word", "is_split_name", "part_of_split", "split_names"]
 
 PARTS = ("train", "val", "test")
 SPELLINGS = {"training": "train", "validation": "val", "testing": "test"}
@@ -34,6 +34,8 @@ WHOLE = re.compile(
     rf"|{TRAIN_TEST}|set|subset)"
 )
 """Name of a whole split in the same form, e.g. ``split``, ``fold3``, ``traintestsplit``."""
+WORDS = {*SPELLINGS, "set", "subset", "fold", "folds"}
+"""Names that are also words of a text."""
 
 
 def part_of_split(text: str) -> str:
@@ -84,6 +86,17 @@ def split_names(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
             whole.append(name)
     ordered = {part: parts[part] for part in PARTS if part in parts}
     return (ordered if is_certain else {}), whole
+
+
+def is_plain_word(name: str) -> bool:
+    """Return whether the name of a split may be a word, as in a bag of words.
+
+    Parameters
+    ----------
+    name : str
+        For example ``test`` or ``set``, but not ``is_test`` or ``fold_1``.
+    """
+    return name.lower() in WORDS
 
 
 def is_split_name(name: str) -> bool:

@@ -104,6 +104,19 @@ def test_other_columns_of_a_split_are_refused(
     assert "If it is a feature, rename" in str(info.value) or names[0] == "split"
 
 
+def test_beside_a_column_split_words_of_a_text_are_features(tmp_path: Path) -> None:
+    words = ["Test", "set", "train", "fold", "dev"]
+    columns = {word: [1, 0, 1, 1] for word in words}
+    with pytest.raises(
+        DataError, match="rename it, or add a column split, whose cells"
+    ):
+        load_graph_file(folder(tmp_path, dict(columns)))
+    for split in (["", "", "", ""], ["train", "train", "val", "test"]):
+        dataset = load_graph_file(folder(tmp_path, {**columns, "split": split})).dataset
+        assert dataset.feature_names == ("age", *words)
+        assert places(dataset.masks) == (PARTS if split[0] else {})
+
+
 def test_a_column_of_a_part_holds_zeros_and_ones(tmp_path: Path) -> None:
     columns: dict[str, list[object]] = {
         "train": [1, 0, 0, 0],
@@ -115,7 +128,10 @@ def test_a_column_of_a_part_holds_zeros_and_ones(tmp_path: Path) -> None:
     ):
         load_graph_file(folder(tmp_path, columns))
     columns["test"] = [0, 1, 1, 0]
-    with pytest.raises(DataError, match='1 nodes are in both masks "val" and "test"'):
+    message = (
+        '1 lines have 1 in both columns "val" and "test", .* give them other names'
+    )
+    with pytest.raises(DataError, match=message):
         load_graph_file(folder(tmp_path, columns))
 
 
