@@ -10,7 +10,7 @@ from operator import itemgetter
 
 __all__ = [
     "agree_classes",
-    "lone_owners",
+    "classes_apart",
     "marks_unknown",
     "odd_spellings",
     "plain_spelling",
@@ -23,7 +23,9 @@ WHOLE = re.compile(r"[+-]?\d{1,300}(\.0*)?")
 """A whole number; no class name is longer, and ``int`` refuses very long texts."""
 BOOLEANS = {"false": "0", "true": "1"}
 MOST_SHOWN = 80
-"""Characters of a class name that a reason quotes."""
+"""Characters of a class name, or of several, that a reason quotes."""
+MOST_OWNERS = 5
+"""Owners whose classes a reason lists."""
 
 
 def plain_spelling(name: str) -> str:
@@ -125,23 +127,50 @@ def _rival(name: str, top: Sequence[tuple[str, int]]) -> str:
 
 def _quoted(name: str) -> str:
     """Quote the start of a class name."""
-    return f'"{name}"' if len(name) <= MOST_SHOWN else f'"{name[:MOST_SHOWN]}…"'
+    return f'"{_shortened(name)}"'
 
 
-def lone_owners(lists: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the data owners of which no other owner has any class.
+def _shortened(text: str) -> str:
+    """Return the start of a text."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]:
+    """Find data owners of which no other owner has any class.
 
     Parameters
     ----------
     lists : mapping of str to collection of str
-        Each data owner's class names.
+        Each data owner's class names, by the owner's label in messages.
+
+    Returns
+    -------
+    str
+        Why the owners cannot learn from each other, if all are such owners; else empty.
+    list of str
+        A warning for each such owner.
     """
     holders = Counter(name for own in lists.values() for name in set(own))
-    return [
-        owner
+    lone = {
+        owner: _shortened(", ".join(own))
         for owner, own in lists.items()
         if len(lists) > 1 and all(holders[name] == 1 for name in own)
+    }
+    warnings = [
+        f"Data owner {owner} has no class in common with another owner ({held}). Check how "
+        "its classes are spelled."
+        for owner, held in lone.items()
     ]
+    if not lone or len(lone) < len(lists):
+        return "", warnings
+    text = "; ".join(
+        f"{owner}: {held}" for owner, held in [*lone.items()][:MOST_OWNERS]
+    )
+    return (
+        f"No two data owners have a class in common ({text}), so that they cannot learn "
+        "from each other. Spell the classes alike. If each owner has other classes, list "
+        "those of all owners in each classes.csv (.npz: class_names)"
+    ), warnings
 
 
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from flower_fgl.core.class_names import agree_classes, lone_owners, odd_spellings
+from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.feature_names import differing_names
@@ -54,8 +54,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 MAX_NAME = 300
 """Characters of an owner's name, as in a deployment."""
-MOST_LISTED = 5
-"""Owners whose classes an error message lists."""
 NODES, EDGES = "nodes.csv", "edges.csv"
 
 
@@ -344,24 +342,11 @@ def _agree_on_classes(
             f"{len(odd)} of {len(clients)} owners cannot be used. "
             + "\n".join(f"{name}: {reason}" for name, reason in odd.items())
         )
-    lone = lone_owners(lists)
-    if len(lone) == len(clients) > 1 and config.setting != "few-shot":
-        held = ", ".join(
-            f"{name}: {clip(', '.join(lists[name]))}" for name in lone[:MOST_LISTED]
-        )
-        raise DataError(
-            f"No two owners have a class in common ({held}), so that they cannot learn "
-            "from each other. Spell the classes alike. If each owner has other classes, "
-            "list those of all owners in each classes.csv (.npz: class_names), or set "
-            'class-align = "local".'
-        )
-    for name in lone:
-        log.warning(
-            "Owner %s has no class in common with another owner (%s). Check how its "
-            "classes are spelled.",
-            name,
-            clip(", ".join(lists[name])),
-        )
+    reason, warnings = classes_apart(lists)
+    if reason and config.setting != "few-shot":
+        raise DataError(f'{reason}, or set class-align = "local".')
+    for warning in warnings:
+        log.warning("%s", warning)
     return agree_classes(list(lists.values()))
 
 

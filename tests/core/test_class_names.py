@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flower_fgl.core.class_names import (
-    lone_owners,
+    classes_apart,
     marks_unknown,
     odd_spellings,
     plain_spelling,
@@ -72,6 +72,14 @@ def test_an_owner_that_imitates_all_others_removes_only_itself() -> None:
 
 def test_an_owner_without_a_common_class_is_found() -> None:
     lists = {"a": ("x", "y"), "b": ("y", "z"), "c": ("u", "v")}
-    assert lone_owners(lists) == ["c"]
-    assert lone_owners({"a": ("x",), "b": ("y",)}) == ["a", "b"]
-    assert lone_owners({"a": ("x",)}) == []
+    reason, (warning,) = classes_apart(lists)
+    assert not reason
+    assert warning.startswith(
+        "Data owner c has no class in common with another owner (u, v)"
+    )
+    reason, warnings = classes_apart({"a": ("x",), "b": ("y",)})
+    assert reason.startswith(
+        "No two data owners have a class in common (a: x; b: y), so"
+    )
+    assert len(warnings) == 2
+    assert classes_apart({"a": ("x",)}) == ("", [])

@@ -325,11 +325,14 @@ def test_owners_without_a_common_class_are_refused_and_one_is_named(
     english, german = ("fraud", "fine", "odd"), ("Betrug", "normal", "seltsam")
     folder = save(tmp_path / "two", spelled(graphs, english, english, german))
     assert len(build_owners(config_of(folder))[0]) == 3
-    assert "Owner e has no class in common with another owner (Betrug, " in caplog.text
+    assert (
+        "Data owner e has no class in common with another owner (Betrug, "
+        in caplog.text
+    )
     assert "Owner c" not in caplog.text
     folder = save(tmp_path / "all", spelled(graphs, english, ("a", "b", "c"), german))
     with pytest.raises(
-        DataError, match=r"No two owners have a class in common \(c: fr"
+        DataError, match=r"No two data owners have a class in common \(c: fr"
     ):
         build_owners(config_of(folder))
     local = config_of(folder, class_align="local")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from flwr.serverapp import Grid
 
-from flower_fgl.core.class_names import agree_classes, lone_owners, odd_spellings
+from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings import has_targets
@@ -341,23 +341,11 @@ def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
 def _compare_classes(described: Mapping[int, Description], config: RunConfig) -> None:
     """Warn of owners without a class in common with others; reject a run of such owners."""
     lists = {node_label(node, d): d.class_names for node, d in described.items()}
-    lone = lone_owners(lists)
-    if len(lone) == len(lists) > 1 and config.setting != "few-shot":
-        text = "; ".join(
-            f"{name}: {_short(lists[name])}" for name in lone[:MOST_OWNERS]
-        )
-        raise RunError(
-            f"No two data owners have a class in common ({text}). Spell the classes alike. "
-            "If each owner has other classes, list those of all owners in each classes.csv "
-            "(.npz: class_names)."
-        )
-    for name in lone:
-        log.warning(
-            "Data owner %s has no class in common with another owner: %s. Check how its "
-            "classes are spelled.",
-            name,
-            _short(lists[name]),
-        )
+    reason, warnings = classes_apart(lists)
+    if reason and config.setting != "few-shot":
+        raise RunError(f"{reason}.")
+    for warning in warnings:
+        log.warning("%s", warning)
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
