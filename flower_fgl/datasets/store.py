@@ -479,8 +479,11 @@ def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreInde
         )
         try:
             own = _own_data(config, num_clients)
+            classes = torch.unique(torch.cat([client.graph.y for client in clients]))
+            # with local heads each client numbers its own classes
+            held = [] if config.has_local_heads else classes[classes >= 0].tolist()
             notes = [
-                suspect_data(client) if is_own else []
+                suspect_data(client, held) if is_own else []
                 for client, is_own in zip(clients, own, strict=True)
             ]
             index = _fill(scratch, clients, sha256, num_edges, notes)

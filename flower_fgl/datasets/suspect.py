@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -30,13 +30,15 @@ MOST_OWNERS = 3
 """Owners whose notes a run logs."""
 
 
-def suspect_data(graph: ClientGraph) -> list[str]:
+def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
     """Return notes on a client's data for its owner, each with a remedy.
 
     Parameters
     ----------
     graph : ClientGraph
         The client's graph, as it will be trained on.
+    held : collection of int
+        Classes that have an item at any client, if that is known here.
 
     Returns
     -------
@@ -46,7 +48,7 @@ def suspect_data(graph: ClientGraph) -> list[str]:
     """
     return [
         *_missing_markers(graph),
-        *_empty_classes(graph),
+        *_empty_classes(graph, held),
         *_unscaled_columns(graph),
         *_columns_like_labels(graph),
         *_columns_like_a_split(graph),
@@ -122,10 +124,10 @@ def _stands_apart(marker: int, others: torch.Tensor) -> bool:
     return low > marker / 10
 
 
-def _empty_classes(graph: ClientGraph) -> list[str]:
-    """Return a note if most classes have no item here."""
+def _empty_classes(graph: ClientGraph, held: Collection[int]) -> list[str]:
+    """Return a note if most classes have no item here, nor at another client."""
     y = graph.graph.y
-    used = torch.unique(y[y >= 0]).tolist()
+    used = {*held, *torch.unique(y[y >= 0]).tolist()}
     is_dense = graph.num_classes <= MOST_EMPTY * len(used)
     if graph.graph.targets is not None or not used or is_dense:
         return []

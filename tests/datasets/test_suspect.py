@@ -100,6 +100,22 @@ def test_graphs_in_memory_and_partitions_of_own_data_are_noted(
     assert len(notes_in(caplog)) == 2
 
 
+def test_classes_of_other_clients_are_not_called_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**SHORT, "output_dir": str(tmp_path)}
+    graphs = [graph(k, largest=1.0, nodes=60) for k in range(6)]
+    for k, one in enumerate(graphs):  # one class in 30 each, all 30 together
+        one.y = 5 * k + torch.arange(60) % 5 if k else torch.arange(60) // 30
+    simulate("fedavg", graphs, **settings)
+    assert notes_in(caplog) == []
+    names = [f"c{number}" for number in range(30)]
+    to_npz(graphs[0], tmp_path / "few.npz", class_names=names)
+    simulate("fedavg", owners=str(tmp_path / "few.npz"), **settings)
+    (note,) = notes_in(caplog)
+    assert note.startswith("few: 28 of 30 classes have no item in this graph.")
+
+
 def test_of_many_owners_the_first_ones_are_named_and_the_others_counted(
     owners: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,9 +168,7 @@ def test_flowers_engine_and_a_grid_warn_as_well(
 def test_benchmarks_are_not_noted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "flower_fgl.datasets.store.suspect_data", lambda client: ["a note"]
-    )
+    monkeypatch.setattr("flower_fgl.datasets.store.suspect_data", lambda *_: ["a note"])
     settings = {**SHORT, "output_dir": str(tmp_path)}
     simulate("fedavg", "synthetic", clients=2, **settings)
     assert notes_in(caplog) == []
