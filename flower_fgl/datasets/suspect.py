@@ -9,6 +9,7 @@ import torch
 
 from flower_fgl.datasets.client_graph import ClientGraph, Scaling
 from flower_fgl.datasets.graph_files.own_split import split_names
+from flower_fgl.datasets.graph_files.precision import EXACT
 from flower_fgl.datasets.label_columns import label_columns
 from flower_fgl.datasets.transforms.normalize_features import can_standardize
 
@@ -24,6 +25,8 @@ MOST_EMPTY = 10
 """Classes per class with an item, above which a note says that most are empty."""
 TOLERANCE = 1e-4
 """Relative error of a value that was standardized and computed back."""
+FEW_STEPS = 1000
+"""Steps of float32 between the ends of a column, below which it keeps few digits."""
 MOST_COLUMNS = 5
 """Columns that a note lists by name."""
 MOST_OWNERS = 3
@@ -50,6 +53,7 @@ def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
         *_missing_markers(graph),
         *_empty_classes(graph, held),
         *_unscaled_columns(graph),
+        *_coarse_columns(graph),
         *_columns_like_labels(graph),
         *_columns_like_a_split(graph),
     ]
@@ -168,6 +172,33 @@ def _unscaled_columns(graph: ClientGraph) -> list[str]:
         f"Not scaled: {listed}{more}. Columns with large values outweigh the others, and "
         "training converges slowly. Scale them in the same way at all owners"
         f"{or_run if can_run and graph.scale != 'rows' else ''}."
+    ]
+
+
+def _coarse_columns(graph: ClientGraph) -> list[str]:
+    """Return a note that lists columns of large numbers that float32 hardly tells apart."""
+    names, found = graph.feature_names, []
+    scaled, first = graph.scaling or Scaling("none"), 0
+    parts = [(graph.graph.x, scaled.statistics, "")]
+    if graph.graph.pair_x is not None:
+        parts += [(graph.graph.pair_x, scaled.edge_statistics, "edge: ")]
+    for x, statistics, kind in parts:
+        mean, std = statistics or (torch.tensor(0.0), torch.tensor(1.0))
+        low, high = (end * std + mean for end in _column_ranges(x))
+        size = torch.maximum(low.abs(), high.abs())
+        steps = (high - low) / (size * torch.finfo(torch.float32).eps)
+        is_coarse = (size > EXACT) & (low < high) & (steps < FEW_STEPS)
+        for i in is_coarse.nonzero().flatten().tolist():
+            name = names[first + i] if names else f"{kind}column {i}"
+            found.append(f"{name} ({float(low[i]):.10g} to {float(high[i]):.10g})")
+        first += x.shape[1]
+    if not found:
+        return []
+    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
+    return [
+        f"Large numbers that are close together: {', '.join(found[:MOST_COLUMNS])}{more}. "
+        "As float32, many of them are one value. Subtract the same offset at all owners "
+        "from the original numbers (from times e.g. the first one)."
     ]
 
 

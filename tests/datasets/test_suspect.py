@@ -13,6 +13,7 @@ from flwr.app import Message, RecordDict
 from torch_geometric.data import Data
 
 from flower_fgl import register, simulate, to_npz
+from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.core import extensions
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, OutsideEdges, Scaling
@@ -245,3 +246,17 @@ def test_standardised_columns_are_not_noted_for_an_outlier() -> None:
         notes = " ".join(suspect_data(both))
         assert all(text in notes for text in named)
         assert bool(notes) == bool(named)
+
+
+@pytest.mark.parametrize("norm", ["none", "columns"])
+def test_times_that_float32_does_not_tell_apart_are_noted(
+    norm: str, tmp_path: Path
+) -> None:
+    data = graph(0, largest=1.0)
+    data.x = torch.stack([1.7e9 + 7.5 * torch.arange(40.0).double()] * 2, dim=1)
+    data.x[:, 1] = 1e5 * torch.arange(40.0)  # amounts over a wide range
+    path = to_npz(data, tmp_path / "a.npz", feature_names=["time", "amount"])
+    config = {"feature-norm": norm, "split": "40/30/30"}
+    (note,) = [n for n in inspect_graph(path, config).notes if "close together" in n]
+    assert note.startswith("Large numbers that are close together: time (17000000")
+    assert "amount" not in note

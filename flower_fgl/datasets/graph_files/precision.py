@@ -15,7 +15,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.problems import clip
 
-__all__ = ["check_whole_numbers", "equal_cells", "inexact_columns"]
+__all__ = ["EXACT", "check_whole_numbers", "equal_cells", "inexact_columns"]
 
 EXACT = 1 << 24
 """Largest absolute value up to which float32 holds every whole number."""
@@ -53,7 +53,8 @@ def check_whole_numbers(
     Notes
     -----
     1. A column with any fraction is no column of whole numbers: it was measured, and
-       float32 holds seven of its digits.
+       float32 holds seven of its digits. A note names it if that is too few, see
+       :func:`~flower_fgl.datasets.suspect.suspect_data`.
     """
     is_float = values.dtype.kind == "f"
     if values.dtype.kind not in "fiu" or (is_float and values.dtype.itemsize <= 4):
