@@ -32,6 +32,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.extensions import Kind, owner_of
 from flower_fgl.core.metrics import Scores
+from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.suspect import log_notes, suspect_data
 from flower_fgl.nn import Backbone, state_shapes
@@ -102,6 +103,9 @@ class FglClientApp(ClientApp, ABC):
 
     down: ClassVar[type[Payload]]
     up: ClassVar[type[Payload]]
+    depends_on_download: ClassVar[bool] = True
+    """Whether the upload depends on the download; if not, secure aggregation opens sums
+    over one set of clients only."""
     stacked: ClassVar[str] = ""
     """``module:class`` of the form of :meth:`fit` that trains many clients at once, see
     :mod:`flower_fgl.client_apps.stacked.half`. It counts only for the class that declares
@@ -217,6 +221,9 @@ class FglClientApp(ClientApp, ABC):
         try:
             client, store = self.open(message, context)
             check_node(context.node_config, client.config)
+            record = self.session.split_record(client.data, context)
+            if record is not None and floors_in_force(context.node_config):
+                record.keep()  # the numbers of many splits reveal what floors hide
         except FglError as error:
             if "graph" not in context.node_config:
                 raise
@@ -438,6 +445,8 @@ class FglClientApp(ClientApp, ABC):
                     message.content,
                     upload,
                     download,
+                    records=self.down.records,
+                    depends_on_download=self.depends_on_download,
                 )
         if content is None:
             content = upload.to_record()

@@ -133,7 +133,14 @@ class FedGCNClientApp(FedAvgClientApp):
         content = protected.to_record()
         if client.config.secure_aggregation:
             content = pack_masked(
-                self.session, client, context, 0, message.content, protected
+                self.session,
+                client,
+                context,
+                0,
+                message.content,
+                protected,
+                records=ListedNodes.records,
+                depends_on_download=False,  # a list with one more node changes no sum
             )
         self.keep(client, store, context)
         return Message(content, reply_to=message)

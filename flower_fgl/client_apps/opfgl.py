@@ -88,6 +88,7 @@ class OPFGLClientApp(FglClientApp):
 
     down = GraphDownload
     up = LocalStatistics
+    depends_on_download = False
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)

@@ -223,25 +223,29 @@ def _rows_of(x: Tensor) -> Tensor:
 def group_means(x: Tensor, least: int) -> Tensor:
     """Average groups of consecutive rows, so that no result belongs to a single row.
 
-    The groups depend on nothing but the order of the rows: with other groups in another
-    run, differences of means would be differences of single rows.
+    The groups depend on nothing but the order of the rows, and their size is a power of
+    two, so that every group for a larger ``least`` consists of groups for a smaller one.
+    With other groups in another run, differences of means would be those of single rows.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), float
         Strided or sparse CSR.
     least : int, positive
-        Rows of each group; the last one has up to 2·least - 1.
+        Least number of rows of a group. Groups have the next power of two, the last one up
+        to twice as many. With fewer rows than that there is one group of all.
 
     Returns
     -------
-    Tensor of shape (N // least, d), strided
+    Tensor of shape (G, d), strided
+        Means of the G groups; no group if N < ``least``.
     """
     size, width = x.shape
-    number = size // least
-    if not number:
+    if size < least:
         return x.new_zeros((0, width), layout=torch.strided)
-    group = (torch.arange(size, device=x.device) // least).clamp(max=number - 1)
+    rows = 1 << (least - 1).bit_length()
+    number = max(1, size // rows)
+    group = (torch.arange(size, device=x.device) // rows).clamp(max=number - 1)
     counts = torch.bincount(group).unsqueeze(1)
     if x.layout != torch.sparse_csr:
         return index_sum(x, group, number) / counts

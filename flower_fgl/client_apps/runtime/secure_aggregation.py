@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,9 @@ def pack_masked(
     content: RecordDict,
     upload: Payload,
     download: Any = None,
+    *,
+    records: Collection[str],
+    depends_on_download: bool = True,
 ) -> RecordDict:
     """Mask an upload and pack it; without peers the result is empty.
 
@@ -191,17 +194,26 @@ def pack_masked(
         The method's upload.
     download : Payload, optional
         The download of the round, the origin of the clipping.
+    records : collection of str
+        Names of the download's records.
+    depends_on_download : bool
+        Whether another download changes the upload. If not, all sums of the method count as
+        sums of one download.
 
     Raises
     ------
     PayloadError
-        If the upload cannot be masked.
+        If the upload cannot be masked, or the message holds arrays of no use.
     """
     if Peers.record not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()
     noise = None
     if client.config.upload_noise_model == "distributed":
         noise = _noise_share(client, upload, download)
+    seen = download_digest(content, records)
+    origin = hashlib.sha256(client.config.method.encode()).digest()
+    if depends_on_download:
+        origin = seen
     with session.sums(context, client.state) as history:
         member = Member(
             client.partition_id,
@@ -215,7 +227,8 @@ def pack_masked(
             Peers.from_record(content),
             upload.summands(client.weight),
             noise=noise,
-            download=download_digest(content),
+            download=seen,
+            origin=origin,
         )
     client.state.set_group("secure", member.memory)
     return masked.to_record()
@@ -242,21 +255,33 @@ def _noise_share(client: Client, upload: AdditivePayload, download: Any) -> Nois
     )
 
 
-def download_digest(content: RecordDict) -> bytes:
+def download_digest(content: RecordDict, records: Collection[str]) -> bytes:
     """Hash all arrays that the server sent, except those of secure aggregation.
 
     Parameters
     ----------
     content : RecordDict
         Content of a training message.
+    records : collection of str
+        Names of the download's records.
 
     Returns
     -------
     bytes of length 32
+
+    Raises
+    ------
+    PayloadError
+        If there are other arrays: they would make equal downloads look different.
     """
     out = hashlib.sha256()
     for name, record in sorted(content.array_records.items()):
         if not name.startswith(SECURE):
+            if name not in records:
+                raise PayloadError(
+                    f'the message holds the arrays "{name[:50]}", which are no part of the '
+                    "download. With secure aggregation every array must have a use"
+                )
             for key, array in sorted(record.items()):
                 head = repr((name, key, array.dtype, tuple(array.shape)))
                 out.update(f"{len(head)}/{head}/{len(array.data)}/".encode())

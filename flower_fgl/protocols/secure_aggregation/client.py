@@ -200,6 +200,7 @@ class Member:
         *,
         noise: NoiseShare | None = None,
         download: bytes = bytes(32),
+        origin: bytes = b"",
     ) -> MaskedUpload:
         """Decrypt the other clients' shares, encode the summands and mask them.
 
@@ -215,6 +216,9 @@ class Member:
             With ``upload-noise-model = "distributed"``: the client's share of the noise.
         download : bytes of length 32
             Hash of the download, which all clients must have received alike.
+        origin : bytes of length 32, optional
+            Hash of what the upload depends on, by which the history finds equal uploads; by
+            default ``download``.
 
         Raises
         ------
@@ -234,7 +238,8 @@ class Member:
                 f"got shares of {ids}"
             )
         labels = dict(zip(sampled, self.memory["labels"], strict=True))
-        self.history.check_download(download, group_of(map(to_bytes, labels.values())))
+        origin = origin or download
+        self.history.check_download(origin, group_of(map(to_bytes, labels.values())))
         pairs = self._pairs(sampled, ids)
         held, mask_keys = self._open_shares(ids, pairs, peers)
         bits, count = self.config.secure_fraction_bits, len(ids)
@@ -271,7 +276,7 @@ class Member:
             "masked-round": torch.tensor(server_round),
             "sampled": torch.tensor(sampled),
             "labels": torch.stack(list(labels.values())),
-            "download": from_bytes([download]),
+            "download": from_bytes([origin]),
             "peers": peers.ids,
             "pairs": from_bytes(pairs),
             "threshold": torch.tensor(need),

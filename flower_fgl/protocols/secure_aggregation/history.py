@@ -114,11 +114,14 @@ class SumHistory:
     def check_sum(self, download: bytes, roster: str, group: str) -> None:
         """Reject a sum of an equal download over other clients, or of some clients only.
 
+        Another run may have opened a first sum since :meth:`check_roster`.
+
         Raises
         ------
         PayloadError
             If the sum must not be opened.
         """
+        self.check_roster(roster)
         if self.is_fixed and group != roster:
             raise PayloadError(
                 "clients of the roster are missing in the sum, and the node config of this "

@@ -66,9 +66,24 @@ def test_group_means_are_those_of_consecutive_rows(
     x = torch.randn(7, 4, generator=generator)
     x[x < 0] = 0
     found = group_means(sparse(x) if is_sparse else x, 3)
-    expected = torch.stack([x[:3].mean(dim=0), x[3:].mean(dim=0)])
+    torch.testing.assert_close(found, x.mean(dim=0, keepdim=True))
+    found = group_means(sparse(x) if is_sparse else x, 2)
+    expected = torch.stack([x[:2].mean(0), x[2:4].mean(0), x[4:].mean(0)])
     torch.testing.assert_close(found, expected)
     assert group_means(x, 8).shape == (0, 4)
+
+
+@pytest.mark.parametrize("size", [5, 23, 64, 71])
+def test_groups_of_two_sizes_never_differ_by_a_few_rows(size: int) -> None:
+    # row i is the unit vector i, so a mean names the rows of its group
+    rows = torch.eye(size)
+    groups = {least: group_means(rows, least) > 0 for least in range(2, size + 1)}
+    for small in groups:
+        for large in range(small, size + 1):
+            for group in groups[large]:
+                inside = [g for g in groups[small] if bool((g & group).any())]
+                assert torch.equal(torch.stack(inside).any(dim=0), group)
+                assert int(group.sum()) >= large
 
 
 def test_without_vectors_the_feature_loss_is_zero() -> None:

@@ -23,6 +23,7 @@ from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.base import CONFIG, INFO
 from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.prototypes import CountedTable, LocalPrototypes
+from flower_fgl.simulation.local import run_config_of
 from tests.support.owners import run_owners
 from tests.support.recorded import Node, record
 
@@ -229,6 +230,30 @@ def test_the_first_split_is_remembered_with_all_that_determines_it(
     path.unlink()
     node(22, split=MORE).ask(train)
     node(23).refuses(train, f"the owner's first run drew it from .*{MORE}")
+
+
+def test_the_numbers_of_many_splits_do_not_give_the_sizes_of_classes(
+    plain: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    # num_train of a few-shot split is the sum of min(shots, members) over all classes
+    home = {**plain[0], "state-dir": str(tmp_path / "states")}
+    hidden = {"share_class_counts": False, "setting": "few-shot"}
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=3, seed=0, settings=hidden
+    )
+
+    def numbers(node: Mapping[str, Any]) -> list[int]:
+        found = []
+        for number, shots in enumerate((2, 3, 4)):
+            one = Node(node, {**values, "shots": shots}, run_id=number + 1)
+            reply = one.send(RecordDict(), "query.describe")[INFO]
+            found += [] if "unfit" in reply else [int(str(reply["num-train"]))]
+        return found
+
+    assert numbers(home) == [4, 6, 8]
+    assert not list((tmp_path / "states").glob("split-*"))
+    assert numbers({**home, "share-class-counts": False}) == [4]
+    assert len(list((tmp_path / "states").glob("split-*.json"))) == 1
 
 
 def test_shots_determine_a_few_shot_split(

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from flower_fgl.client_apps.runtime.reply_metrics import pack_metrics
 from flower_fgl.core.metrics import Scores
 from flower_fgl.core.rare_class import THRESHOLDS
-from flower_fgl.protocols.base import read_tensors, write_tensors
+from flower_fgl.protocols.base import INFO, read_tensors, write_tensors
+from flower_fgl.simulation.local import run_config_of
 from tests.support.owners import run_owners
 from tests.support.recorded import Node, record
 
@@ -192,6 +193,37 @@ def test_a_rare_positive_class_is_refused_without_its_count(
         min_class_count=8,
     )
     assert "refused" not in run.summary
+
+
+@pytest.mark.parametrize(
+    ("floor", "most"),
+    [
+        ({}, 7),
+        ({"min-class-count": 5, "scores": "rounded"}, 59),
+        ({"scores": "none"}, 59),
+        ({"share-class-counts": False}, 59),
+        ({"min-scored-nodes": 9}, 59),
+    ],
+)
+def test_refusals_do_not_count_the_members_of_a_class(
+    floor: dict[str, Any], most: int, nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    # the server searches for the largest min-class-count that the node accepts
+    values = run_config_of(
+        method="fedavg",
+        dataset="synthetic",
+        clients=3,
+        seed=0,
+        settings={"positive_class": "flu", "share_class_counts": False},
+    )
+
+    def accepts(least: int) -> bool:
+        node = Node({**nodes[0], **floor}, {**values, "min-class-count": least})
+        reply = node.send(RecordDict(), "query.describe")
+        return "unfit" not in reply[INFO]
+
+    found = max(least for least in (5, 6, 7, 8, 30, 59) if accepts(least))
+    assert found == most
 
 
 @pytest.mark.parametrize("evaluate", ["local", "global", "both"])

@@ -17,10 +17,15 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.runtime.secure_aggregation import download_digest
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.methods import parse_config
+from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.opfgl import GraphDownload
 from flower_fgl.protocols.secure_aggregation import client as client_side
 from flower_fgl.protocols.secure_aggregation.client import Member
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
@@ -40,6 +45,7 @@ from tests.protocols.secure_aggregation.active_server import (
     Refused,
     rebuild,
 )
+from tests.support.owners import owner_graphs, run_owners
 
 OPENED = 3e-8
 """A float32 weight of about 1, from fixed point with 24 bits."""
@@ -395,6 +401,50 @@ def test_a_slightly_other_download_still_opens_an_upload() -> None:
     assert open_by_two_rounds(server, OTHERS, nudged(server.weights)) <= 1e-5
 
 
+class Padded(Weights):
+    """Weights with an array beside them that no client reads."""
+
+    def to_record(self) -> RecordDict:
+        content = super().to_record()
+        content["more"] = write_tensors({"a": torch.ones(1)})
+        return content
+
+
+def test_an_array_that_nobody_reads_makes_no_other_download() -> None:
+    server = ActiveServer(4, **QUIET)
+    server.describe()
+    padded = Padded(server.weights.tensors)
+    with pytest.raises(Refused, match='the arrays "more", which are no part of the'):
+        open_by_two_rounds(server, OTHERS, padded)
+
+
+def test_an_upload_without_influence_of_the_download_has_one_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # O-pFGL's statistics are the same whatever pseudo-graph comes with the request
+    made = [0.1, 0.2]
+
+    def download(strategy: Any, server_round: int, pid: int) -> GraphDownload:
+        features = torch.full((2, strategy.federation.num_features), made[0])
+        no_edge = torch.zeros(2, 2)
+        return GraphDownload(PseudoGraph(features, torch.tensor([0, 1]), no_edge))
+
+    monkeypatch.setattr("flower_fgl.strategies.opfgl.OPFGL.download", download)
+    nodes = []
+    for number, graph in enumerate(owner_graphs(4)):
+        save_client_graph(path := tmp_path / f"{number}.npz", graph)
+        nodes.append({"graph": str(path), "state-dir": str(tmp_path / "states")})
+    settings: dict[str, Any] = {
+        "method": "opfgl",
+        "rounds": 1,
+        "secure_aggregation": True,
+    }
+    assert run_owners(nodes, tmp_path / "a", **settings).status == "completed"
+    made.reverse()
+    with pytest.raises(Exception, match="answered an equal download under another"):
+        run_owners(nodes[1:], tmp_path / "b", **settings)
+
+
 def with_folders(folder: Path, **more: Any) -> dict[int, dict[str, Any]]:
     """Give each client a state-dir, and further keys of the node config."""
     return {p: {"state-dir": str(folder / str(p)), **more} for p in EVERYONE}
@@ -417,6 +467,14 @@ def test_with_a_fixed_roster_no_other_download_helps(
     server.describe()
     with pytest.raises(Refused, match=match):
         open_by_two_rounds(server, roster, nudged(server.weights))
+
+
+def test_a_fixed_roster_holds_for_a_run_that_began_before_the_first_sum() -> None:
+    history = SumHistory(is_fixed=True)
+    history.check_roster("others")
+    history.add(b"one", "all", "all")  # by another run
+    with pytest.raises(PayloadError, match="the roster differs from that of the first"):
+        history.check_sum(b"two", "others", "others")
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
@@ -554,7 +612,7 @@ def open_by_invented_peers(
     for p, member in own.items():
         current.add(p, member.offer(1, roster))
     server.offers = current.offers
-    download = download_digest(server.weights.to_record())
+    download = download_digest(server.weights.to_record(), Weights.records)
     zeros = {name: torch.zeros(shape) for name, shape in server.summands.items()}
     peers = current.peers()
     vectors = {0: server.train(0, everyone, dict.fromkeys(everyone, everyone))}
