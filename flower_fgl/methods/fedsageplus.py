@@ -70,7 +70,7 @@ METHOD = Method(
         "the number of hidden neighbours of each of these nodes, passed on likewise",
         "the weights of a generator of missing neighbours",
         "gradients that reveal features: those of single nodes, and with "
-        "min-class-count above 1 means of groups of so many nodes",
+        "min-class-count above 1 means of groups of at least so many nodes",
     ),
     defaults={"model": "graphsage"},
     graphs=False,

@@ -7,16 +7,54 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from flwr.app import RecordDict
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from flower_fgl import Run, simulate
+from flower_fgl.core.flower_internals import recorddict_from_proto
+from flower_fgl.core.node_settings import node_config_text
+from flower_fgl.datasets.graph_files.csv_tables import hash_ids
+from flower_fgl.protocols.base import read_tensors
+from flower_fgl.protocols.fedgcn import BOUNDARY
+from flower_fgl.protocols.fedsageplus import JUDGE
 from flower_fgl.runs.model_file import read_card
+from flower_fgl.simulation.local import run_config_of
 from tests.client_apps.runtime.test_owners import NAMES, saved
 from tests.engines.test_run import numbers
+from tests.strategies.test_fedgcn import write_csv
 from tests.support.flower_deployment import deployment, wait_until, workers_of
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
+from tests.support.recorded import Node
 from tests.support.short_runs import SMALL
 
 pytestmark = pytest.mark.xdist_group("supernodes")
+
+RECORDER = """
+from pathlib import Path
+from uuid import uuid4
+
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.core.flower_internals import recorddict_to_proto
+
+
+class Recorder(DispatchingClientApp):
+    def __call__(self, message, context):
+        sent = recorddict_to_proto(message.content).SerializeToString()
+        reply = super().__call__(message, context)
+        owner = Path(context.node_config["graph"]).name
+        place = Path(__file__).parent / f"{message.metadata.message_type}-{owner}-{uuid4()}"
+        place.mkdir()
+        (place / "sent").write_bytes(sent)
+        if reply.has_content():
+            got = recorddict_to_proto(reply.content).SerializeToString()
+            (place / "reply").write_bytes(got)
+        return reply
+
+
+app = Recorder()
+"""
+"""The app's ClientApp, which writes down what a SuperNode receives and sends."""
 
 
 @pytest.mark.timeout(600)
@@ -199,3 +237,72 @@ def test_limits_of_owners_hold_on_supernodes(tmp_path: Path) -> None:
                     key: value if value is None else round(value, 2)
                     for key, value in scores.items()
                 }
+
+
+def on_the_wire(folder: Path, kind: str, part: str) -> list[RecordDict]:
+    """Return what the nodes of a recorded deployment received or sent."""
+    files = sorted(folder.glob(f"{kind}-*/{part}"))
+    read = ProtoRecordDict.FromString
+    return [recorddict_from_proto(read(file.read_bytes())) for file in files]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sums_identifiers_and_judges_keep_to_the_limits_on_supernodes(
+    tmp_path: Path,
+) -> None:
+    (key := tmp_path / "id.key").write_text("5" * 64)
+    nodes = []
+    for name, client in zip("abcd", owner_graphs(4, "fedgcn"), strict=True):
+        assert client.outside is not None
+        write_csv(folder := tmp_path / "files" / name, client, client.outside)
+        home = {"state-dir": str(tmp_path / "states"), "id-key": str(key)}
+        nodes.append({"graph": str(folder), "worker-idle": 60, **home})
+
+    def values(name: str, method: str, **settings: Any) -> dict[str, Any]:
+        shared = {**SMALL, "rounds": 1, "join_timeout": 120.0, "evaluate": "local"}
+        given = {**shared, "run_dir": str(tmp_path / name), **settings}
+        return run_config_of(
+            method=method, dataset="synthetic", clients=4, seed=0, settings=given
+        )
+
+    few: dict[str, Any] = {"fedsage+": {"gen_rounds": 2, "peers": 1}}
+    grouped = values("c", "fedsage+", min_class_count=5, **few)
+    stage_folder = tmp_path / "stage"
+    configs = [node_config_text(node) for node in nodes]
+    with deployment(stage_folder, configs, client_module=RECORDER) as stage:
+        masked: dict[str, Any] = {"secure_aggregation": True}
+        plan = [
+            ("completed", values("a", "fedavg", **masked)),
+            # the same model, summed over three of the four clients
+            ("failed", values("b", "fedavg", **masked, participation=0.75)),
+            ("completed", grouped),
+            ("completed", values("d", "fedgcn")),
+        ]
+        logs = []
+        for status, run in plan:
+            run_id = stage.submit(run)
+            ended = stage.wait_for_end(run_id)
+            assert ended == f"finished:{status}", stage.log(run_id)
+            logs.append(" ".join(stage.log(run_id).split()))
+    assert "answered an equal download under another roster" in logs[1]
+    # identifiers: none is the hash of a guess
+    guesses = torch.from_numpy(hash_ids([f"node {i}" for i in range(300)]))
+    borders = on_the_wire(stage_folder, f"query.{BOUNDARY}", "reply")
+    assert len(borders) == 4
+    for content in borders:
+        found = read_tensors(content, BOUNDARY, is_checked=False)
+        assert len(found["own"])
+        sent_ids = torch.cat([found["own"], found["outside"]])
+        assert not torch.isin(sent_ids, guesses).any()
+    # judges: the gradients of groups of nodes, as in one process, not of single nodes
+    kind = f"query.{JUDGE}-a"
+    shown = on_the_wire(stage_folder, kind, "sent")
+    judged = on_the_wire(stage_folder, kind, "reply")
+    assert shown
+    for sent, reply in zip(shown, judged, strict=True):
+        for least in (5, 1):
+            alone = {k: v for k, v in nodes[0].items() if k == "graph"}
+            node = Node(alone, {**grouped, "min-class-count": least})
+            same = node.send(sent, f"query.{JUDGE}")
+            assert (same["gradient"] == reply["gradient"]) == (least == 5)
