@@ -26,6 +26,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flower_fgl import Run, simulate
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
@@ -69,20 +71,20 @@ def selected(run: Run, convert: Callable[[float], float]) -> tuple[int, float]:
     convert : callable
         Changes each client's validation accuracy before the selection.
     """
-    pooled: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    found: dict[int, dict[str, list[Scores]]] = defaultdict(lambda: defaultdict(list))
     for row in run.clients:
-        for column, scores in row.get("metrics", {}).get("local", {}).items():
-            if column in ("val", "test") and scores["num_nodes"]:
-                value = scores["accuracy"]
-                value = convert(value) if column == "val" else value
-                pooled[row["round"]][column] += scores["num_nodes"] * value
-                pooled[row["round"]][f"{column} nodes"] += scores["num_nodes"]
+        for column, values in row.get("metrics", {}).get("local", {}).items():
+            entry = Scores(**values)
+            if column == "val":
+                entry = replace(entry, accuracy=convert(entry.accuracy))
+            found[row["round"]][column].append(entry)
     share = {
-        number: {c: sums[c] / sums[f"{c} nodes"] for c in ("val", "test")}
-        for number, sums in pooled.items()
+        number: pool(columns["val"])["accuracy"] for number, columns in found.items()
     }
-    best = max(share, key=lambda number: (share[number]["val"], -number))
-    return best, 100 * share[best]["test"]
+    best = max(
+        share, key=lambda number: (share[number], -number)
+    )  # the first of equals
+    return best, 100 * pool(found[best]["test"])["accuracy"]
 
 
 def scores(draw: int, folder: Path) -> dict[str, float]:

@@ -19,14 +19,15 @@ BENIGN = {
     "numbers": "finite numbers of plausible size: any weights may be uploaded",
     "counts": "counts that fit the client's description",
     "scores": "scores in [0, 1] for the described number of nodes",
-    "telemetry": "loss, seconds, terms and process number are only logged; a loss may be "
-    "withheld",
-    "no scores": "a client may omit its scores: it is asked again, or not counted",
+    "telemetry": "loss, seconds, terms and process number are only logged",
+    "no scores": "a client may omit its scores, then it is asked again or not counted, and "
+    "its loss",
     "description": "any plausible description may be sent, see docs/security.md",
     "mask": "a vector that is not masked, or a secret that is not shared, as agreed: with "
     "secure aggregation the server cannot read single uploads. The sum is wrong, or the "
     "round or a later one fails",
-    "nothing": "a FedSage+ client without hidden neighbors sends no generator",
+    "nothing": "a FedSage+ client without hidden neighbors sends no generator; a judge "
+    "without a finite gradient sends none, and the client with that generator is left out",
     "round": "the round of a client's state; it only decides what is sent and logged",
     "unread": "an entry of a description that nothing reads",
 }
@@ -294,7 +295,7 @@ def other_records(draw: random.Random, content: RecordDict) -> Mutant:
     reason = (
         "unread" if "info" in content and made.get("info") == content["info"] else ""
     )
-    if not made and set(content) == {"generator", "nodes"}:
+    if not made and set(content) in ({"generator", "nodes"}, {"gradient"}):
         reason = "nothing"
     return RecordDict(made), reason
 
@@ -372,9 +373,8 @@ def other_metrics(draw: random.Random, content: RecordDict) -> Mutant:
         ({"terms/x": draw.gauss(0, 1e6)}, "telemetry"),
     ]
     if "loss" in metrics:
-        # None: an owner may withhold its loss
-        loss = draw.choice([-1e15, 1e15, 0, -3.5, None])
-        choices.append(({"loss": loss}, "telemetry"))
+        choices.append(({"loss": draw.choice([-1e15, 1e15, 0, -3.5])}, "telemetry"))
+        choices.append(({"loss": None}, "no scores"))
     if scores:
         choices.append(({draw.choice(scores): draw.random()}, "scores"))
         choices.append(({draw.choice(scores): draw.choice([0.0, 1.0])}, "scores"))

@@ -246,9 +246,11 @@ class Recording:
             return Outcome("dropped", error)  # too few clients are left to unmask
         if error.startswith("RunError: fedgcn sums over all clients before round 1"):
             return Outcome("refused", error)  # without one client the sums are wrong
+        if error.startswith("RunError") and "Both owners must list an edge" in error:
+            return Outcome("refused", error)  # nobody knows which of the owners lies
         if error:
             return Outcome("crash", error)
-        if others and not self.is_live:
+        if others and not self.is_live and reason != "nothing":
             return Outcome("poisoned", f"clients {others} were dropped instead")
         if not reason and state != self.reference:
             return Outcome("unexplained", "accepted")

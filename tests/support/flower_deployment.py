@@ -166,7 +166,7 @@ class Deployment:
 
     def submit(self, values: Mapping[str, Any]) -> str:
         """Start a run, return its number."""
-        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        pairs = " ".join(f"{quoted(k)}={json.dumps(v)}" for k, v in values.items())
         answer = self.flwr("run", str(self.app), "dep", "--run-config", pairs)
         return str(answer["run-id"])
 
@@ -208,6 +208,12 @@ class Deployment:
                 member.kill()
         for process in self.processes:
             process.wait(timeout=20)
+
+
+def quoted(key: str) -> str:
+    """Quote the method in a key: Flower reads no "+" outside quotes."""
+    method, _, setting = key.rpartition(".")
+    return f'"{method}".{setting}' if "+" in method else key
 
 
 def family_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
