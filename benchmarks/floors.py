@@ -11,7 +11,7 @@ scores    the test accuracy of the round that exact scores select, and of the ro
           ``scores = "rounded"`` selects; both from the scores of one run of FedAvg
 roster    rounds with a sum, and test accuracy, with and without ``fixed-roster``, if a
           client fails in 1 % of its rounds
-fedsage+  test accuracy of FedSage+ with ``min-class-count`` 1 and 5
+fedsage+  test accuracy of FedSage+ with ``min-class-count`` 1 and 5, and ``peers`` = 1
 ========  ==============================================================================
 
 Draw i has the seeds i of the run and of the partition.
@@ -81,9 +81,7 @@ def selected(run: Run, convert: Callable[[float], float]) -> tuple[int, float]:
     share = {
         number: pool(columns["val"])["accuracy"] for number, columns in found.items()
     }
-    best = max(
-        share, key=lambda number: (share[number], -number)
-    )  # the first of equals
+    best = max(share, key=lambda number: (share[number], number))  # the last of equals
     return best, 100 * pool(found[best]["test"])["accuracy"]
 
 
@@ -139,10 +137,11 @@ def roster(draw: int, folder: Path) -> dict[str, float]:
 
 
 def fedsage(draw: int, folder: Path) -> dict[str, float]:
-    """Judge by means of single nodes and of groups."""
+    """Judge by means of single nodes and of groups; one judge for each generator."""
+    few: dict[str, Any] = {"fedsage+": {"peers": 1}}
     return {
         f"min-class-count {least}": test_accuracy(
-            cora("fedsage+", draw, folder, min_class_count=least)
+            cora("fedsage+", draw, folder, min_class_count=least, **few)
         )
         for least in (1, 5)
     }
