@@ -17,7 +17,6 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
 from flower_fgl.client_apps.runtime.model_store import save_best_model
 from flower_fgl.client_apps.runtime.node_checks import check_node
-from flower_fgl.client_apps.runtime.reply_metrics import pack_metrics
 from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import (
     answer,
@@ -451,8 +450,8 @@ class FglClientApp(ClientApp, ABC):
         if content is None:
             content = upload.to_record()
         self.keep(client, store, context)
-        metrics = pack_metrics(
-            context.node_config, scores, seconds, loss=result.loss, terms=result.terms
+        metrics = self.session.pack_metrics(
+            context, scores, seconds, loss=result.loss, terms=result.terms
         )
         if is_new:  # the server knows whether the client has trained before
             metrics[STATELESS] = 1
@@ -509,7 +508,7 @@ class FglClientApp(ClientApp, ABC):
             scores[str(mode)] = client.evaluate(model)
         self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
-        metrics = pack_metrics(context.node_config, scores, seconds)
+        metrics = self.session.pack_metrics(context, scores, seconds)
         return reply_with(message, RecordDict({METRICS: metrics}))
 
 

@@ -15,7 +15,7 @@ from flower_fgl.client_apps.runtime.describe import client_label
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, RunError
-from flower_fgl.core.node_settings import floors_in_force, parse_node_config
+from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar, listed
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.base import DESCRIBE, INFO, check_size
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FLOWER = logging.getLogger("flwr")
 """Flower's logger, whose records the SuperNode's log shows from level INFO on."""
 
-__all__ = ["Dispatcher", "error_reply", "largest_message"]
+__all__ = ["Dispatcher", "error_reply"]
 
 TAKES_NO_PART = "This node takes no part in the run"
 CLIENT_RAISED = 2
@@ -81,10 +81,11 @@ class Dispatcher:
             name = client_label(context.node_config)
             refusal = Rejection(name, str(error)).to_record()
             return _logged(Message(refusal, reply_to=message))
-        check_size(message.content, largest_message(config, context))
+        check_size(message.content, self._largest_message(config, context))
         app = self._app(config.method)
         try:
-            return _logged(app(message, context))
+            reply = app(message, context)
+            return _logged(reply) if is_describe else reply
         except Exception as error:
             app.keep_failed(context)
             if isinstance(error, FglError):
@@ -138,7 +139,7 @@ class Dispatcher:
         for place, (message, context) in enumerate(items):
             try:
                 # most messages hold the same records, which are counted once
-                most = largest_message(config, context)
+                most = self._largest_message(config, context)
                 records = (most, *map(id, message.content.values()))
                 if records not in passed:
                     check_size(message.content, most)
@@ -170,6 +171,12 @@ class Dispatcher:
                 answer = self._wrapped(answer, config.method, context)
             answers[fitting[number]] = answer
         return answers
+
+    def _largest_message(self, config: RunConfig, context: Context) -> float:
+        """Return ``max-message-mb``: the smaller of the run's and the data owner's."""
+        if "max-message-mb" not in context.node_config:
+            return config.max_message_mb
+        return min(self._session.node(context).max_message_mb, config.max_message_mb)
 
     def _app(self, method: str) -> FglClientApp:
         """Return the client half of a method."""
@@ -226,17 +233,3 @@ def error_reply(message: Message, error: Exception) -> Message:
     """Return the reply of a client that raised an exception."""
     text = str(error) if isinstance(error, FglError) else repr(error)
     return Message(Error(CLIENT_RAISED, text), reply_to=message)
-
-
-def largest_message(config: RunConfig, context: Context) -> float:
-    """Return ``max-message-mb``: the smaller of the run's and the data owner's.
-
-    Raises
-    ------
-    RunError
-        If the node config is wrong.
-    """
-    if "max-message-mb" not in context.node_config:
-        return config.max_message_mb
-    own = parse_node_config(context.node_config).max_message_mb
-    return min(own, config.max_message_mb)

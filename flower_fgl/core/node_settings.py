@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import tomli_w
 
@@ -160,6 +160,12 @@ class NodeSettings:
         "values of setting that a run may use (transductive,inductive); by default all",
         keeps_commas=True,
     )
+
+    @cached_property
+    def hides_numbers(self) -> bool:
+        """Whether replies lack scores, the loss or its terms, or round them."""
+        is_rounded = self.scores != "all"
+        return is_rounded or bool(self.min_scored_nodes) or not self.share_class_counts
 
     def allows(self, key: str, name: str) -> bool:
         """Return whether the list ``methods`` or ``settings`` allows a name."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.flower_internals import recorddict_to_proto
+from flower_fgl.core.metrics import Scores
 from flower_fgl.core.score_names import EXTRA_SCORES
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "read_scores",
     "read_tensors",
     "record_bytes",
+    "write_metrics",
     "write_scores",
     "write_tensors",
 ]
@@ -519,6 +522,41 @@ def write_scores(
         for column, metrics in columns.items()
         for metric, value in metrics.items()
     }
+
+
+def write_metrics(
+    scores: Mapping[str, Mapping[str, Scores]],
+    seconds: Mapping[str, float],
+    loss: float | None = None,
+    terms: Mapping[str, float] | None = None,
+) -> MetricRecord:
+    """Pack the metrics of a reply, which :func:`read_metrics` reads.
+
+    Parameters
+    ----------
+    scores : mapping of str to (mapping of str to Scores)
+        Scores by mode and column.
+    seconds : mapping of str to float
+        Parts of the time.
+    loss : float, optional
+        Training loss.
+    terms : mapping of str to float, optional
+        Terms of the loss and other numbers; those that are not finite are left out.
+    """
+    flat = write_scores(
+        {
+            mode: {column: values.as_dict() for column, values in columns.items()}
+            for mode, columns in scores.items()
+        }
+    )
+    metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
+    metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+    # the server refuses a reply with a number that is not finite
+    finite = {n: value for n, value in (terms or {}).items() if math.isfinite(value)}
+    metrics |= {f"terms/{name}": value for name, value in finite.items()}
+    if loss is not None:
+        metrics["loss"] = float(loss)
+    return plain_metrics(metrics)
 
 
 @dataclass(frozen=True)

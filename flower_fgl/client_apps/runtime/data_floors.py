@@ -49,7 +49,7 @@ def broken_by_data(
             f"{node.min_train_nodes}"
         )
     name, least = config.positive_class, config.min_class_count
-    if node.scores != "all" or node.min_scored_nodes or not node.share_class_counts:
+    if node.hides_numbers:
         # else the server could choose the run's number, and the refusals would count
         least = node.min_class_count
     if node.graph and name and least > 1 and fewest_members(data, name) < least:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from flwr.app import MetricRecord
-
 from flower_fgl.core.metrics import Scores
-from flower_fgl.core.node_settings import NodeSettings, parse_node_config
-from flower_fgl.core.options import Scalar
+from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.score_names import NO_SCORES
-from flower_fgl.protocols.base import plain_metrics, write_scores
 
-__all__ = ["pack_metrics"]
+__all__ = ["limited"]
 
 LARGEST_LOSS = 10.0
 """Largest size of a loss of ``scores = "rounded"``."""
@@ -23,28 +18,23 @@ SCORE_FIELDS = [f.name for f in fields(Scores) if f.name not in NO_SCORES]
 ByMode = Mapping[str, Mapping[str, Scores]]
 
 
-def pack_metrics(
-    node: Mapping[str, Scalar],
+def limited(
+    limits: NodeSettings,
     scores: ByMode,
-    seconds: Mapping[str, float],
-    *,
-    loss: float | None = None,
-    terms: Mapping[str, float] | None = None,
-) -> MetricRecord:
-    """Pack loss, scores and seconds of a reply, as far as the node sends them.
+    loss: float | None,
+    terms: Mapping[str, float] | None,
+) -> tuple[ByMode, float | None, Mapping[str, float] | None]:
+    """Return the scores, the loss and the terms that a node sends, and None for others.
 
     Parameters
     ----------
-    node : mapping of str to bool, int, float or str
-        Node config; its floors ``scores``, ``min-scored-nodes`` and
-        ``share-class-counts`` apply.
+    limits : NodeSettings
+        The floors ``scores``, ``min-scored-nodes`` and ``share-class-counts`` apply.
     scores : mapping of str to (mapping of str to Scores)
         Scores by mode and column.
-    seconds : mapping of str to float
-        Parts of the time.
-    loss : float, optional
+    loss : float or None
         Training loss.
-    terms : mapping of str to float, optional
+    terms : mapping of str to float, or None
         Terms of the loss and other numbers of the training.
 
     Notes
@@ -53,25 +43,11 @@ def pack_metrics(
        shortens what one message reveals of it. So a node that shares no class counts
        sends neither loss nor terms.
     """
-    limits = parse_node_config(node)
     if limits.scores == "none" or not limits.share_class_counts:
         loss, terms = None, None
     elif limits.scores == "rounded":
         loss, terms = _rounded_loss(loss), None
-    flat = write_scores(
-        {
-            mode: {column: values.as_dict() for column, values in columns.items()}
-            for mode, columns in _sent(limits, scores).items()
-        }
-    )
-    metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
-    metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
-    # the server refuses a reply with a number that is not finite
-    finite = {n: value for n, value in (terms or {}).items() if math.isfinite(value)}
-    metrics |= {f"terms/{name}": value for name, value in finite.items()}
-    if loss is not None:
-        metrics["loss"] = float(loss)
-    return plain_metrics(metrics)
+    return _sent(limits, scores), loss, terms
 
 
 def _sent(limits: NodeSettings, scores: ByMode) -> ByMode:

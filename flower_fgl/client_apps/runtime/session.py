@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message, MessageType, MetricRecord
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
@@ -26,6 +26,7 @@ from flower_fgl.client_apps.runtime.data import (
 from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
 from flower_fgl.client_apps.runtime.describe import client_label, owner_key
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
+from flower_fgl.client_apps.runtime.reply_metrics import limited
 from flower_fgl.client_apps.runtime.state import (
     ClientState,
     ContextStates,
@@ -35,10 +36,15 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.core.node_settings import broken_floors, parse_node_config
+from flower_fgl.core.metrics import Scores
+from flower_fgl.core.node_settings import (
+    NodeSettings,
+    broken_floors,
+    parse_node_config,
+)
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.base import DESCRIBE
+from flower_fgl.protocols.base import DESCRIBE, write_metrics
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.runs.state_files import state_folder
@@ -158,6 +164,10 @@ def _memo_bytes(value: Any) -> int:
     return int(getattr(value, "num_bytes", 0))
 
 
+FLOORS = ("floors that the data break",)
+"""Key in the memo of a client's data."""
+
+
 @dataclass
 class Session:
     """Per-process cache shared by all messages.
@@ -172,12 +182,15 @@ class Session:
         Parsed run configs.
     accepted : set
         Pairs of a run config and a node config whose floors the run keeps.
+    nodes : dict
+        Parsed node configs.
     """
 
     graphs: DataCache = field(default_factory=DataCache)
     memory: MemoryStates | None = None
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
+    nodes: dict[tuple[Any, ...], NodeSettings] = field(default_factory=dict)
     _last: tuple[dict[str, Scalar], RunConfig] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -220,12 +233,55 @@ class Session:
             self.accepted.add(pair)
         return config
 
+    def node(self, context: Context) -> NodeSettings:
+        """Return the checked node config; each is parsed once per process.
+
+        Raises
+        ------
+        RunError
+            If it is wrong.
+        """
+        values = context.node_config
+        key = tuple((name, type(value), value) for name, value in values.items())
+        if key not in self.nodes:
+            self.nodes[key] = parse_node_config(values)
+        return self.nodes[key]
+
+    def pack_metrics(
+        self,
+        context: Context,
+        scores: Mapping[str, Mapping[str, Scores]],
+        seconds: Mapping[str, float],
+        *,
+        loss: float | None = None,
+        terms: Mapping[str, float] | None = None,
+    ) -> MetricRecord:
+        """Pack loss, scores and seconds of a reply, as far as the node sends them.
+
+        Parameters
+        ----------
+        context : Context
+            Flower's context of the client, with the node config.
+        scores : mapping of str to (mapping of str to Scores)
+            Scores by mode and column.
+        seconds : mapping of str to float
+            Parts of the time.
+        loss : float, optional
+            Training loss.
+        terms : mapping of str to float, optional
+            Terms of the loss and other numbers of the training.
+        """
+        limits = self.node(context)
+        if limits.hides_numbers:
+            scores, loss, terms = limited(limits, scores, loss, terms)
+        return write_metrics(scores, seconds, loss, terms)
+
     def releases(self, context: Context) -> ReleaseLedger | None:
         """Return the counter of the node's ``max-releases``, ``None`` without it."""
         if "max-releases" not in context.node_config:
             return None
         node = context.node_config
-        settings = parse_node_config(node)
+        settings = self.node(context)
         return ReleaseLedger(
             Path(settings.state_dir), owner_key(node), settings.max_releases
         )
@@ -242,7 +298,7 @@ class Session:
         RunError
             If the file cannot be read or written.
         """
-        settings = parse_node_config(context.node_config)
+        settings = self.node(context)
         is_fixed = settings.fixed_roster
         if settings.state_dir:
             ledger = SumLedger(Path(settings.state_dir), owner_key(context.node_config))
@@ -264,7 +320,7 @@ class Session:
         node = context.node_config
         if not data.graph.drawn_from or not node.get("state-dir"):
             return None
-        settings = parse_node_config(node)
+        settings = self.node(context)
         if not settings.own_split:
             return None
         return SplitRecord(
@@ -334,7 +390,9 @@ class Session:
         data = self.graphs.get(
             key, lambda: open_client_data(config, context, device, agreement)
         )
-        _refuse(broken_by_data(parse_node_config(node), config, data), context)
+        if FLOORS not in data.memo:  # the key above has all that decides it
+            data.memo[FLOORS] = broken_by_data(self.node(context), config, data)
+        _refuse(data.memo[FLOORS], context)
         record = self.split_record(data, context)
         if record is not None:
             record.require()

@@ -16,7 +16,6 @@ from torch import Tensor
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.reply_metrics import pack_metrics
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
@@ -318,7 +317,7 @@ class Stacker:
             one.place: reply_with(
                 one.message,
                 RecordDict(
-                    {METRICS: pack_metrics(one.context.node_config, mine, seconds)}
+                    {METRICS: app.session.pack_metrics(one.context, mine, seconds)}
                 ),
             )
             for one, mine in zip(opened, scores, strict=True)

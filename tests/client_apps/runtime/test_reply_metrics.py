@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 
-from flower_fgl.client_apps.runtime.reply_metrics import pack_metrics
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.metrics import Scores
 from flower_fgl.core.rare_class import THRESHOLDS
 from flower_fgl.protocols.base import INFO, read_tensors, write_tensors
@@ -268,18 +268,23 @@ def test_sets_with_few_items_are_left_out_of_the_scores(
         assert row["metrics"]["local"].keys() == {"test"}
 
 
+def packed(node: dict[str, Any], *args: Any, **kwargs: Any) -> MetricRecord:
+    context = Context(0, 0, node, RecordDict(), {})
+    return Session().pack_metrics(context, *args, **kwargs)
+
+
 def test_numbers_without_a_floor_stay_as_they_are() -> None:
     found = Scores(7, 0.123456, 0.2, 0.3, auroc=0.987654, threshold=0.004)
     scores = {"local": {"val": found}}
-    plain = pack_metrics({}, scores, {}, loss=0.123456, terms={"a": 0.5})
+    plain = packed({}, scores, {}, loss=0.123456, terms={"a": 0.5})
     assert plain["loss"] == 0.123456
     assert plain["terms/a"] == 0.5
     assert plain["local/val/accuracy"] == 0.123456
-    rounded = pack_metrics({"scores": "rounded"}, scores, {}, loss=0.16, terms={"a": 1})
+    rounded = packed({"scores": "rounded"}, scores, {}, loss=0.16, terms={"a": 1})
     assert rounded["loss"] == 0.2
     assert "terms/a" not in rounded
     assert rounded["local/val/num_nodes"] == 7
     assert rounded["local/val/accuracy"] == 0.12
     assert rounded["local/val/auroc"] == 0.99
     assert rounded["local/val/threshold"] == 0.004
-    assert pack_metrics({"scores": "rounded"}, {}, {}, loss=-1e9)["loss"] == -10.0
+    assert packed({"scores": "rounded"}, {}, {}, loss=-1e9)["loss"] == -10.0
