@@ -19,7 +19,7 @@ from pathlib import Path
 from flower_fgl import Run, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.methods import parse_config
-from flower_fgl.simulation.rehearsal import Rehearsal
+from flower_fgl.simulation.flower.rehearsal import Rehearsal
 
 OWNERS = ("hospital-a", "hospital-b", "hospital-c")
 PHASES = ("total", "send", "clients", "wait", "receive", "aggregate", "evaluate")

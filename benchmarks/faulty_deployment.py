@@ -35,9 +35,9 @@ from deployment_rounds import OWNERS, export
 
 from flower_fgl import METHODS, Run, simulate
 from flower_fgl.core.config import pyproject_table
-from flower_fgl.simulation.flower_simulation import write_app_folder
-from flower_fgl.simulation.rehearsal import Rehearsal, status_of
-from flower_fgl.simulation.superlink import free_port
+from flower_fgl.simulation.flower.flower_simulation import write_app_folder
+from flower_fgl.simulation.flower.rehearsal import Rehearsal, status_of
+from flower_fgl.simulation.flower.superlink import free_port
 
 FAULTS = ("kill", "garbage", "silent", "nan", "pause", "worker", "error")
 RETRY_SECONDS = 5.0

@@ -20,8 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.runs.run import Run
-from flower_fgl.simulation.experiments import read_experiment
 from flower_fgl.simulation.run import run_one
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

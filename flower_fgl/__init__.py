@@ -14,11 +14,10 @@ from flower_fgl.core.version import VERSION
 if TYPE_CHECKING:
     from flower_fgl.cli.experiment import run_experiment
     from flower_fgl.datasets.pyg_data import to_npz
+    from flower_fgl.lab.results import Run, RunSet, compare, load
+    from flower_fgl.lab.simulate import resume, simulate
     from flower_fgl.methods import METHODS
-    from flower_fgl.simulation.local import simulate
     from flower_fgl.simulation.register import register
-    from flower_fgl.simulation.results import Run, RunSet, compare, load
-    from flower_fgl.simulation.resume import resume
 
 __version__ = VERSION
 
@@ -28,14 +27,14 @@ __all__ += ["resume", "run_experiment", "simulate", "to_npz"]
 
 _HOMES = {
     "METHODS": "flower_fgl.methods",
-    "Run": "flower_fgl.simulation.results",
-    "RunSet": "flower_fgl.simulation.results",
-    "compare": "flower_fgl.simulation.results",
-    "load": "flower_fgl.simulation.results",
+    "Run": "flower_fgl.lab.results",
+    "RunSet": "flower_fgl.lab.results",
+    "compare": "flower_fgl.lab.results",
+    "load": "flower_fgl.lab.results",
     "register": "flower_fgl.simulation.register",
-    "resume": "flower_fgl.simulation.resume",
+    "resume": "flower_fgl.lab.simulate",
     "run_experiment": "flower_fgl.cli.experiment",
-    "simulate": "flower_fgl.simulation.local",
+    "simulate": "flower_fgl.lab.simulate",
     "to_npz": "flower_fgl.datasets.pyg_data",
 }
 

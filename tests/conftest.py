@@ -40,8 +40,8 @@ def no_pictures(
 ) -> None:
     """Write reports without pictures, whose drawing takes most of their time."""
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr("flower_fgl.runs.plots.to_svg", lambda _: b"<svg/>")
-        monkeypatch.setattr("flower_fgl.runs.report.page.draw_narrow", lambda _: {})
+        monkeypatch.setattr("flower_fgl.lab.plots.to_svg", lambda _: b"<svg/>")
+        monkeypatch.setattr("flower_fgl.lab.report.page.draw_narrow", lambda _: {})
 
 
 @pytest.fixture

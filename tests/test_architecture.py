@@ -23,6 +23,7 @@ ENTRIES = [
     "client_apps",
     "core",
     "datasets",
+    "lab",
     "methods",
     "nn",
     "protocols",

@@ -78,7 +78,7 @@ def test_a_wheel_brings_one_importable_name_and_its_template(
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"flower_fgl"}
     assert {n for n in names if n.endswith(".py")} == modules()
-    assert "flower_fgl/runs/report/report.html.j2" in names
+    assert "flower_fgl/lab/report/report.html.j2" in names
     assert "flower_fgl/py.typed" in names
     assert "flower_fgl/cli/templates/method/pyproject.toml.txt" in names
 

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import scipy.stats
 
-from flower_fgl.runs.cells import Cell, read_cells
+from flower_fgl.lab.tables.cells import Cell, read_cells
 from tests.support.written_cells import make_row
 
 ROOT = Path(__file__).parents[1]

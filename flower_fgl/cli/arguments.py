@@ -19,8 +19,8 @@ from flower_fgl.core.unused_settings import (
     reject_unread_settings,
     reject_unused_settings,
 )
+from flower_fgl.lab.experiments.experiment_file import with_clients
 from flower_fgl.methods import parse_config
-from flower_fgl.simulation.experiments import with_clients
 
 __all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
 __all__ += ["encodable"]

@@ -25,7 +25,7 @@ def new_app(
     own: it runs the flower-fgl that is installed where the SuperLink and each SuperNode
     run.
     """
-    from flower_fgl.simulation.flower_simulation import write_app_folder
+    from flower_fgl.simulation.flower.flower_simulation import write_app_folder
 
     if (folder / "pyproject.toml").exists():
         raise RunError(
@@ -55,7 +55,7 @@ def certificates(
     For rehearsals. In production your own CA signs the certificate, and each owner creates
     its key and sends only the .pub file.
     """
-    from flower_fgl.simulation.certificates import make_certificates
+    from flower_fgl.simulation.flower.certificates import make_certificates
 
     for path in make_certificates(folder, owners, host or ()):
         show(str(path))

@@ -15,8 +15,8 @@ from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.store import open_store
+from flower_fgl.lab import plots
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs import plots
 from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import Run

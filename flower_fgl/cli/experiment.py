@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from flower_fgl.cli.run import RunOptions, run_all
-from flower_fgl.simulation.results import RunSet
+from flower_fgl.lab.results import RunSet
 
 __all__ = ["run_experiment"]
 

@@ -18,7 +18,7 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.partition.summary import PartitionSummary
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
-from flower_fgl.runs.plots import label_heat_map, save_figure
+from flower_fgl.lab.plots import label_heat_map, save_figure
 
 __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_map"]
 

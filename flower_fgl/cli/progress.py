@@ -124,7 +124,7 @@ class TimeLeft:
 class GridProgress:
     """Show the active runs of a grid, and the time left.
 
-    Use as a context manager. It is a :class:`~flower_fgl.simulation.jobs.Watcher`.
+    Use as a context manager. It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`.
 
     Parameters
     ----------

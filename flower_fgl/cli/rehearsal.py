@@ -22,9 +22,9 @@ from flower_fgl.runs.files import Row
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import describe_round
-from flower_fgl.simulation.flower_simulation import sigterm_as_interrupt
+from flower_fgl.simulation.flower.flower_simulation import sigterm_as_interrupt
+from flower_fgl.simulation.flower.rehearsal import Rehearsal
 from flower_fgl.simulation.prediction import other_task, predict_graph, write_csv
-from flower_fgl.simulation.rehearsal import Rehearsal
 
 __all__ = ["Plan", "plan_rehearsal", "run_rehearsal"]
 

@@ -14,21 +14,21 @@ from flower_fgl.cli.table import reject_no_score
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.score_names import EXTRA_SCORES
-from flower_fgl.runs.compare import (
+from flower_fgl.lab.cost_to_accuracy import cost_until, selecting_metric
+from flower_fgl.lab.tables.compare import (
     common_metric,
     compare_runs,
     describe_scores,
     select_runs,
     side_names,
 )
-from flower_fgl.runs.cost_to_accuracy import cost_until, selecting_metric
+from flower_fgl.lab.tables.per_owner import gains_per_owner, owner_metric
+from flower_fgl.lab.tables.unequal import finetuned_note, unequal_settings
+from flower_fgl.lab.tabulate import order_runs
+from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.per_owner import gains_per_owner, owner_metric
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.unequal import finetuned_note, unequal_settings
-from flower_fgl.runs.units import show_bytes, show_seconds
-from flower_fgl.simulation.tabulate import order_runs
 
 __all__ = ["compare", "embeddings", "reach", "report"]
 
@@ -65,7 +65,7 @@ def report(
     """Write an HTML report of one or several runs."""
     found = [run for text in runs for run in select_runs(text)]
     # loads matplotlib: the run folders are read first
-    from flower_fgl.runs.report.page import write_report
+    from flower_fgl.lab.report.page import write_report
 
     nodes = None
     if client:

@@ -31,14 +31,7 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
-from flower_fgl.methods import drop_removed, parse_config
-from flower_fgl.runs.environment import mixed_versions
-from flower_fgl.runs.files import OnRound, flatten_config
-from flower_fgl.runs.names import in_folder_name
-from flower_fgl.runs.run import Run
-from flower_fgl.runs.summary import score_text
-from flower_fgl.runs.unequal import unequal_settings
-from flower_fgl.simulation.experiments import (
+from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
     Experiment,
     PlannedRun,
@@ -47,6 +40,13 @@ from flower_fgl.simulation.experiments import (
     results_table,
     with_clients,
 )
+from flower_fgl.lab.tables.unequal import unequal_settings
+from flower_fgl.methods import drop_removed, parse_config
+from flower_fgl.runs.environment import mixed_versions
+from flower_fgl.runs.files import OnRound, flatten_config
+from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
 
@@ -130,9 +130,9 @@ def run_all(
     _check_all(planned, options)
     if experiment.is_grid:
         # loads torch: the settings of all runs are checked first
-        from flower_fgl.simulation.flower_simulation import num_cpus
-        from flower_fgl.simulation.jobs import check_jobs
-        from flower_fgl.simulation.tabulate import copy_experiment
+        from flower_fgl.lab.experiments.jobs import check_jobs
+        from flower_fgl.lab.tabulate import copy_experiment
+        from flower_fgl.simulation.flower.flower_simulation import num_cpus
 
         how = replace(run_options, jobs=run_options.jobs or num_cpus())
         check_jobs(how.jobs, how.engine, how.workers, how.client_gpus)
@@ -226,7 +226,7 @@ def _run_grid(
     experiment beside the runs, once none of them is refused.
     """
     # loads torch: the settings of all runs are checked first
-    from flower_fgl.simulation.jobs import Job, run_jobs
+    from flower_fgl.lab.experiments.jobs import Job, run_jobs
 
     planned = [_with_owners(run) for run in planned]
     done: dict[str, Run] = {}
@@ -365,7 +365,7 @@ def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Ru
     Raises
     ------
     FglError
-        In the cases of :func:`flower_fgl.simulation.resume.resume`.
+        In the cases of :func:`flower_fgl.resume`.
     """
     before = Run.load(folder)
     if before.status == "completed":
@@ -373,7 +373,7 @@ def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Ru
         console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
         return before
     # loads torch: a missing run folder is reported first
-    from flower_fgl.simulation.resume import resume
+    from flower_fgl.lab.simulate import resume
 
     rounds = int(before.config["rounds"])
     with _progress(console, folder.name, rounds, run_options.quiet) as on_round:
@@ -453,7 +453,7 @@ def _print_results(
     """
     # loads matplotlib, which a run does not need
     from flower_fgl.cli.tables import rows_table
-    from flower_fgl.runs.report.page import write_report
+    from flower_fgl.lab.report.page import write_report
 
     console.print(experiment.title or experiment.name, markup=False)
     console.print(rows_table(results_table(experiment, done)))

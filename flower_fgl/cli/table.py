@@ -13,8 +13,8 @@ from flower_fgl.cli.arguments import encodable, show
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import NO_SCORES
-from flower_fgl.runs.cells import DEFAULT_SUFFIX, Cell, read_cells, write_cells
-from flower_fgl.runs.compare import select_runs
+from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX, Cell, read_cells, write_cells
+from flower_fgl.lab.tables.compare import select_runs
 
 __all__ = ["load_cells", "read_labels", "table"]
 
@@ -144,9 +144,9 @@ def table(
         shown, skipped = complete_rows(shown, draws)
         missing = [*missing, *skipped]
     # loads scipy for the tests: the run folders are read first
-    from flower_fgl.runs.ranks import draw_ranks
-    from flower_fgl.runs.results_table import COSTS, ResultsTable
-    from flower_fgl.runs.table_formats import format_table
+    from flower_fgl.lab.tables.ranks import draw_ranks
+    from flower_fgl.lab.tables.results_table import COSTS, ResultsTable
+    from flower_fgl.lab.tables.table_formats import format_table
     from flower_fgl.runs.writer import replace_file
 
     every = [s for c in shown for d in c.draws for s in d.scores.values()]
@@ -247,7 +247,7 @@ def load_cells(
         selected = [run.selected_by(select) for run in selected]
     if selected:
         # loads the experiments' code, which cells do not need
-        from flower_fgl.simulation.tabulate import tabulate_runs
+        from flower_fgl.lab.tabulate import tabulate_runs
 
         made, notes = tabulate_runs(selected, experiments)
         cells += made

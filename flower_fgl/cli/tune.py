@@ -56,7 +56,7 @@ def tune(
     continues. It writes the tuned experiment file, and all trials to the folder tune of
     the experiment's output.
     """
-    from flower_fgl.simulation.experiments import read_experiment, with_clients
+    from flower_fgl.lab.experiments.experiment_file import read_experiment, with_clients
 
     pairs = parse_pairs(settings or [])
     plan = read_experiment(experiment).with_options(pairs)
@@ -66,8 +66,8 @@ def tune(
             "Remove one of them."
         )
     # loads the studies' code: a wrong file is reported first
-    from flower_fgl.simulation import tuned_file, tuning
-    from flower_fgl.simulation.flower_simulation import num_cpus
+    from flower_fgl.lab.tune import tuned_file, tuning
+    from flower_fgl.simulation.flower.flower_simulation import num_cpus
 
     rows = tuning.rows_to_tune(plan)
     if wrong := [c for c in case or [] if not any(row.is_named([c]) for row in rows)]:

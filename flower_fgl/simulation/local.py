@@ -18,28 +18,23 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, report_lack_of_memory
 from flower_fgl.core.options import Scalar, kebab
-from flower_fgl.core.settings import GeneralSettings, is_file
-from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.owners import absolute_owners, list_owners
-from flower_fgl.datasets.pyg_data import store_graph, store_graphs
-from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
+from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
-from flower_fgl.simulation.experiments import DEFAULT_CLIENTS
-from flower_fgl.simulation.flower_simulation import check_workers, num_cpus
+from flower_fgl.simulation.flower.flower_simulation import num_cpus
+from flower_fgl.simulation.flower.superlink import on_cluster
 from flower_fgl.simulation.local_grid import (
     LocalGrid,
     frozen_objects,
     task_identity,
 )
 from flower_fgl.simulation.memory import require_memory
-from flower_fgl.simulation.progress import show_progress
-from flower_fgl.simulation.results import Run
-from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "absolute_paths",
@@ -48,7 +43,6 @@ __all__ = [
     "flat_settings",
     "run_config_of",
     "run_local",
-    "simulate",
 ]
 
 
@@ -181,125 +175,6 @@ def check_run(
     return config
 
 
-def simulate(
-    method: str = "fedavg",
-    dataset: Any = "synthetic",
-    *,
-    clients: int | None = None,
-    seed: int = 0,
-    workers: int | None = 1,
-    progress: bool = False,
-    on_round: OnRound | None = None,
-    track: str | Tracker | Sequence[Tracker] = "",
-    **settings: Any,
-) -> Run:
-    """Train a method over the clients of a partitioned dataset, or over owners.
-
-    Parameters
-    ----------
-    method : str
-        A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
-    dataset : str, torch_geometric.data.Data or list of Data
-        A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
-        partitioned; or a list with one graph for each client, as ``owners``. Graphs are
-        written to the cache folder as graph files, see :func:`flower_fgl.to_npz`.
-    clients : int, optional
-        Number of clients K, at least 1; by default 10, or the number of ``owners``.
-    seed : int
-        Seed of the run; the partition has its own seed (``partition_seed``).
-    workers : int, optional
-        Processes that share the clients. 1 runs them in this process, more start as many
-        Ray actors, ``None`` as many as save time. The numbers are the same, up to
-        rounding where clients train together (setting ``stacked``).
-    progress : bool
-        Whether to show a progress bar, or lines of text where no bar can be drawn.
-    on_round : callable, optional
-        Called with the row of each round.
-    track : str, Tracker or sequence of Tracker
-        Experiment trackers: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, or several of
-        them separated by commas; or own ones, see :mod:`flower_fgl.runs.trackers`.
-    **settings
-        Other settings, with ``_`` in place of ``-``. Settings of a method are a mapping:
-        ``simulate("fedprox", fedprox={"mu": 0.1}, local_epochs=1)``.
-
-    Returns
-    -------
-    Run
-        Settings and results, read from the run folder.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is unknown, of the wrong type or out of range, or has no effect.
-    DataError
-        If the data are missing or cannot be partitioned among so many clients.
-    RunError
-        If the run fails, e.g. because no client replied.
-    """
-    own = _check_keywords(workers, on_round, track)
-    if not isinstance(dataset, str):
-        dataset, settings = _graphs_as_files(dataset, clients, settings)
-    if clients is None:
-        clients = 0 if settings.get("owners") else DEFAULT_CLIENTS
-    values = run_config_of(
-        method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
-    )
-    if isinstance(track, str):
-        values["track"] = track
-    values = absolute_paths(values)
-    config = parse_config(values)
-    if not config.resume:  # the folder of an older version may hold such settings
-        reject_unused_settings(flat_settings(settings), [config])
-    if not progress:
-        return _run_parsed(values, config, workers, 0.0, on_round, own)
-    with show_progress(f"{method} on {dataset}", config.rounds, on_round) as shown:
-        return _run_parsed(values, config, workers, 0.0, shown, own)
-
-
-def _check_keywords(workers: Any, on_round: Any, track: Any) -> list[Tracker]:
-    """Reject keywords of :func:`simulate` of a wrong type; return the own trackers."""
-    if workers is not None:  # None: as many as pay
-        check_workers(workers)
-    if on_round is not None and not callable(on_round):
-        raise ConfigError(
-            f"on_round must be a function of one row, got {type(on_round).__name__}."
-        )
-    if isinstance(track, str):
-        return []
-    own = [track] if isinstance(track, Tracker) else track
-    is_list = isinstance(own, Sequence)
-    if not is_list or not all(isinstance(tracker, Tracker) for tracker in own):
-        raise ConfigError(
-            'track must be names separated by commas, as in "mlflow,wandb", a Tracker or '
-            f"a list of Trackers, got {track!r}."
-        )
-    return list(own)
-
-
-def _graphs_as_files(
-    dataset: Any, clients: int | None, settings: Mapping[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    """Write a graph, or one graph per client; return ``dataset`` and the settings."""
-    folder = cache_folder() / "graphs"
-    if isinstance(dataset, os.PathLike):
-        return str(dataset), dict(settings)
-    if not isinstance(dataset, list | tuple):
-        return str(store_graph(dataset, folder)), dict(settings)
-    if clients not in (None, len(dataset)):
-        raise ConfigError(
-            f"A list of {len(dataset)} graphs gives {len(dataset)} clients, got clients = "
-            f"{clients}. Leave clients out."
-        )
-    keys = ("partition", "dirichlet-alpha", "owners")
-    if unused := [k for k in map(kebab, settings) if k in keys]:
-        raise ConfigError(
-            f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
-            "it, or give a single graph to partition."
-        )
-    owners = str(store_graphs(dataset, folder))
-    return GeneralSettings.dataset, {**settings, "owners": owners}
-
-
 def refuse_unstackable(config: RunConfig) -> None:
     """Reject ``stacked = true`` if no client of the run could be stacked.
 
@@ -331,24 +206,28 @@ def _has_stacked_form(row: Method) -> bool:
     return bool(vars(row.load_client_app()).get("stacked"))
 
 
+@report_lack_of_memory()
 def run_local(
     values: Mapping[str, Scalar],
+    config: RunConfig | None = None,
     *,
     workers: int | None = None,
     client_gpus: float = 0.0,
     on_round: OnRound | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> Run:
-    """Run a flat run config with the local engine; see :func:`simulate`.
+    """Run a flat run config with the local engine; see :func:`flower_fgl.simulate`.
 
     Parameters
     ----------
     values : mapping of str to bool, int, float or str
         Flat run config; ``clients`` must be at least 1.
+    config : RunConfig, optional
+        The same settings, where the caller has parsed them.
     workers : int, optional
         Processes that share the clients: 1 runs them in this process, more start as many
         Ray actors. By default the run moves to one actor per core in round 3, if that
-        saves time. The numbers are the same, see :func:`simulate`.
+        saves time. The numbers are the same, see :func:`flower_fgl.simulate`.
     client_gpus : float
         GPUs of each actor.
     on_round : callable, optional
@@ -359,21 +238,9 @@ def run_local(
     Raises
     ------
     FglError
-        In the cases of :func:`simulate`, or if the run does not fit into the memory.
+        In the cases of :func:`flower_fgl.simulate`, or if the run does not fit into the
+        memory.
     """
-    return _run_parsed(values, None, workers, client_gpus, on_round, trackers)
-
-
-@report_lack_of_memory()
-def _run_parsed(
-    values: Mapping[str, Scalar],
-    config: RunConfig | None,
-    workers: int | None,
-    client_gpus: float,
-    on_round: OnRound | None,
-    trackers: Sequence[Tracker],
-) -> Run:
-    """Run a flat run config that the caller may have parsed, see :func:`run_local`."""
     with frozen_objects():
         if values.get("owners"):
             values, config = count_owners(values), None

@@ -24,8 +24,8 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, drop_removed
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
+from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import RunWriter, default_folder
-from flower_fgl.simulation.results import Run
 
 __all__ = ["OnRound", "run_one"]
 
@@ -76,11 +76,12 @@ def run_one(
     from flower_fgl.client_apps.runtime.session import choose_device
     from flower_fgl.datasets.store import open_store
     from flower_fgl.server_app import warn_of_many_clients
-    from flower_fgl.simulation.flower_simulation import (
+    from flower_fgl.simulation.flower.flower_simulation import (
         check_client_gpus,
         check_workers,
         fitting_workers,
     )
+    from flower_fgl.simulation.flower.superlink import on_cluster
     from flower_fgl.simulation.local import (
         absolute_paths,
         check_run,
@@ -88,7 +89,6 @@ def run_one(
         run_local,
     )
     from flower_fgl.simulation.memory import require_memory
-    from flower_fgl.simulation.superlink import on_cluster
 
     if workers is not None:
         check_workers(workers)
@@ -221,7 +221,7 @@ def _run_ray(
     on_round: OnRound | None,
 ) -> Run:
     """Run with Flower's simulation, in a private Flower home."""
-    from flower_fgl.simulation.flower_simulation import launch, write_app_folder
+    from flower_fgl.simulation.flower.flower_simulation import launch, write_app_folder
     from flower_fgl.simulation.register import refuse_registered
 
     refuse_registered(config)

@@ -44,9 +44,9 @@ from flower_fgl.protocols.base import (
     plain_record,
     reply_with,
 )
+from flower_fgl.simulation.flower.ray_cluster import REMEDY, require_cluster
+from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
-from flower_fgl.simulation.ray_cluster import REMEDY, require_cluster
-from flower_fgl.simulation.superlink import short_folder
 
 __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import tomli_w
 
 from flower_fgl.runs.files import flatten_config
+from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local import run_config_of, run_local
-from flower_fgl.simulation.results import Run
 from flower_fgl.testing.case import Contract, MethodCase
 
 __all__ = ["RayContract"]

@@ -14,9 +14,8 @@ from torch import Tensor
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.core.errors import ConfigError, FglError
-from flower_fgl.simulation.local import simulate
-from flower_fgl.simulation.results import Run
-from flower_fgl.simulation.resume import resume
+from flower_fgl.lab.results import Run
+from flower_fgl.lab.simulate import resume, simulate
 from flower_fgl.testing.case import (
     Contract,
     MethodCase,

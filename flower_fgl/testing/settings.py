@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.simulation.local import simulate
+from flower_fgl.lab.simulate import simulate
 from flower_fgl.testing.case import Contract, MethodCase
 
 __all__ = ["SettingContract"]

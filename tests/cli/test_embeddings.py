@@ -14,7 +14,7 @@ from flower_fgl import simulate
 from flower_fgl.cli.embeddings import draw_embeddings, principal_plane
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import RunError
-from flower_fgl.runs import plots
+from flower_fgl.lab import plots
 from flower_fgl.runs.checkpoints import newest_checkpoint
 
 

@@ -29,9 +29,9 @@ from flower_fgl.cli.progress import GridProgress, TimeLeft
 from flower_fgl.cli.value_lists import read_options, read_values
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.simulation import jobs as jobs_module
-from flower_fgl.simulation.experiments import Experiment
-from flower_fgl.simulation.jobs import Job, run_jobs
+from flower_fgl.lab.experiments import jobs as jobs_module
+from flower_fgl.lab.experiments.experiment_file import Experiment
+from flower_fgl.lab.experiments.jobs import Job, run_jobs
 from flower_fgl.simulation.local import run_local
 from tests.engines.test_run import environment, marked
 from tests.support.flower_deployment import wait_until

@@ -18,8 +18,8 @@ from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.flower_internals import parse_config_args
 from flower_fgl.datasets.sources import load as load_module
+from flower_fgl.simulation.flower.rehearsal import Rehearsal
 from flower_fgl.simulation.prediction import predict_graph
-from flower_fgl.simulation.rehearsal import Rehearsal
 from tests.simulation.test_multi_label import write_yelp
 from tests.support.owners import run_owners
 

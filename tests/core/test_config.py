@@ -15,9 +15,9 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, removed_settings
 from flower_fgl.core.settings import DATASETS, GeneralSettings
 from flower_fgl.core.settings_validation import num_sampled
+from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, Method, drop_removed, parse_config
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.simulation.experiments import read_experiment
 
 ROOT = Path(__file__).parents[2]
 

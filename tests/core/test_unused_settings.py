@@ -18,10 +18,10 @@ from flower_fgl.core.unused_settings import (
 )
 from flower_fgl.datasets import build
 from flower_fgl.datasets.partition.rules import GRAPH_RULES, NETWORK_RULES, NODE_RULES
+from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.server_app import read_run_config
-from flower_fgl.simulation.experiments import read_experiment
 
 WITH: dict[str, dict[str, Scalar]] = {
     "dirichlet-alpha": {"partition": "dirichlet"},

@@ -18,8 +18,8 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.core import extensions
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, OutsideEdges, Scaling
 from flower_fgl.datasets.suspect import suspect_data
+from flower_fgl.lab.experiments.jobs import Job, run_jobs
 from flower_fgl.simulation import run as run_module
-from flower_fgl.simulation.jobs import Job, run_jobs
 from flower_fgl.simulation.run import run_one
 from tests.support.owners import run_owners
 

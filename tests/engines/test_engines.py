@@ -58,7 +58,7 @@ def test_threads_and_generators_are_put_back(small: dict[str, Any]) -> None:
 def test_a_resolved_configuration_gives_the_same_numbers_again(
     small: dict[str, Any], tmp_path: Any
 ) -> None:
-    from flower_fgl.simulation.experiments import read_experiment
+    from flower_fgl.lab.experiments.experiment_file import read_experiment
     from flower_fgl.simulation.local import run_local
 
     first = simulate("fedprox", **small, fedprox={"mu": 0.1})

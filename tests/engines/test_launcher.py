@@ -21,13 +21,13 @@ import psutil
 import pytest
 
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.simulation import flower_simulation as launcher
-from flower_fgl.simulation.flower_simulation import (
+from flower_fgl.simulation.flower import flower_simulation as launcher
+from flower_fgl.simulation.flower.flower_simulation import (
     LaunchResult,
     launch,
     write_app_folder,
 )
-from flower_fgl.simulation.superlink import FlowerHome, flower_environment, tail
+from flower_fgl.simulation.flower.superlink import FlowerHome, flower_environment, tail
 from tests.support.flower_apps import TinyApp, write_tiny_app
 
 pytestmark = pytest.mark.xdist_group("supernodes")
@@ -275,7 +275,7 @@ def test_an_exception_while_starting_leaves_no_process_behind(waiting_app, home)
 def test_a_killed_launcher_leaves_no_process_behind(waiting_app, home, signals):
     program = (
         "import signal; from pathlib import Path\n"
-        "from flower_fgl.simulation.flower_simulation import launch\n"
+        "from flower_fgl.simulation.flower.flower_simulation import launch\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # if ignored\n"
         f"launch(Path({str(waiting_app.folder)!r}), run_config={{}}, num_clients=1,"
         f" home=Path({str(home)!r}), environment={dict(waiting_app.environment)!r})"

@@ -26,7 +26,7 @@ from flower_fgl.core.locks import hold
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.writer import RunWriter
-from flower_fgl.simulation.flower_simulation import launch, write_app_folder
+from flower_fgl.simulation.flower.flower_simulation import launch, write_app_folder
 from flower_fgl.simulation.local import run_local
 from flower_fgl.simulation.run import run_one
 

@@ -17,7 +17,7 @@ import pytest
 
 from flower_fgl import Run
 from flower_fgl.datasets.graph_files.write import save_client_graph
-from flower_fgl.simulation.superlink import free_port
+from flower_fgl.simulation.flower.superlink import free_port
 from tests.support.guides import blocks
 from tests.support.owners import owner_graphs
 

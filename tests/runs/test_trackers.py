@@ -13,9 +13,9 @@ import pytest
 from flower_fgl import Run, resume, simulate
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.settings import names_of_trackers
+from flower_fgl.lab.tables.compare import PER_RUN
 from flower_fgl.methods import parse_config
 from flower_fgl.runs import trackers
-from flower_fgl.runs.compare import PER_RUN
 from flower_fgl.runs.trackers import Tracker, open_trackers, scalars_of
 from tests.support.short_runs import comparable
 

@@ -19,11 +19,11 @@ from flower_fgl.datasets.owners import build_owners
 from flower_fgl.datasets.splits.links import link_client
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.lab.results import as_run
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import pair_codes
 from flower_fgl.runs.model_file import load_model
 from flower_fgl.simulation.prediction import predict_graph
-from flower_fgl.simulation.results import as_run
 from tests.support.short_runs import SMALL, comparable
 
 LINKS: dict[str, Any] = {

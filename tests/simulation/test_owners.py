@@ -25,16 +25,16 @@ from flower_fgl.client_apps.fedprox import FedProxClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.lab.report.figures import draw_run
+from flower_fgl.lab.results import RunSet, as_run
+from flower_fgl.lab.tables.cells import Cell, Draw, make_cell
+from flower_fgl.lab.tables.compare import select_runs
+from flower_fgl.lab.tables.per_owner import gains_per_owner
+from flower_fgl.lab.tables.results_table import ResultsTable
+from flower_fgl.lab.tables.table_formats import format_table
+from flower_fgl.lab.tabulate import tabulate_runs
 from flower_fgl.nn.models import MODELS, build_model, local_names, state_shapes
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.runs.cells import Cell, Draw, make_cell
-from flower_fgl.runs.compare import select_runs
-from flower_fgl.runs.per_owner import gains_per_owner
-from flower_fgl.runs.report.figures import draw_run
-from flower_fgl.runs.results_table import ResultsTable
-from flower_fgl.runs.table_formats import format_table
-from flower_fgl.simulation.results import RunSet, as_run
-from flower_fgl.simulation.tabulate import tabulate_runs
 from tests.support.owners import in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import random_client
 from tests.support.short_runs import comparable

@@ -180,7 +180,7 @@ PROGRAM = """
 import json, logging, sys, tempfile
 import ray
 from flower_fgl.simulation import growing_grid, local
-from flower_fgl.simulation.superlink import short_folder
+from flower_fgl.simulation.flower.superlink import short_folder
 
 logging.basicConfig(level="INFO")
 moves, first, *others = json.loads(sys.argv[1])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flower_fgl.simulation.flower_simulation import write_app_folder
+from flower_fgl.simulation.flower.flower_simulation import write_app_folder
 
 _MODULE = '''
 import os, sys, time

@@ -18,7 +18,7 @@ import tomli_w
 
 from flower_fgl.core.config import pyproject_table
 from flower_fgl.methods import METHODS
-from flower_fgl.simulation.flower_simulation import write_app_folder
+from flower_fgl.simulation.flower.flower_simulation import write_app_folder
 
 PROGRAMS = Path(sys.executable).parent
 

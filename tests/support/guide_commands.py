@@ -21,8 +21,8 @@ from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.node_settings import read_node_config
 from flower_fgl.core.options import kebab
+from flower_fgl.lab.experiments.experiment_file import Experiment, read_experiment
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.simulation.experiments import Experiment, read_experiment
 from tests.support.guides import PLACEHOLDER, ROOT, Block, Command
 from tests.support.short_runs import SHORT
 

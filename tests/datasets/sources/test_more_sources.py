@@ -21,14 +21,14 @@ from flower_fgl.datasets.sources import library_loaders
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.datasets.sources.layout import Layout
 from flower_fgl.datasets.sources.load import SOURCES, load
+from flower_fgl.lab.cost_to_accuracy import cost_until
+from flower_fgl.lab.tables.cells import make_cell
+from flower_fgl.lab.tables.compare import main_metric
+from flower_fgl.lab.tables.results_table import ResultsTable
+from flower_fgl.lab.tables.table_formats import format_table
+from flower_fgl.lab.tune.trials import _outcome
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.cells import make_cell
-from flower_fgl.runs.compare import main_metric
-from flower_fgl.runs.cost_to_accuracy import cost_until
-from flower_fgl.runs.results_table import ResultsTable
 from flower_fgl.runs.summary import score_text, summarise
-from flower_fgl.runs.table_formats import format_table
-from flower_fgl.simulation.trials import _outcome
 from tests.support import raw_writers as raw
 from tests.support.real_sets import skip_unless_whole
 

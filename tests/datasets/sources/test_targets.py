@@ -24,9 +24,9 @@ from flower_fgl.datasets.sources.load import SOURCES, load
 from flower_fgl.datasets.sources.raw_readers import RawNodes
 from flower_fgl.datasets.sources.targets import choose_target, read_targets
 from flower_fgl.datasets.store import open_store
+from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.writer import RunWriter
-from flower_fgl.simulation.experiments import read_experiment
 from flower_fgl.simulation.prediction import predict_graph
 from tests.support import raw_writers as raw
 

@@ -1,0 +1,1 @@
+"""What a researcher does with many runs: experiments, tuning, tables, figures, reports."""

@@ -1,0 +1,775 @@
+"""Experiment files: a grid of runs, the published values, and the results table.
+
+::
+
+    title = "FedAvg and Local on Cora"
+    output-dir = "runs/cora"           # optional
+    draws = 10                         # optional: repeat every run with seed and
+                                       # partition-seed 0, 1, …, 9
+    [config]                           # any run-config keys
+    dataset = "cora"
+    clients = 10
+    [[case]]                           # optional: named bundles of settings
+    name = "fedavg, reset"
+    method = "fedavg"
+    optimizer-state = "reset"
+    [grid]                             # one run per case and combination of values
+    lr = [0.01, 0.1]
+    [published]                        # test accuracy in percent, by table row: the case
+    "fedavg, reset, lr=0.1" = 79.4     # and the grid values without seeds; also accepted:
+                                       # the values alone, "fedavg, reset/0.1"
+    [published-macro-f1]               # optional: the same for test macro-F1
+    [published-unseen]                 # optional: accuracy of another column: unseen,
+                                       # missing, new-client, test-masked
+    [tune]                             # optional: search space of flower-fgl tune, see
+    lr = [0.003, 0.01, 0.03]           # lab/experiments/search_space.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from flower_fgl.core.config import INSTEAD
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.settings import TARGETS
+from flower_fgl.core.unused_settings import (
+    reject_unused_settings,
+    unused_settings,
+)
+from flower_fgl.lab.experiments.search_space import MACHINE, Dimension, read_space
+from flower_fgl.lab.tables.cells import (
+    DEFAULT_SUFFIX,
+    NO_RESULT,
+    PLACE,
+    describe_published,
+    describe_trials,
+)
+from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.runs.files import flatten_config, require_whole
+from flower_fgl.runs.names import check_folder_name, in_folder_name
+from flower_fgl.runs.run import Run
+
+DEFAULT_CLIENTS = 10
+"""Clients of a run whose settings name no number."""
+REPLICATES = ("seed", "partition-seed")
+"""Settings over which the results table averages. ``draws`` sets both."""
+
+MEASURED = ("method", "owners", *PLACE, "feature-norm")
+"""Settings that a published value depends on; if one changes, the value is dropped."""
+
+NOT_TUNED = NO_RESULT | set(MACHINE.split())
+"""Settings that an option may change without making a row another than the tuned one."""
+
+TUNED_ROWS = ("trials", "failed", "settings")
+"""Keys of the table [tuning] that hold one value per row."""
+
+__all__ = [
+    "Experiment",
+    "describe_tuning",
+    "missing_classes",
+    "read_experiment",
+    "results_table",
+    "with_clients",
+]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment.
+
+    Parameters
+    ----------
+    name : str
+        Name of the run folder.
+    row : str
+        Row of the results table, the same for all seeds.
+    settings : mapping of str to bool, int, float or str
+        Flat run config.
+    label : str
+        ``row`` with the keys of grid values, as the table shows it; empty: ``row``.
+    line : str
+        ``label`` without the grid values that define the data, which are columns of
+        ``flower-fgl table``.
+    case : str
+        Name of the case, if the experiment has cases.
+    """
+
+    name: str
+    row: str
+    settings: Mapping[str, Scalar]
+    label: str = ""
+    line: str = ""
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid of runs.
+
+    Parameters
+    ----------
+    name : str
+        Stem of the file name.
+    title : str
+        Title of the results table, e.g. what the experiment reproduces.
+    config : mapping of str to bool, int, float or str
+        Flat settings common to all runs.
+    cases : sequence of mapping
+        Named groups of settings, each combined with the whole grid.
+    grid : mapping of str to list
+        Values of each setting; every combination is one run.
+    draws : int
+        Number of times that each run is repeated with another partition, split and
+        initial model; 0 if the grid or the settings choose the seeds.
+    published, published_f1 : mapping of str to float
+        Published test accuracy and macro-F1 in percent, by table row.
+    published_columns : mapping of str to mapping of str to float
+        Published accuracy in percent of the columns that only some settings have, by
+        column (``unseen``, ``missing``, …) and table row.
+    tune : mapping of str to Dimension
+        Search space of ``flower-fgl tune``, by setting.
+    tune_draws : sequence of int
+        Draws on which ``flower-fgl tune`` compares settings.
+    tuning : mapping
+        How the settings were tuned, in a file that ``flower-fgl tune`` wrote: ``budget``,
+        ``draws``, ``study``, …
+    """
+
+    name: str
+    title: str = ""
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    cases: Sequence[Mapping[str, Scalar]] = ()
+    grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
+    draws: int = 0
+    published: Mapping[str, float] = field(default_factory=dict)
+    published_f1: Mapping[str, float] = field(default_factory=dict)
+    published_columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tune: Mapping[str, Dimension] = field(default_factory=dict)
+    tune_draws: Sequence[int] = ()
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether the experiment has cases, a grid or draws."""
+        return bool(self.cases or self.grid or self.draws)
+
+    def with_options(self, options: Mapping[str, Scalar | list[Scalar]]) -> Experiment:
+        """Return the experiment with some settings fixed for all runs, or as a grid.
+
+        Parameters
+        ----------
+        options : mapping of str to bool, int, float, str or list of these
+            Values by setting. A list is a grid setting, in place of the experiment's own
+            values.
+
+        Notes
+        -----
+        1. A grid setting stays in the grid with one value, which keeps the names of runs
+           and rows.
+        2. Settings that an option replaces, as ``participants`` replaces
+           ``participation``, are removed.
+        3. Published values are removed from rows whose method or data an option changes,
+           and rows with other settings are no longer tuned.
+
+        Raises
+        ------
+        ConfigError
+            If an option sets a seed of an experiment with draws.
+        """
+        if self.draws and (seeds := options.keys() & set(REPLICATES)):
+            raise ConfigError(
+                f"{self.name} sets {' and '.join(REPLICATES)} of each of its draws. Remove "
+                f"{_quoted(sorted(seeds))}, or draws from the file. --draws 1 runs the "
+                "first draw only."
+            )
+        replaced = {key for key, other in INSTEAD.items() if other & options.keys()}
+        replaced -= options.keys()
+        single = {k: v for k, v in options.items() if not isinstance(v, list)}
+        lists = {k: v for k, v in options.items() if isinstance(v, list)}
+        gone = replaced | lists.keys()
+        fixed = replace(
+            self,
+            config={
+                **{k: v for k, v in self.config.items() if k not in gone},
+                **single,
+            },
+            cases=[
+                {k: v for k, v in case.items() if k not in replaced | options.keys()}
+                for case in self.cases
+            ],
+            grid={
+                **{k: [single[k]] if k in single else v for k, v in self.grid.items()},
+                **lists,
+            },
+        )
+        before = {run.row: run.settings for run in self.runs()}
+        unchanged = {
+            run.row
+            for run in fixed.runs()
+            if all(
+                run.settings.get(key) == before.get(run.row, {}).get(key)
+                for key in MEASURED
+            )
+        }
+
+        def keep(values: Mapping[str, float]) -> dict[str, float]:
+            return {row: value for row, value in values.items() if row in unchanged}
+
+        return replace(
+            fixed,
+            tuning=_tuning_of_unchanged(self, fixed) if self.tuning else {},
+            published=keep(self.published),
+            published_f1=keep(self.published_f1),
+            published_columns={
+                column: keep(values)
+                for column, values in self.published_columns.items()
+            },
+        )
+
+    def with_cases(self, names: Sequence[str]) -> Experiment:
+        """Return the experiment with only some of its cases, in their original order.
+
+        Raises
+        ------
+        ConfigError
+            If the experiment has no case with one of these names.
+        """
+        own = [str(case["name"]) for case in self.cases]
+        wrong = [name for name in names if name not in own]
+        if wrong:
+            raise ConfigError(
+                f"{self.name} has no case {_quoted(wrong)}. "
+                + (f"Its cases: {_quoted(own)}." if own else "It has no cases.")
+            )
+        return replace(self, cases=[c for c in self.cases if c["name"] in names])
+
+    def with_draws(self, number: int) -> Experiment:
+        """Return the experiment with only the first of its draws.
+
+        Raises
+        ------
+        ConfigError
+            If the experiment has fewer draws.
+        """
+        if not 1 <= number <= self.draws:
+            raise ConfigError(
+                f"{self.name} has {self.draws} draws, but {number} were asked for."
+                if self.draws
+                else f"{self.name} has no draws: leave the number of draws out."
+            )
+        return replace(self, draws=number)
+
+    def _line_of(self, case: str) -> str:
+        """Return the row of a case; one that was made of grid values has them no more."""
+        lines: Mapping[str, str] = self.tuning.get("lines", {})
+        if case in lines:
+            return lines[case]
+        row = case.removesuffix(DEFAULT_SUFFIX)
+        return lines[row] + DEFAULT_SUFFIX if row in lines else case
+
+    def runs(self) -> list[PlannedRun]:
+        """Return all runs, case by case, in grid order.
+
+        A setting that has no effect in a run, e.g. ``fedprox.mu`` with FedAvg, is left
+        out of it, so that no run is repeated.
+        """
+        out: dict[str, list[PlannedRun]] = {}
+        names = Counter(map(_short, self.grid))
+        draws = list(range(self.draws)) or [-1]
+        unused: dict[frozenset[tuple[str, Scalar]], list[str]] = {}
+        for case in self.cases or [{}]:
+            settings = {k: v for k, v in case.items() if k != "name"}
+            title = str(case.get("name", settings.get("method", "")))
+            for *values, draw in itertools.product(*self.grid.values(), draws):
+                given = dict(zip(self.grid, values, strict=True))
+                whole = {**self.config, **settings, **given}
+                same = frozenset(i for i in whole.items() if i[0] not in REPLICATES)
+                if same not in unused:  # seeds change nothing here
+                    unused[same] = _without_effect(whole)
+                kept = {k: v for k, v in whole.items() if k not in unused[same]}
+                chosen = {k: v for k, v in given.items() if k in kept}
+                seeds = dict.fromkeys(REPLICATES, draw) if self.draws else {}
+                parts = [in_folder_name(title)] if title else []
+                parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
+                parts += [f"draw{draw}"] if self.draws else []
+                shown = {k: v for k, v in chosen.items() if k not in REPLICATES}
+                row = [title, *map(str, shown.values())]
+                label = [title]
+                line = [self._line_of(title)]
+                line += [
+                    _labelled(k, v, names) for k, v in shown.items() if k not in PLACE
+                ]
+                label += [_labelled(k, v, names) for k, v in shown.items()]
+                run = PlannedRun(
+                    "-".join(parts) or "run",
+                    "/".join(part for part in row if part) or "run",
+                    {**kept, **seeds},
+                    ", ".join(part for part in label if part) or "run",
+                    ", ".join(part for part in line if part) or "run",
+                    str(case.get("name", "")),
+                )
+                if given == chosen or run not in out.get(run.name, ()):
+                    out.setdefault(run.name, []).append(run)
+        return [run for runs in out.values() for run in runs]
+
+
+def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any]:
+    """Return the table [tuning] of the rows whose settings did not change."""
+
+    def settings_of(experiment: Experiment) -> dict[str, set[tuple[str, Scalar]]]:
+        found: dict[str, set[tuple[str, Scalar]]] = {}
+        for run in experiment.runs():
+            kept = {i for i in run.settings.items() if i[0] not in NOT_TUNED}
+            found.setdefault(run.row, set()).update(kept)
+        return found
+
+    old, new = settings_of(before), settings_of(after)
+    tuning = {
+        key: {r: v for r, v in value.items() if old.get(r) == new.get(r)}
+        if key in TUNED_ROWS
+        else value
+        for key, value in before.tuning.items()
+    }
+    return tuning if tuning.get("trials") else {}
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Join names in quotes."""
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _short(key: str) -> str:
+    """Return the prefix of a grid value in the name of a run folder."""
+    return "" if key == "method" else key.rpartition(".")[2]
+
+
+def _labelled(key: str, value: Scalar, names: Mapping[str, int]) -> str:
+    """Return ``key=value`` for the table; a method, which needs no key, stands alone."""
+    short = _short(key)
+    return f"{short if names[short] == 1 else key}={value}" if short else str(value)
+
+
+def _without_effect(settings: Mapping[str, Scalar]) -> list[str]:
+    """Return the settings that have no effect in a run."""
+    try:
+        config = parse_config(settings)
+    except ConfigError:  # reported for the whole experiment, with the name of the run
+        return []
+    return unused_settings(settings, config)
+
+
+def _reject_unused(
+    path: Path, experiment: Experiment, runs: Sequence[PlannedRun]
+) -> None:
+    """Reject a setting of a file that has no effect in any of its runs."""
+    given = [*experiment.config, *experiment.grid]
+    given += [key for case in experiment.cases for key in case if key != "name"]
+    kept = {key for run in runs for key in run.settings}
+    if unused := [key for key in given if key not in kept]:
+        configs = [parse_config(run.settings) for run in runs]
+        reject_unused_settings(unused, configs, where=f"{path}: ")
+
+
+def _reject_tables(path: Path, table: Mapping[str, Any], known: set[str]) -> None:
+    """Reject a table that neither an experiment file nor a ``config.toml`` holds."""
+    names = {"synthetic", *(n for n, m in METHODS.items() if m.settings is not None)}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and name not in {*names, *METHODS, "sources"}:
+            raise ConfigError(
+                f"{path}: unknown table [{name}]. {nearest(name, known | names)} Put "
+                "settings of all runs into [config]."
+            )
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Read an experiment file.
+
+    Parameters
+    ----------
+    path : Path
+        A TOML file with ``[config]``, or the ``config.toml`` of a run folder.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, is not TOML, or has unknown or wrong entries.
+    """
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder. Pass an experiment file; or, to repeat a run, the "
+            "config.toml of its run folder; --resume continues one."
+        )
+    try:
+        text = path.read_text("utf-8-sig")
+        require_whole(text, path)
+        table = load_toml(text)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot read experiment {path}: {error.strerror}."
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a TOML file: it holds no text.") from error
+    check_folder_name(path.stem, f"{path}: the experiment")
+    known = {"title", "output-dir", "draws", "config", "case", "grid"}
+    known |= {"tune", "tune-draws", "tuning"}
+    columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
+    known |= {"published", "published-macro-f1", *columns.values()}
+    if not table:
+        raise ConfigError(f"{path} is empty. Add at least a [config] table.")
+    has_cases = any(isinstance(value, list) for value in table.values())
+    is_experiment = has_cases or set(table) & (known - {"output-dir"})
+    if is_experiment and set(table) - known:
+        wrong = sorted(set(table) - known)
+        raise ConfigError(
+            f"{path}: unknown top-level {', '.join(wrong)} in an experiment file. "
+            f"{nearest(wrong[0], known)} Put settings of all runs into [config]."
+        )
+    if not (set(table) <= known and set(table) & known):
+        # the config.toml of a run folder, which holds the settings at top level
+        _reject_tables(path, table, known)
+        settings = {k: v for k, v in table.items() if k != "sources"}
+        if settings.get("dataset") in TARGETS and (
+            settings.get("positive-class") == settings.get("target")
+        ):  # the default, which follows the target when an option changes it
+            settings.pop("positive-class", None)
+        return Experiment(path.stem, config=dict(flatten_config(settings)))
+    for key in sorted(known - {"title", "output-dir", "draws", "tune-draws", "case"}):
+        if not isinstance(table.get(key, {}), Mapping):
+            raise ConfigError(f"{path}: [{key}] must be a table, got {table[key]!r}.")
+    for key in ("title", "output-dir"):
+        if not isinstance(table.get(key, ""), str):
+            raise ConfigError(f"{path}: {key} must be a text, got {table[key]!r}.")
+    config = dict(flatten_config(table.get("config", {})))
+    if "output-dir" in table:
+        if "output-dir" in config:
+            raise ConfigError(f"{path}: output-dir is there twice. Remove one of them.")
+        config["output-dir"] = table["output-dir"]
+    grid = dict(flatten_config(table.get("grid", {})))
+    cases = _read_cases(path, table.get("case", []))
+    _reject_lists(path, config, cases, grid)
+    draws = _read_draws(path, table, cases, grid)
+    if table.get("tuning"):
+        _check_tuning(path, table["tuning"], draws)
+    experiment = Experiment(
+        path.stem,
+        title=str(table.get("title", "")),
+        config=config,
+        cases=cases,
+        grid=grid,
+        draws=draws,
+        published=_percentages(path, table, "published"),
+        published_f1=_percentages(path, table, "published-macro-f1"),
+        published_columns={
+            column: _percentages(path, table, key) for column, key in columns.items()
+        },
+        tune=read_space(path, table.get("tune", {})),
+        tune_draws=_read_tune_draws(path, table, draws),
+        tuning=dict(table.get("tuning", {})),
+    )
+    runs = experiment.runs()
+    _reject_unused(path, experiment, runs)
+    rows = {run.row: run.row for run in runs} | {run.label: run.row for run in runs}
+    for key in sorted(known & set(table)):
+        if key.startswith("published") and (
+            wrong := sorted(set(table[key]) - rows.keys())
+        ):
+            raise ConfigError(
+                f'{path}: [{key}] names "{wrong[0]}", which is not a row of the table. '
+                f"{nearest(wrong[0], {run.label for run in runs})}"
+            )
+
+    def by_row(values: Mapping[str, float]) -> dict[str, float]:
+        return {rows[name]: value for name, value in values.items()}
+
+    return replace(
+        experiment,
+        published=by_row(experiment.published),
+        published_f1=by_row(experiment.published_f1),
+        published_columns={
+            column: by_row(values)
+            for column, values in experiment.published_columns.items()
+        },
+    )
+
+
+def _reject_lists(
+    path: Path,
+    config: Mapping[str, Any],
+    cases: Sequence[Mapping[str, Any]],
+    grid: Mapping[str, Any],
+) -> None:
+    """Reject lists outside of ``[grid]``, others in it, and values that it replaces."""
+    places = {"[config]": config} | {f'case "{case["name"]}"': case for case in cases}
+    for where, settings in places.items():
+        for key, value in settings.items():
+            if isinstance(value, list):
+                raise ConfigError(
+                    f"{path}: {key} of {where} must be one value, got {value!r}. Lists "
+                    "of values belong into [grid]."
+                )
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(
+                f"{path}: grid.{key} must be a list of values, got {values!r}."
+            )
+        if nested := [value for value in values if isinstance(value, list | Mapping)]:
+            raise ConfigError(
+                f"{path}: each value of grid.{key} must be a single one, got {nested[0]!r}."
+            )
+        for case in cases:
+            if key in case:
+                raise ConfigError(
+                    f'{path}: case "{case["name"]}" sets {key}, which [grid] varies. '
+                    "Remove one of them."
+                )
+
+
+def _read_draws(
+    path: Path,
+    table: Mapping[str, Any],
+    cases: Sequence[Mapping[str, Scalar]],
+    grid: Mapping[str, Any],
+) -> int:
+    """Return the number of draws; reject seeds that stand beside them."""
+    draws = table.get("draws", 0)
+    if type(draws) is not int or not 0 <= draws <= 1000:
+        raise ConfigError(
+            f"{path}: draws must be a number from 0 to 1000, got {draws!r}."
+        )
+    parts = {"[config]": table.get("config", {}), "[grid]": grid}
+    parts |= {f'case "{case["name"]}"': case for case in cases}
+    for where, settings in parts.items():
+        seeds = [key for key in REPLICATES if key in settings]
+        if draws and seeds:
+            raise ConfigError(
+                f"{path}: {where} sets {seeds[0]}, but draws = {draws} sets "
+                f"{' and '.join(REPLICATES)}. Remove one of them."
+            )
+    return draws
+
+
+def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[int]:
+    """Return the draws of the tuning runs; by default the first one after the table's."""
+    found = table.get("tune-draws", [draws])
+    if (
+        not isinstance(found, list)
+        or not found
+        or not all(type(draw) is int and draw >= 0 for draw in found)
+        or len(set(found)) < len(found)
+    ):
+        raise ConfigError(
+            f"{path}: tune-draws must be a list of distinct draws such as [{draws}], got "
+            f"{found!r}."
+        )
+    if own := [draw for draw in found if draw < draws]:
+        raise ConfigError(
+            f"{path}: tune-draws {own} are draws of the table, which has 0 to {draws - 1}: "
+            f"no draw may choose its own settings. Use {draws} or more."
+        )
+    return found
+
+
+def _check_tuning(path: Path, tuning: Mapping[str, Any], draws: int) -> None:
+    """Reject a table [tuning] that flower-fgl tune did not write, or other draws."""
+    needed = {"experiment": str, "budget": int, "draws": list, "metric": str}
+    needed |= {"study": str}
+    if lacking := needed.keys() - tuning.keys():
+        raise ConfigError(
+            f"{path}: [tuning] lacks {', '.join(sorted(lacking))}. flower-fgl tune writes "
+            "this table; the search space is called [tune]."
+        )
+    for key, kind in (needed | dict.fromkeys((*TUNED_ROWS, "lines"), dict)).items():
+        if key in tuning and type(tuning[key]) is not kind:
+            raise ConfigError(
+                f"{path}: [tuning] {key} must be as flower-fgl tune wrote it, got "
+                f"{tuning[key]!r}."
+            )
+    numbers = [*tuning["draws"], *tuning.get("trials", {}).values()]
+    if not all(type(number) is int for number in numbers):
+        raise ConfigError(
+            f"{path}: draws and trials in [tuning] must be whole numbers, got {numbers}."
+        )
+    if own := [draw for draw in tuning["draws"] if draw < draws]:
+        raise ConfigError(
+            f"{path}: the rows were tuned on draw {own[0]}, so the table can have draws 0 "
+            f"to {own[0] - 1} only: no draw may choose its own settings. Set draws = "
+            f"{own[0]} or less, or tune again."
+        )
+
+
+def _percentages(path: Path, table: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Return the published values in a table of the file, by table row."""
+    values = dict(table.get(name, {}))
+    for row, value in values.items():
+        if type(value) not in (int, float) or not 0 <= value <= 100:
+            raise ConfigError(
+                f'{path}: [{name}] "{row}" must be a percentage from 0 to 100, got '
+                f"{value!r}. A row with a dot in its name needs quotes."
+            )
+    return {row: float(value) for row, value in values.items()}
+
+
+def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
+    """Return the settings of each ``[[case]]``; reject missing and repeated names."""
+    if not isinstance(cases, list) or not all(isinstance(c, Mapping) for c in cases):
+        raise ConfigError(f"{path}: each case must be a [[case]] table.")
+    flat = [dict(flatten_config(case)) for case in cases]
+    names = [case.get("name") for case in flat]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
+    for case in flat:
+        check_folder_name(str(case["name"]), f"{path}: the case")
+    return flat
+
+
+def with_clients(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return settings with the default number of clients, unless owners are counted."""
+    default = {} if settings.get("owners") else {"clients": DEFAULT_CLIENTS}
+    return {**default, **settings}
+
+
+def describe_tuning(tuning: Mapping[str, Any]) -> str:
+    """Describe the table ``[tuning]`` in one line, e.g. below a table of results.
+
+    Parameters
+    ----------
+    tuning : mapping
+        ``budget``, ``draws``, ``metric``, ``study`` and ``trials`` by row.
+
+    Returns
+    -------
+    str
+        Empty if the table is.
+    """
+    if not tuning:
+        return ""
+    text = f"{describe_trials(tuning)}; study {str(tuning['study'])[:12]}"
+    fewer = {k: n for k, n in tuning.get("trials", {}).items() if n < tuning["budget"]}
+    if fewer:
+        rows = ", ".join(f"{name} {n}" for name, n in fewer.items())
+        text += f"; fewer trials: {rows}"
+    return text
+
+
+def results_table(
+    experiment: Experiment, runs: Sequence[tuple[PlannedRun, Run]]
+) -> list[dict[str, str]]:
+    """Average the finished runs of a grid over its seeds or draws.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    runs : sequence of (PlannedRun, Run)
+        Finished runs.
+
+    Returns
+    -------
+    list of dict
+        One table row per dict: number of runs, validation and test accuracy and macro-F1
+        in percent, mean ± standard deviation, and the published value unless the runs
+        used only part of the dataset. If some runs lack a score, e.g. of an empty node
+        set, the cell states how many have it.
+    """
+    replicate = "draws" if experiment.draws else "seeds"
+    groups: dict[str, list[Run]] = {}
+    labels = {planned.row: planned.label or planned.row for planned, _ in runs}
+    for planned, run in runs:
+        groups.setdefault(planned.row, []).append(run)
+    rows = []
+    for name, members in groups.items():
+        row = {"run": labels[name], replicate: str(len(members))}
+        for title, path in (
+            ("val acc.", ("best", "val", "accuracy")),
+            ("test acc.", ("best", "test", "accuracy")),
+            ("test macro-F1", ("best", "test", "macro_f1")),
+            *(
+                (f"test {title}", ("best", "test", extra))
+                for extra, title in EXTRA_SCORES.items()
+            ),
+            *_setting_columns(members),
+            ("global test acc.", ("global", "best", "test", "accuracy")),
+            *_setting_columns(members, "global"),
+            ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
+            ("fine-tuned test macro-F1", ("finetuned", "test", "macro_f1")),
+        ):
+            values = [_lookup(run.summary, path) for run in members]
+            present = [v for v in values if v is not None and not math.isnan(v)]
+            if present:
+                row[title] = percent_with_spread(present)
+                if len(present) < len(values):
+                    row[title] += f" ({len(present)} of {len(values)})"
+        published = {
+            "published": experiment.published,
+            "published macro-F1": experiment.published_f1,
+        } | {
+            f"published {SETTING_COLUMNS[column]}": values_by_row
+            for column, values_by_row in experiment.published_columns.items()
+        }
+        partial = missing_classes(members)
+        for title, values_by_row in published.items():
+            if name in values_by_row:
+                own = describe_published(values_by_row[name])
+                row[title] = f"– ({partial})" if partial else own
+        rows.append(row)
+    return rows
+
+
+def missing_classes(runs: Sequence[Run]) -> str:
+    """State how many classes of the dataset the runs have; empty if all of them."""
+    from flower_fgl.datasets.sources.registry import SOURCES
+
+    for run in runs:
+        source = SOURCES.get(str(run.summary.get("dataset")))
+        names = run.summary.get("class_names")
+        total = getattr(source and source.statistics, "classes", None)
+        if names and total and len(names) < total:
+            return f"{len(names)} of {total} classes"
+    return ""
+
+
+def _setting_columns(
+    runs: Sequence[Run], *under: str
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return titles and summary paths of the columns that only some settings have."""
+    found = {column for run in runs for column in run.best or {}}
+    own: list[tuple[str, tuple[str, ...]]] = [
+        (title, ("best", column, "accuracy"))
+        for column, title in SETTING_COLUMNS.items()
+        if column in found
+    ]
+    if "test_masked" in found:  # few-shot; FedPANO reports plain means over clients
+        own += [
+            ("mean of clients", ("best", "test", "mean_accuracy")),
+            ("mean, own classes", ("best", "test_masked", "mean_accuracy")),
+        ]
+    return [(" ".join((*under, title)), (*under, *path)) for title, path in own]
+
+
+def _lookup(table: Any, path: Sequence[str]) -> float | None:
+    """Return the number at a path of nested tables, ``None`` if there is none."""
+    for key in path:
+        if not isinstance(table, Mapping) or key not in table:
+            return None
+        table = table[key]
+    return None if table is None else float(table)
+
+
+def percent_with_spread(values: Sequence[float]) -> str:
+    """Format fractions as ``mean ± standard deviation`` in percent."""
+    mean = 100 * fmean(values)
+    if len(values) < 2:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {100 * stdev(values):.2f}"

@@ -1,0 +1,208 @@
+"""Figures of the clients: test accuracies, and the classes that each client holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from flower_fgl.lab.plots.style import (
+    CELL_INK,
+    INK,
+    MUTED,
+    PALETTE,
+    add_legend,
+    client_ticks,
+    dress,
+    is_narrow,
+    name_rows,
+    new_figure,
+    plain,
+)
+
+__all__ = ["client_bars", "client_spread", "label_heat_map"]
+
+HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b"])
+
+
+def client_bars(
+    partition_ids: Sequence[int | str],
+    scores: Sequence[float],
+    pooled: float | None,
+    *,
+    items: str = "nodes",
+    score: str = "accuracy",
+) -> Figure:
+    """Draw the test score of each client of one run.
+
+    Parameters
+    ----------
+    partition_ids : sequence of int or str
+        Length K, in drawing order; texts are names of owners.
+    scores : sequence of float in [0, 1]
+        Length K; NaN where a client has no test nodes.
+    pooled : float in [0, 1] or None
+        Score over the items of all clients, drawn as a line.
+    items : {"nodes", "graphs"}
+        What is classified.
+    score : str
+        Name of the score.
+    """
+    figure = new_figure(2.7)
+    panel = figure.subplots()
+    dress(panel, xlabel=_client_title(partition_ids), ylabel=f"test {score}")
+    place = np.arange(len(partition_ids))
+    values = np.asarray(scores, dtype=float)
+    width = 0.72 if len(place) <= 100 else 1.0
+    panel.bar(place, np.nan_to_num(values), width=width, color="#7fb8da", zorder=2)
+    size = 8 if len(place) <= 24 else 6.5
+    for x, value in enumerate(values):
+        if np.isnan(value) or len(place) <= (14 if is_narrow() else 36):
+            text = "none" if np.isnan(value) else f"{100 * value:.0f}"
+            colour = CELL_INK if value > 0.08 else INK  # on the bar, or above it
+            panel.text(x, 0.03, text, ha="center", fontsize=size, color=colour)
+    client_ticks(panel, partition_ids)
+    panel.set_xlim(-0.7, len(place) - 0.3)
+    panel.set_ylim(0, 1.06)
+    panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    if pooled is not None:
+        line = panel.axhline(pooled, color=PALETTE[5], linewidth=1.3, zorder=3)
+        name = f"all clients' test {items}: {100 * pooled:.1f} %"
+        add_legend(
+            panel, [line], [name], "lower right", 1, bbox_to_anchor=(1.01, 0.985)
+        )
+    return figure
+
+
+def _client_title(ids: Sequence[int | str]) -> str:
+    """Return the title of an axis of clients."""
+    are_names = any(isinstance(entry, str) for entry in ids)
+    return "owner" if are_names else "client (partition-id)"
+
+
+def client_spread(
+    labels: Sequence[str],
+    scores: Sequence[Sequence[float]],
+    pooled: Sequence[float | None],
+    colours: Sequence[str] = (),
+    *,
+    score: str = "accuracy",
+) -> Figure:
+    """Draw the clients' test scores of several runs, one row of dots per run.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        Length R: names of the runs.
+    scores : sequence of R sequences of float in [0, 1]
+        One value per client; NaN is not drawn.
+    pooled : sequence of float in [0, 1] or None
+        Length R: score over the nodes of all clients, drawn as a bar.
+    colours : sequence of str
+        Length R; by default those of the palette, in turn.
+    score : str
+        Name of the score.
+    """
+    figure = new_figure(1.0 + 0.34 * len(labels))
+    panel = figure.subplots()
+    dress(panel, xlabel=f"test {score}", grid="x")
+    for row, (values, middle) in enumerate(zip(scores, pooled, strict=True)):
+        colour = colours[row] if colours else PALETTE[row % len(PALETTE)]
+        # a fixed zigzag separates equal values
+        offset = 0.16 * (np.arange(len(values)) % 3 - 1)
+        panel.scatter(
+            values, row + offset, s=22, color=colour, alpha=0.55, linewidth=0, zorder=2
+        )
+        if middle is not None:
+            ends = [row - 0.36, row + 0.36]
+            panel.plot([middle, middle], ends, color=INK, linewidth=2, zorder=3)
+    name_rows(panel, labels)
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+def label_heat_map(
+    counts: Any,
+    class_names: Sequence[str],
+    partition_ids: Sequence[int | str] | None = None,
+    *,
+    items: str = "nodes",
+) -> Figure:
+    """Draw the number of nodes, or graphs, by class and client.
+
+    Parameters
+    ----------
+    counts : array-like of shape (K, C), int
+        Items by client and class.
+    class_names : sequence of str
+        Length C.
+    partition_ids : sequence of int or str, optional
+        Length K; 0..K-1 by default. Texts are names of owners.
+    items : {"nodes", "graphs"}
+        What is counted.
+
+    Raises
+    ------
+    ValueError
+        If ``counts`` is not of shape (K, C).
+    """
+    table = np.asarray(counts).T  # (C, K)
+    if table.ndim != 2 or table.shape[0] != len(class_names):
+        raise ValueError(
+            f"counts must be (clients, classes) with {len(class_names)} classes, got "
+            f"shape {table.T.shape}."
+        )
+    num_classes, num_clients = table.shape
+    figure = new_figure(min(13.0, 1.1 + 0.27 * max(num_classes, 4)))
+    panel = figure.subplots()
+    ids = range(num_clients) if partition_ids is None else partition_ids
+    dress(panel, xlabel=_client_title(ids), grid="")
+    top = max(int(table.max(initial=0)), 1)
+    image = panel.imshow(
+        np.ma.masked_equal(table, 0),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=HEAT,
+        norm=PowerNorm(
+            0.5, vmin=0, vmax=top
+        ),  # square root, so that small counts are visible
+    )
+    if num_clients <= (8 if is_narrow() else 20) and num_classes <= 40:
+        for (y, x), count in np.ndenumerate(table):
+            colour = "#fffffe" if count > 0.4 * top else CELL_INK  # not the page's
+            if count:
+                panel.text(
+                    x, y, f"{count}", ha="center", va="center", fontsize=8, color=colour
+                )
+    client_ticks(panel, ids)
+    step = -(-num_classes // 60)
+    panel.set_yticks(
+        np.arange(0, num_classes, step),
+        labels=[plain(name, 12 if is_narrow() else 34) for name in class_names[::step]],
+        parse_math=False,
+        fontsize=8.5 if num_classes <= 40 else 6.5,
+    )
+    if (
+        num_clients <= 100 and num_classes <= 80
+    ):  # with more, the lines would cover the cells
+        panel.set_xticks(np.arange(num_clients + 1) - 0.5, minor=True)
+        panel.set_yticks(np.arange(num_classes + 1) - 0.5, minor=True)
+        panel.grid(which="minor", color="white", linewidth=1.2)
+    panel.tick_params(which="minor", length=0)
+    panel.spines[:].set_visible(False)
+    panel.set_facecolor("#f3f5f8")
+    bar = figure.colorbar(
+        image, ax=panel, pad=0.015, fraction=0.03, aspect=24, anchor=(0, 1)
+    )
+    bar.set_label(items, color=INK, fontsize=9)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    bar.ax.tick_params(labelsize=8.5, colors=MUTED, length=0)
+    if top > 1:
+        bar.ax.set_ylim(1, top)  # 0 has the colour of the background
+    bar.outline.set_visible(False)
+    return figure

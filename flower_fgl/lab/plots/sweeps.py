@@ -1,0 +1,76 @@
+"""Scores by the value of a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from flower_fgl.lab.plots.style import (
+    PALETTE,
+    add_legend,
+    dress,
+    grid_of,
+    legend_columns,
+    look_of,
+    new_figure,
+)
+
+__all__ = ["by_value"]
+
+MARKERS = "os^D"
+"""Markers that distinguish lines of the same colour."""
+
+
+def by_value(
+    values: Sequence[float],
+    panels: Mapping[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]],
+    *,
+    xlabel: str,
+    looks: Sequence[Mapping[str, Any]] = (),
+) -> Figure:
+    """Draw scores by the value of a setting, with error bars of one standard deviation.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Length V, ascending; drawn at equal distances.
+    panels : mapping of str to sequence of (str, sequence of float, sequence of float)
+        By panel title: name of each line, and its V means and standard deviations in
+        [0, 1]; NaN if missing. All panels have the same names.
+    xlabel : str
+        Name of the setting.
+    looks : sequence of mapping
+        Colour, dash and marker of each line; by default those of its number.
+    """
+    names = [name for name, _, _ in next(iter(panels.values()))]
+    columns = legend_columns(names, 3)
+    rows, across = grid_of(len(panels))
+    figure = new_figure(2.5 * rows + 0.6 + 0.22 * -(-len(names) // columns))
+    drawn = figure.subplots(rows, across, squeeze=False).flatten()
+    lines = []
+    for panel, (title, scores) in zip(drawn, panels.items(), strict=True):
+        dress(panel, xlabel=xlabel, title=title)
+        panel.set_xticks(range(len(values)), labels=[f"{value:g}" for value in values])
+        panel.yaxis.set_major_formatter(PercentFormatter(1))
+        lines = [
+            panel.errorbar(
+                range(len(values)),
+                means,
+                yerr=deviations,
+                linewidth=1.6,
+                elinewidth=0.9,
+                capsize=2,
+                **{
+                    "marker": MARKERS[number // len(PALETTE) % len(MARKERS)],
+                    **(looks[number] if looks else look_of(number)),
+                    "markersize": 3.5,
+                    "markevery": 1,
+                },
+            ).lines[0]
+            for number, (_, means, deviations) in enumerate(scores)
+        ]
+    add_legend(figure, lines, names, "outside lower center", columns)
+    return figure

@@ -1,0 +1,376 @@
+"""Figures of the report, drawn from run folders."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from statistics import fmean, stdev
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from flower_fgl.lab import plots
+from flower_fgl.lab.report.lines import Line, has_one_objective, looks_of
+from flower_fgl.lab.report.numbers import (
+    client_scores,
+    column_name,
+    item_kind,
+    last_mixture,
+    own_columns_of,
+    pooled_test_score,
+    scope_of,
+    score_title,
+    setting_of,
+    shown_score,
+)
+from flower_fgl.lab.report.sweeps import Sweep
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import is_scored
+
+__all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
+
+NAN = float("nan")
+Pictures = dict[str, Figure]
+"""Figures by their name in the template; those without content are omitted."""
+
+
+def draw_run(run: Run) -> Pictures:
+    """Draw all figures of one run, finished or not."""
+    lines = [Line("", [run])]
+    score = shown_score([run])
+    curves = [_curve(run, "", score)]
+    pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
+    pictures |= _by_cost(curves)
+    owners = run.owner_names
+    if scores := client_scores(run, score):
+        values = [_number(value) for value in scores.values()]
+        pictures["clients"] = plots.client_bars(
+            [owners.get(pid, pid) for pid in scores],
+            values,
+            pooled_test_score(run, score),
+            items=item_kind([run]),
+            score=score_title(score),
+        )
+    counted = [r for r in run.clients if r.get("class_counts")]
+    # owners with classes of their own share no axis
+    if len(_class_names(counted)) == 1:
+        counted.sort(key=lambda row: int(row["partition_id"]))
+        counts = [row["class_counts"] for row in counted]
+        numbers = [str(c) for c in range(len(counts[0]))]
+        names = counted[0].get("class_names") or run.summary.get("class_names")
+        pictures["labels"] = plots.label_heat_map(
+            counts,
+            [f"class {n}" if n.isdigit() else n for n in names or numbers],
+            [owners.get(row["partition_id"], row["partition_id"]) for row in counted],
+            items=item_kind([run]),
+        )
+    if table := last_mixture(run):
+        names = [owners.get(pid, pid) for pid in table["clients"]]
+        pictures["mixture"] = plots.mixture_heat_map(table["weights"], names)
+    return pictures | _costs(lines)
+
+
+def _class_names(described: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]:
+    """Return the different lists of class names of clients."""
+    return {tuple(row.get("class_names") or ()) for row in described}
+
+
+def draw_runs(lines: Sequence[Line]) -> Pictures:
+    """Draw all figures that compare several runs.
+
+    Parameters
+    ----------
+    lines : sequence of Line
+        Name, runs and look of each line; those of several runs are averaged.
+    """
+    runs = [run for line in lines for run in line.runs]
+    score = shown_score(runs)
+    curves = [
+        replace(
+            _mean_curve(
+                line.label, [_curve(run, line.label, score) for run in line.runs]
+            ),
+            look=line.look,
+        )
+        for line in lines
+    ]
+    per_client = [
+        [_number(v) for run in line.runs for v in client_scores(run, score).values()]
+        for line in lines
+    ]
+    one = has_one_objective(runs)
+    pictures = _progress(curves, has_loss=one) | _by_cost(curves)
+    pictures |= _columns(lines, curves) | _distances(lines)
+    if any(per_client):
+        pictures["clients"] = plots.client_spread(
+            [line.label for line in lines],
+            per_client,
+            [_mean_score(line.runs, score) for line in lines],
+            [line.look["color"] for line in lines],
+            score=score_title(score),
+        )
+    return pictures | _costs(lines)
+
+
+def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
+    """Draw the scores of each sweep by the value of its setting.
+
+    Parameters
+    ----------
+    sweeps : sequence of Sweep
+        Settings with their values and scores; may be empty.
+
+    Returns
+    -------
+    dict of str to Figure
+        By ``setting-<key>``.
+    """
+    pictures = {}
+    for sweep in sweeps:
+        titles = {f"Test {name}": metric for metric, name in sweep.metrics.items()}
+        values = sweep.values
+        panels = {
+            title: [
+                (
+                    line.label,
+                    [_number(line.mean(value, metric)) for value in values],
+                    [line.deviation(value, metric) for value in values],
+                )
+                for line in sweep.lines
+            ]
+            for title, metric in titles.items()
+        }
+        looks = looks_of([line.method for line in sweep.lines])
+        pictures[f"setting-{sweep.key}"] = plots.by_value(
+            values, panels, xlabel=sweep.key, looks=looks
+        )
+    return pictures
+
+
+def _progress(curves: Sequence[plots.Curve], *, has_loss: bool = True) -> Pictures:
+    """Draw score and loss by round, if there are any."""
+    if not any(curve.rounds or curve.loss_rounds for curve in curves):
+        return {}
+    return {"convergence": plots.convergence(curves, has_loss=has_loss)}
+
+
+def _by_cost(curves: Sequence[plots.Curve]) -> Pictures:
+    """Draw the score by bytes and seconds, if there are two scored rounds."""
+    if not any(len(curve.rounds) > 1 for curve in curves):
+        return {}
+    return {"cost": plots.by_cost([curve for curve in curves if curve.rounds])}
+
+
+def _columns(lines: Sequence[Line], curves: Sequence[plots.Curve]) -> Pictures:
+    """Draw the score by node set, for each setting with additional node sets."""
+    groups: dict[str, list[plots.Curve]] = {}
+    for line, curve in zip(lines, curves, strict=True):
+        if curve.columns and curve.rounds:
+            groups.setdefault(setting_of(line.runs[0]), []).append(curve)
+    return {
+        f"columns-{setting}": plots.column_curves(group)
+        for setting, group in groups.items()
+    }
+
+
+def _distances(lines: Sequence[Line]) -> Pictures:
+    """Draw the distance between uploaded encoders by round, if the runs have it."""
+    curves, looks = [], []
+    for line in lines:
+        known = [
+            {
+                row["round"]: row["numbers"]["distance"]
+                for row in run.rounds
+                if "distance" in row.get("numbers", {})
+            }
+            for run in line.runs
+        ]
+        rounds = _in_all([list(one) for one in known])
+        if rounds:
+            means = [fmean(one[number] for one in known) for number in rounds]
+            curves.append((line.label, rounds, means))
+            looks.append(line.look)
+    if not curves:
+        return {}
+    figure = plots.by_round(
+        curves, ylabel="mean distance", looks=looks if all(looks) else ()
+    )
+    return {"distance": figure}
+
+
+def _costs(lines: Sequence[Line]) -> Pictures:
+    """Draw bytes by payload and seconds by phase of a run, if there are any."""
+    out = {}
+    ways = [("up", "↑"), ("down", "↓")]
+    labels = [line.label for line in lines]
+    sent = [
+        _mean_parts([run.summary["bytes"]["by_payload"][way] for run in line.runs])
+        for line in lines
+        for way, _ in ways
+    ]
+    names = [
+        f"{label} {arrow}" for label in plots.distinct(labels) for _, arrow in ways
+    ]
+    if len(lines) == 1:
+        names = ["to server", "to clients"]
+    totals = [sum(part.values()) for part in sent]
+    if any(totals):
+        factor, unit = plots.scale_bytes(max(totals))
+        out["bytes"] = plots.stacked_bars(names, _parts(sent, factor), unit)
+    spent = [
+        _mean_parts([run.summary["seconds"]["by_phase"] for run in line.runs])
+        for line in lines
+    ]
+    if any(sum(part.values()) for part in spent):
+        rows = [label or "all rounds" for label in labels]
+        out["seconds"] = plots.stacked_bars(rows, _parts(spent, 1.0), "s")
+    return out
+
+
+def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average mappings of runs key by key."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return {key: value / len(parts) for key, value in total.items()}
+
+
+def _mean_score(runs: Sequence[Run], score: str) -> float | None:
+    """Return the mean test score of the runs that have one."""
+    known = [
+        value for run in runs if (value := pooled_test_score(run, score)) is not None
+    ]
+    return fmean(known) if known else None
+
+
+def _curve(run: Run, label: str, score: str) -> plots.Curve:
+    """Collect a score and the losses of a run by round."""
+    train = [row for row in run.rounds if row.get("phase") == "train"]
+    scored = [
+        row
+        for row in run.rounds
+        if is_scored(row) and row["metrics"].get(scope_of(run))
+    ]
+    own = own_columns_of([run])
+    columns = {
+        name: [
+            _number(row["metrics"][scope_of(run)].get(name, {}).get(score))
+            for row in scored
+        ]
+        for name in ("val", "test", *own)
+    }
+    shown = ("test", *own) if own else ()
+    has_loss = [row for row in train if row.get("loss") is not None]
+    costs = _costs_until(run)
+    return plots.Curve(
+        label=label,
+        rounds=[row["round"] for row in scored],
+        val=columns["val"],
+        test=columns["test"],
+        loss_rounds=[row["round"] for row in has_loss],
+        loss=[row["loss"] for row in has_loss],
+        best_round=run.best["round"] if run.best else None,
+        columns={
+            "seen graph"
+            if name == "test" and "unseen" in own
+            else column_name(name): columns[name]
+            for name in shown
+        },
+        bytes=[costs[row["round"]][0] for row in scored],
+        seconds=[costs[row["round"]][1] for row in scored],
+        score=score_title(score),
+    )
+
+
+def _costs_until(run: Run) -> dict[int, tuple[float, float]]:
+    """Return the bytes and seconds from the start to the end of each training round."""
+    each = [
+        (
+            sum(sum(way.values()) for way in row.get("bytes", {}).values()),
+            row.get("seconds", {}).get("total") or 0.0,
+        )
+        for row in run.rounds
+    ]
+    sums = zip(*(accumulate(kind) for kind in zip(*each, strict=True)), strict=True)
+    return {
+        row["round"]: cost
+        for row, cost in zip(run.rounds, sums, strict=True)
+        if row.get("phase") == "train"
+    }
+
+
+def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
+    """Average curves over the rounds that all of them have."""
+    if len(curves) == 1:
+        return curves[0]
+    rounds = _in_all([curve.rounds for curve in curves])
+    loss_rounds = _in_all([curve.loss_rounds for curve in curves])
+
+    def values(
+        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
+    ) -> list[list[float]]:
+        tables = [
+            dict(zip(x, y, strict=True)) for x, y in zip(where, what, strict=True)
+        ]
+        return [[t[r] for t in tables if math.isfinite(t[r])] for r in of]
+
+    def mean(
+        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
+    ) -> list[float]:
+        return [fmean(v) if v else NAN for v in values(where, what, of)]
+
+    def spread(what: Sequence[Sequence[float]]) -> list[float]:
+        found = values(scored, what, rounds)
+        return [stdev(v) if len(v) > 1 else NAN for v in found]
+
+    scored = [curve.rounds for curve in curves]
+    return plots.Curve(
+        label=label,
+        rounds=rounds,
+        val=mean(scored, [c.val for c in curves], rounds),
+        test=mean(scored, [c.test for c in curves], rounds),
+        loss_rounds=loss_rounds,
+        loss=mean(
+            [c.loss_rounds for c in curves], [c.loss for c in curves], loss_rounds
+        ),
+        best_round=None,
+        columns={
+            title: mean(scored, [c.columns[title] for c in curves], rounds)
+            for title in curves[0].columns
+            if all(title in curve.columns for curve in curves)
+        },
+        val_spread=spread([c.val for c in curves]),
+        test_spread=spread([c.test for c in curves]),
+        bytes=mean(scored, [c.bytes for c in curves], rounds),
+        seconds=mean(scored, [c.seconds for c in curves], rounds),
+        score=curves[0].score,
+    )
+
+
+def _in_all(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the rounds that are in every row."""
+    return sorted(set(rows[0]).intersection(*rows[1:]))
+
+
+def _parts(
+    rows: Sequence[Mapping[str, float]], factor: float
+) -> dict[str, list[float]]:
+    """Convert one mapping per bar to one list per part."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: [row.get(key, 0) / factor for row in rows] for key in keys}
+
+
+def to_data_uri(figure: Figure) -> str:
+    """Return a figure as an SVG data URI, whose IDs cannot clash with the page's."""
+    return (
+        "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode()
+    )
+
+
+def _number(value: float | None) -> float:
+    """Return the value, NaN for ``None``."""
+    return NAN if value is None else value

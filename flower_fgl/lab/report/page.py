@@ -1,0 +1,357 @@
+"""Write the report: one HTML page with figures and tables of one or more runs.
+
+The page is self-contained: figures are inline SVG images, and there are no scripts and no
+network requests. All text from runs is escaped. Runs that failed or were killed are shown
+up to their last round, with a note at the top.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.lab import plots
+from flower_fgl.lab.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
+from flower_fgl.lab.report.lines import Line, has_one_objective, lines_of
+from flower_fgl.lab.report.numbers import (
+    about,
+    client_scores,
+    column_name,
+    columns_of,
+    dropped_replies,
+    idle_clients,
+    item_kind,
+    last_mixture,
+    metrics_of,
+    own_columns_of,
+    score_rows,
+    score_title,
+    settings_of,
+    shown_score,
+)
+from flower_fgl.lab.report.owners import owner_table
+from flower_fgl.lab.report.seeds import mark_better, over_seeds
+from flower_fgl.lab.report.sweeps import Sweep, find_sweeps
+from flower_fgl.lab.units import show_bytes, show_seconds
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.writer import replace_file, writing
+
+__all__ = ["comparison_figures", "write_report"]
+
+TEMPLATE = "report.html.j2"
+MANY = 6
+"""With more runs than this, the tables of single runs are folded."""
+MISSING = "–"
+"""Value of a setting that a run does not have."""
+PLACES = {"output-dir", "run-dir", "state-dir", "data-dir"}
+"""Settings that say where files are, which no comparison shows."""
+
+
+def write_report(
+    runs: Sequence[Run],
+    out: Path | None = None,
+    *,
+    against: str = "",
+    pictures: Path | None = None,
+    nodes: Figure | None = None,
+    title: str = "",
+) -> Path:
+    """Write the report of one run, or a comparison of several runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least one run.
+    out : Path or None
+        HTML file, or folder, to write. By default ``report.html`` in the folder of a
+        single run, or ``comparison.html`` next to the folder of the first of several.
+    against : str
+        Method; in the table over seeds, a mark shows results with a significantly higher
+        test score. Empty for no marks.
+    pictures : Path or None
+        Folder to which all figures are written as SVG files as well.
+    nodes : matplotlib.figure.Figure, optional
+        Embeddings of some clients' nodes to add to the page.
+    title : str
+        Title of a comparison; by default the number of runs.
+
+    Returns
+    -------
+    Path
+        The HTML file.
+
+    Raises
+    ------
+    RunError
+        If there is no run, a file cannot be written, this copy of the package has no
+        template, or ``against`` has no runs over several seeds, or of several settings.
+    """
+    if not runs:
+        raise RunError("A report needs at least one run folder, got none.")
+    name = "report.html" if len(runs) == 1 else "comparison.html"
+    folder = runs[0].path if len(runs) == 1 else runs[0].path.resolve().parent
+    path = out or folder / name
+    if path.is_dir():
+        path = path / name
+    try:
+        template = _environment(Path(__file__).parent).get_template(TEMPLATE)
+    except jinja2.TemplateNotFound as error:
+        raise RunError(
+            "This copy of flower_fgl has no report template, because an app bundle "
+            "contains no HTML. Use the installed command: flower-fgl report "
+            f"{runs[0].path}"
+        ) from error
+    context = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    figures = context["pictures"] | ({} if nodes is None else {"nodes": nodes})
+    context["pictures"] = {key: to_data_uri(value) for key, value in figures.items()}
+    narrow = draw_narrow(runs)
+    context["narrow"] = {key: to_data_uri(value) for key, value in narrow.items()}
+    context["against"] = against
+    if title and len(runs) > 1:
+        context["title"] = title
+    if against:
+        mark_better(context["groups"], against)
+    page = template.render(
+        runs=runs,
+        columns=columns_of(runs),
+        own_columns=own_columns_of(runs),
+        own_by_setting=settings_of(runs),
+        metrics=metrics_of(runs),
+        items=item_kind(runs),
+        owners=owner_table(runs, lines_of(runs, context["labels"]), against or "local"),
+        idle=idle_clients(runs[0]),
+        many=MANY,
+        score=shown_score(runs),
+        has_finetuned=any(run.summary.get("finetuned") for run in runs),
+        has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
+        **context,
+    )
+    # the pictures come first: if they cannot be written, the page stays as it was
+    if pictures is not None:
+        _keep_pictures(context["pictures"], pictures)
+    replace_file(path, page.encode(errors="replace"))
+    return path
+
+
+@lru_cache(maxsize=1)
+def _environment(folder: Path) -> jinja2.Environment:
+    """Return the environment of the folder's template, which it compiles only once."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "column_name": column_name,
+        "percent": percent,
+        "capitalise": plots.first_upper,
+        "points": show_points,
+        "score_title": score_title,
+        "size": show_bytes,
+        "time": show_seconds,
+    }
+    return environment
+
+
+def draw_narrow(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Draw the figures of the page for phones."""
+    with plots.narrow_figures():
+        return draw_run(runs[0]) if len(runs) == 1 else comparison_figures(runs)
+
+
+def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
+    """Write the figures of a page, which are data URIs, to SVG files."""
+    with writing(folder, "choose"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, image in images.items():
+        content = base64.b64decode(image.partition(",")[2])
+        replace_file(folder / f"{name}.svg", content)
+
+
+def percent(value: float | None) -> str:
+    """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def show_points(value: float | None) -> str:
+    """Format a difference in points: ``0.0131`` as ``+1.3``, ``None`` as a dash."""
+    return "–" if value is None else f"{100 * value:+.1f}"
+
+
+def _one(run: Run) -> dict[str, Any]:
+    """Return the template's context for one run."""
+    scores = client_scores(run, shown_score([run]))
+    held = sorted(
+        (
+            {**row, "test": scores.get(row["partition_id"])}
+            for row in run.clients
+            if "num_train"
+            in row  # the description of the data, from when the client joined
+        ),
+        key=lambda row: int(row["partition_id"]),
+    )
+    return {
+        "title": about(run),
+        "labels": [about(run)],
+        "pictures": draw_run(run),
+        "has_means": False,
+        "has_losses": True,
+        "ranks": set(),
+        "scores": score_rows(run),
+        "mixture": last_mixture(run),
+        "held": held,
+        "groups": [],
+        "sweeps": [],
+        "differing": [],
+        "dropped": dropped_replies(run),
+        "settings": [
+            (key, _shown(value), run.sources.get(key, ""))
+            for key, value in _read_settings(run).items()
+        ],
+        "commands": [_command(run)],
+    }
+
+
+def _read_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of a run without those of data that it does not read."""
+    config = dict(flatten_config(run.config))
+    if config.get("dataset") == "synthetic" and not config.get("owners"):
+        return config
+    return {k: v for k, v in config.items() if not k.startswith("synthetic.")}
+
+
+def comparison_figures(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Draw the figures of the page that compares several runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least two runs.
+
+    Returns
+    -------
+    dict of str to Figure
+        By their name in the page.
+    """
+    lines: list[Line] = lines_of(runs, _labels(runs))
+    return draw_runs(lines) | draw_sweeps(find_sweeps(runs))
+
+
+def _several(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the template's context for a comparison of several runs."""
+    labels = _labels(runs)
+    groups = over_seeds(runs)
+    lines = lines_of(runs, labels)
+    flat = [
+        {k: _shown(v) for k, v in _read_settings(run).items() if k not in PLACES}
+        for run in runs
+    ]
+    keys = list(dict.fromkeys(key for config in flat for key in config))
+    table = [(key, [config.get(key, MISSING) for config in flat]) for key in keys]
+    sweeps = find_sweeps(runs)
+    differing = [(key, values) for key, values in table if len(set(values)) > 1]
+    if len(runs) > MANY:  # a method's own settings only where its runs differ in them
+        differing = [
+            (key, values) for key, values in differing if _differs(key, values, flat)
+        ]
+    return {
+        "title": f"{len(runs)} runs compared",
+        "labels": labels,
+        "pictures": draw_runs(lines) | draw_sweeps(sweeps),
+        "has_means": len(lines) < len(runs),
+        "has_losses": has_one_objective(runs),
+        "ranks": {group["rank"] for group in groups},
+        "scores": [],
+        "mixture": None,
+        "held": [],
+        "groups": groups,
+        "sweeps": [(sweep, _sweep_rows(sweep)) for sweep in sweeps],
+        "dropped": [
+            {**entry, "run": label}
+            for run, label in zip(runs, labels, strict=True)
+            for entry in dropped_replies(run)
+        ],
+        "differing": differing,
+        "settings": [
+            (key, next(value for value in values if value != MISSING), "")
+            for key, values in table
+            if (key, values) not in differing
+        ],
+        "commands": [_command(run) for run in runs],
+    }
+
+
+def _differs(
+    key: str, values: Sequence[str], configs: Sequence[Mapping[str, str]]
+) -> bool:
+    """Return whether a setting is general, or differs among the runs that have it."""
+    return (
+        "." not in key
+        or len({v for v, config in zip(values, configs, strict=True) if key in config})
+        > 1
+    )
+
+
+def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
+    """Return the lines of a sweep as table rows of its test scores."""
+    return [
+        (
+            line.label,
+            [
+                " / ".join(line.show(value, metric) for metric in sweep.metrics)
+                for value in sweep.values
+            ],
+        )
+        for line in sweep.lines
+    ]
+
+
+def _shown(value: Any) -> str:
+    """Format a setting as JSON, but non-empty strings without quotes."""
+    return value if value and isinstance(value, str) else json.dumps(value)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Name runs by method and by the values that distinguish them."""
+    facts = {
+        key: [str(run.summary[key]) for run in runs] for key in ("dataset", "seed")
+    }
+    labels = [str(run.summary["method"]) for run in runs]
+    for key, values in facts.items():
+        if len(set(values)) > 1:
+            shown = [f"seed {v}" if key == "seed" else v for v in values]
+            labels = [f"{a} · {b}" for a, b in zip(labels, shown, strict=True)]
+    # cases of an experiment have the same method but different folder names
+    counts = Counter(labels)
+    labels = [
+        f"{label} ({run.path.name})" if counts[label] > 1 else label
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    counts = Counter(labels)
+    return [
+        f"{n}: {label}" if counts[label] > 1 else label
+        for n, label in enumerate(labels, 1)
+    ]
+
+
+def _command(run: Run) -> str:
+    """Return the command that reproduces a run."""
+    words = ["flower-fgl", "run", str(run.path / "config.toml")]
+    if run.summary["clients"] and not run.config.get("clients"):
+        words += ["--clients", str(run.summary["clients"])]
+    if run.summary["engine"] in ("local", "ray"):
+        words += ["--engine", run.summary["engine"]]
+    return shlex.join(words)

@@ -1,0 +1,142 @@
+"""Find the settings that runs vary, and average the scores by their values."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flower_fgl.lab.report.numbers import score_title, shown_score
+from flower_fgl.lab.report.seeds import scored_runs
+from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.run import Run
+
+__all__ = ["Sweep", "SweepLine", "find_sweeps"]
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """Scores of runs that differ only in one setting and their seeds.
+
+    Parameters
+    ----------
+    label : str
+        The method, and other settings that differ from lines of the same method.
+    method : str
+        The method.
+    scores : mapping of float to mapping of str to list of float in [0, 1]
+        Test scores of the runs, by value of the setting and by metric.
+    """
+
+    label: str
+    method: str
+    scores: Mapping[float, Mapping[str, Sequence[float]]]
+
+    def mean(self, value: float, metric: str) -> float | None:
+        """Return the mean over the runs at a value, ``None`` without runs."""
+        known = self.scores.get(value, {}).get(metric)
+        return statistics.mean(known) if known else None
+
+    def show(self, value: float, metric: str) -> str:
+        """Format mean and standard deviation in percent, a dash without runs."""
+        mean = self.mean(value, metric)
+        if mean is None:
+            return "–"
+        spread = 100 * self.deviation(value, metric)
+        return f"{100 * mean:.1f}" + (f" ± {spread:.1f}" if spread else "")
+
+    def deviation(self, value: float, metric: str) -> float:
+        """Return the standard deviation over the runs at a value, 0 for one run."""
+        known = self.scores.get(value, {}).get(metric, ())
+        return statistics.stdev(known) if len(known) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A setting with the scores at each of its values.
+
+    Parameters
+    ----------
+    key : str
+        The setting.
+    lines : tuple of SweepLine
+        At least one line, each with at least two values.
+    metrics : mapping of str to str
+        Scores of the lines, with their display names: that by which rounds are
+        selected, and macro-F1.
+    """
+
+    key: str
+    lines: tuple[SweepLine, ...]
+    metrics: Mapping[str, str]
+
+    @property
+    def values(self) -> list[float]:
+        """All values of all lines, ascending."""
+        return sorted({value for line in self.lines for value in line.scores})
+
+
+def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
+    """Find the numeric settings that have several values among completed runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs; those without completion or scores are ignored.
+
+    Returns
+    -------
+    list of Sweep
+        One per setting, in the order of the config. Runs that differ only in that
+        setting and their seeds form one line.
+    """
+    scored = scored_runs(runs)
+    tried: dict[str, set[float]] = {}
+    for _, config in scored:
+        for key, value in config.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                tried.setdefault(key, set()).add(value)
+    main = shown_score([run for run, _ in scored])
+    metrics = {main: score_title(main), "macro_f1": "macro-F1"}
+    found = [
+        Sweep(key, tuple(_lines(key, scored, list(metrics))), metrics)
+        for key, values in tried.items()
+        if len(values) > 1
+    ]
+    return [sweep for sweep in found if sweep.lines]
+
+
+def _lines(
+    key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]], metrics: Sequence[str]
+) -> list[SweepLine]:
+    """Group the runs that differ only in one setting; drop groups with one value."""
+    groups: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    others: dict[str, dict[str, Any]] = {}
+    for run, config in runs:
+        if key in config:
+            rest = {k: v for k, v in config.items() if k != key}
+            name = json.dumps(rest, sort_keys=True)
+            groups[name][config[key]].append(run)
+            others[name] = rest
+    kept = [name for name, by_value in groups.items() if len(by_value) > 1]
+    labels = tell_apart([others[name] for name in kept])
+    return [
+        SweepLine(
+            label,
+            str(others[name]["method"]),
+            {v: _scores(same, metrics) for v, same in groups[name].items()},
+        )
+        for name, label in zip(kept, labels, strict=True)
+    ]
+
+
+def _scores(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[float]]:
+    """Return the test scores of the runs by metric."""
+    tests = [(run.final or {})["test"] for run in runs]
+    return {
+        metric: [test[metric] for test in tests if test.get(metric) is not None]
+        for metric in metrics
+    }

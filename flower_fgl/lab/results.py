@@ -1,0 +1,580 @@
+"""Runs as a notebook shows them: tables, data frames, figures, models and predictions.
+
+Nothing here loads torch, matplotlib or pandas before a method that needs it is called.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import nearest
+from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.lab.tables.compare import (
+    Comparison,
+    common_metric,
+    compare_runs,
+    select_runs,
+)
+from flower_fgl.runs.run import Run as RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from flower_fgl.nn import Backbone
+    from flower_fgl.simulation.prediction import Prediction
+
+__all__ = ["Run", "RunSet", "compare", "load"]
+
+TITLES = {"accuracy": "acc", "mean_accuracy": "mean acc", **EXTRA_SCORES}
+
+
+class Run(RunFolder):
+    """Content of a run folder, and what can be made of it.
+
+    ``repr`` is a short table of the results, also as HTML in a notebook.
+
+    Parameters
+    ----------
+    path : Path
+        Run folder.
+    config : dict
+        All settings; those of a method are a table under its name.
+    sources : dict of str to str
+        Sources of the settings, by dotted key.
+    summary : dict
+        Content of ``summary.json``. For a run that is active or was killed, computed from
+        the rows written so far.
+    rounds, clients : list of dict
+        Rows of ``rounds.jsonl`` and ``clients.jsonl``.
+    """
+
+    def to_frame(self, per: str = "client") -> pd.DataFrame:
+        """Return the scores as a tidy data frame.
+
+        Parameters
+        ----------
+        per : {"client", "round"}
+            One row per round, client, evaluation and node set; or one per round,
+            evaluation and node set, with the scores over all clients.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``round``, ``client`` (partition ID), ``evaluation`` (``local`` or
+            ``global``), ``column`` (``val``, ``test``, …), ``num_nodes``, ``accuracy``,
+            ``macro_f1`` and further scores in [0, 1], and the client's training
+            ``loss``. Per round ``phase`` and ``status`` replace ``client``; ``seconds``,
+            ``bytes_up`` and ``bytes_down`` are those of the round. Rounds without
+            evaluation have no row.
+
+        Raises
+        ------
+        ConfigError
+            If ``per`` is unknown.
+        """
+        import pandas as pd
+
+        if per not in ("client", "round"):
+            raise ConfigError(f'per must be "client" or "round", got {per!r}.')
+        rows = _client_rows(self.clients) if per == "client" else _rounds(self.rounds)
+        first = ["round", "client"] if per == "client" else ["round", "phase", "status"]
+        return pd.DataFrame(
+            list(rows), columns=_columns_of(self, [*first, "evaluation", "column"], per)
+        )
+
+    def plot(self, picture: str = "convergence") -> Figure:
+        """Draw one picture of the report.
+
+        Parameters
+        ----------
+        picture : str
+            ``convergence`` (accuracy and loss by round), ``cost`` (accuracy by bytes and
+            seconds), ``clients``, ``labels``, ``bytes``, ``seconds``, …
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook; ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        ConfigError
+            If the run has no such picture.
+        """
+        from flower_fgl.lab.report.figures import draw_run
+
+        return _picture(draw_run(self), picture)
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write the HTML report of the run.
+
+        Parameters
+        ----------
+        out : Path or str, optional
+            HTML file or folder; by default ``report.html`` in the run folder.
+
+        Returns
+        -------
+        Path
+            The HTML file.
+
+        Raises
+        ------
+        RunError
+            If it cannot be written.
+        """
+        from flower_fgl.lab.report.page import write_report
+
+        return write_report([self], None if out is None else Path(out))
+
+    def model(self) -> Backbone:
+        """Load the aggregated model of the best validation round.
+
+        Returns
+        -------
+        Backbone
+            A ``torch.nn.Module`` in evaluation mode, on the CPU.
+
+        Raises
+        ------
+        RunError
+            If the run saved no model, e.g. because its method sends no weights, or the
+            file is damaged.
+        """
+        from flower_fgl.runs.model_file import load_model
+
+        return load_model(self.path).model
+
+    def predict(self, graph: Path | str | Any) -> Prediction:
+        """Predict class probabilities of the nodes of a graph with :meth:`model`.
+
+        Parameters
+        ----------
+        graph : Path, str or torch_geometric.data.Data
+            An ``.npz`` file, a CSV folder, or an object with ``x`` (N, d) and
+            ``edge_index`` (2, M).
+
+        Raises
+        ------
+        RunError
+            If the model cannot be read.
+        DataError
+            If the graph cannot be read or does not fit the model.
+        """
+        from flower_fgl.simulation.prediction import predict_graph
+
+        return predict_graph(self.path, graph)
+
+    def _repr_html_(self) -> str:
+        """Return the results as an HTML table, for notebooks."""
+        titles, rows = self.scores()
+        parts = [_paragraph(line) for line in self.headline().split("\n")]
+        parts += [_html_table(titles, rows)] if rows else []
+        parts += [_paragraph(line) for line in (*self.owner_lines(), *self.failures())]
+        return "".join([*parts, _paragraph(f"Run folder: {self.path}")])
+
+
+class RunSet(Sequence[Run]):
+    """Several runs, in order: those of an experiment, or of a folder.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        The runs.
+    """
+
+    def __init__(self, runs: Sequence[RunFolder]) -> None:
+        self._runs = [as_run(run) for run in runs]
+
+    @classmethod
+    def load(cls, text: Path | str) -> RunSet:
+        """Read all runs in a folder, or those that a pattern selects.
+
+        Parameters
+        ----------
+        text : Path or str
+            Comma-separated run folders, folders of run folders, or patterns such as
+            ``runs/cora/fedavg-*``; ``FOLDER:NAME`` selects one case or method.
+
+        Raises
+        ------
+        RunError
+            If there is no run, or a run folder is damaged.
+        """
+        return cls(select_runs(str(text)))
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, place: int) -> Run: ...
+    @overload
+    def __getitem__(self, place: slice) -> RunSet: ...
+    def __getitem__(self, place: int | slice) -> Run | RunSet:
+        if isinstance(place, slice):
+            return RunSet(self._runs[place])
+        return self._runs[place]
+
+    def by_method(self) -> dict[str, RunSet]:
+        """Return the runs of each method, by its name."""
+        names = dict.fromkeys(str(run.summary["method"]) for run in self)
+        return {
+            name: RunSet([run for run in self if run.summary["method"] == name])
+            for name in names
+        }
+
+    def to_frame(self, per: str = "run") -> pd.DataFrame:
+        """Return the scores of all runs as one tidy data frame.
+
+        Parameters
+        ----------
+        per : {"run", "round", "client"}
+            One row per run with its best round; or the rows of :meth:`Run.to_frame`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``run`` (name of its folder), ``method``, ``dataset``, ``clients`` and ``seed``
+            stand before the scores. Per run these are ``status``, ``round``,
+            ``<column>_<score>``, ``bytes_up``, ``bytes_down`` and ``seconds``.
+
+        Raises
+        ------
+        ConfigError
+            If ``per`` is unknown.
+        """
+        import pandas as pd
+
+        if per not in ("run", "round", "client"):
+            raise ConfigError(f'per must be "run", "round" or "client", got {per!r}.')
+        if per == "run":
+            return pd.DataFrame([{**_about(run), **_best(run)} for run in self])
+        frames = []
+        for run in self:
+            frame = run.to_frame(per)
+            for place, (key, value) in enumerate(_about(run).items()):
+                # a run's number of clients beside the column of one client
+                name = "num_clients" if key == "clients" else key
+                frame.insert(place, name, value)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def per_owner(
+        self, against: str = "local", *, column: str = "test", metric: str = ""
+    ) -> pd.DataFrame:
+        """Compare the methods owner by owner: who gains from federating, who loses.
+
+        Parameters
+        ----------
+        against : str
+            Method that the gains refer to.
+        column : str
+            Node set: ``test`` or ``val``.
+        metric : str
+            ``auroc``, ``accuracy``, …; by default AUROC if all runs have it.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per owner and method: ``owner``, ``method``, ``score`` (mean over the
+            runs, in [0, 1]) and ``gain`` (mean paired difference from ``against``; NaN
+            for that method itself and without pairs).
+
+        Raises
+        ------
+        RunError
+            If two runs of a method have the same data and seed.
+        """
+        import pandas as pd
+
+        from flower_fgl.lab.tables.per_owner import owner_metric, rows_per_owner
+
+        groups = self.by_method()
+        names = list(groups)
+        base = names.index(against) if against in names else None
+        rows = rows_per_owner(
+            [list(group) for group in groups.values()],
+            base,
+            column=column,
+            metric=metric or owner_metric(self, column),
+        )
+        table = [
+            {"owner": row.name, "method": name, "score": mean, "gain": gain}
+            for row in rows
+            for name, mean, gain in zip(names, row.means, row.gains, strict=True)
+        ]
+        columns = ["owner", "method", "score", "gain"]
+        return pd.DataFrame(table, columns=columns).astype(
+            {"score": float, "gain": float}
+        )
+
+    def plot(self, picture: str = "convergence") -> Figure:
+        """Draw one picture of the comparison; see :meth:`Run.plot`.
+
+        Raises
+        ------
+        ConfigError
+            If the runs have no such picture.
+        """
+        if len(self) == 1:
+            return self[0].plot(picture)
+        from flower_fgl.lab.report.page import comparison_figures
+
+        return _picture(comparison_figures(self), picture)
+
+    def report(self, out: Path | str | None = None, *, against: str = "") -> Path:
+        """Write one HTML page that compares the runs.
+
+        Parameters
+        ----------
+        out : Path or str, optional
+            HTML file or folder; by default ``comparison.html`` beside the run folders.
+        against : str
+            Mark runs that are significantly better than this method.
+
+        Raises
+        ------
+        RunError
+            If there is no run, or the file cannot be written.
+        """
+        from flower_fgl.lab.report.page import write_report
+
+        place = None if out is None else Path(out)
+        return write_report(self, place, against=against)
+
+    def table(self) -> str:
+        """Return one line per run, with the scores of its best round in percent."""
+        titles, rows = self._cells()
+        table = [titles, *rows]
+        widths = [max(len(row[k]) for row in table) for k in range(len(titles))]
+        return "\n".join(
+            "  ".join(
+                f"{cell:<{w}}" if k < 2 else f"{cell:>{w}}"
+                for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        )
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return titles and rows of the table."""
+        metric = common_metric(self._runs)
+        score = TITLES.get(metric, metric)
+        titles = [
+            "method",
+            "dataset",
+            "clients",
+            "seed",
+            f"val {score}",
+            f"test {score}",
+        ]
+        rows = []
+        for run in self:
+            about = [
+                str(run.summary[k]) for k in ("method", "dataset", "clients", "seed")
+            ]
+            scores = [
+                (run.best or {}).get(column, {}).get(metric)
+                for column in ("val", "test")
+            ]
+            shown = ["-" if s is None else f"{100 * s:.2f}" for s in scores]
+            rows.append([*about, *shown])
+        return titles, rows
+
+    def __repr__(self) -> str:
+        return self.table() if self._runs else "no runs"
+
+    def _repr_html_(self) -> str:
+        """Return one row per run as an HTML table, for notebooks."""
+        titles, rows = self._cells()
+        return _html_table(titles, rows, texts=2) if rows else "no runs"
+
+
+def load(folder: Path | str) -> Run:
+    """Read the folder of a run, finished or not.
+
+    Parameters
+    ----------
+    folder : Path or str
+        Run folder; :meth:`RunSet.load` reads a folder of run folders.
+
+    Returns
+    -------
+    Run
+        Settings and results.
+
+    Raises
+    ------
+    RunError
+        If the folder or one of its files is missing or damaged.
+    """
+    return Run.load(Path(folder).expanduser())
+
+
+def compare(
+    one: str | Path | RunFolder | Sequence[RunFolder],
+    other: str | Path | RunFolder | Sequence[RunFolder],
+    *,
+    column: str = "test",
+    metric: str = "",
+) -> Comparison:
+    """Compare two methods by the paired differences of their runs.
+
+    Parameters
+    ----------
+    one, other : str, Path, Run, or sequence of Run
+        Runs of A and B, or text that selects them as for :meth:`RunSet.load`.
+    column : str
+        Node set: ``test``, ``val``, …
+    metric : str
+        ``accuracy``, ``macro_f1``, …; by default accuracy, or ``mean_accuracy`` for
+        few-shot runs.
+
+    Returns
+    -------
+    Comparison
+        Its text names both methods, or the settings that differ, and says which is
+        better, whether they are tied, or what the runs cannot show.
+
+    Raises
+    ------
+    ConfigError
+        If one side holds runs of several methods, or with different settings.
+    RunError
+        If there are fewer than two pairs of runs with the same dataset, partition, clients
+        and seed, or a run has no such score.
+    """
+    sides = [_runs(side) for side in (one, other)]
+    metric = metric or common_metric([run for side in sides for run in side])
+    return compare_runs(*sides, column=column, metric=metric)
+
+
+def as_run(run: RunFolder) -> Run:
+    """Return a run with the methods of this module."""
+    if isinstance(run, Run):
+        return run
+    return Run(run.path, run.config, run.sources, run.summary, run.rounds, run.clients)
+
+
+def _runs(side: str | Path | RunFolder | Sequence[RunFolder]) -> Sequence[RunFolder]:
+    """Return the runs of one side of a comparison."""
+    if isinstance(side, str | Path):
+        return select_runs(str(side))
+    if isinstance(side, RunFolder):
+        return [side]
+    runs = list(side) if isinstance(side, Iterable) else [side]
+    for run in runs:
+        if not isinstance(run, RunFolder):
+            raise ConfigError(
+                "Each side of a comparison is a Run, a sequence of Runs or a folder of "
+                f"runs, not {type(run).__name__}."
+            )
+    return runs
+
+
+def _picture(pictures: Mapping[str, Figure], name: str) -> Figure:
+    """Return a picture by name."""
+    if name not in pictures:
+        raise ConfigError(
+            f'There is no picture "{name}" of these runs. {nearest(name, pictures)}'
+        )
+    return pictures[name]
+
+
+def _client_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the scores of each client, evaluation and node set."""
+    for row in rows:
+        for mode, columns in (row.get("metrics") or {}).items():
+            for column, scores in columns.items():
+                yield {
+                    "round": row["round"],
+                    "client": row["partition_id"],
+                    "evaluation": mode,
+                    "column": column,
+                    **scores,
+                    "loss": row.get("loss"),
+                }
+
+
+def _rounds(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the scores over all clients, by round, evaluation and node set."""
+    for row in rows:
+        sent = row.get("bytes", {})
+        costs = {
+            f"bytes_{way}": sum(sent.get(way, {}).values()) for way in ("up", "down")
+        }
+        for mode, columns in (row.get("metrics") or {}).items():
+            for column, scores in columns.items():
+                yield {
+                    "round": row["round"],
+                    "phase": row.get("phase"),
+                    "status": row.get("status"),
+                    "evaluation": mode,
+                    "column": column,
+                    **scores,
+                    "loss": row.get("loss"),
+                    "seconds": row.get("seconds", {}).get("total"),
+                    **costs,
+                }
+
+
+def _columns_of(run: Run, first: list[str], per: str) -> list[str]:
+    """Return the columns of a frame; an empty frame has those of every run."""
+    rows = _client_rows(run.clients) if per == "client" else _rounds(run.rounds)
+    last = (
+        ["loss"] if per == "client" else ["loss", "seconds", "bytes_up", "bytes_down"]
+    )
+    scores = dict.fromkeys(["num_nodes", "accuracy", "macro_f1", "macro_recall"])
+    scores |= dict.fromkeys(
+        key for row in rows for key in row if key not in (*first, *last)
+    )
+    return [*first, *scores, *last]
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """Return what tells a run from others."""
+    keys = ("method", "dataset", "clients", "seed")
+    return {"run": run.path.name} | {key: run.summary[key] for key in keys}
+
+
+def _best(run: Run) -> dict[str, Any]:
+    """Return status, scores of the best round, and costs of a run."""
+    best = run.best or {}
+    return {
+        "status": run.status,
+        "round": best.get("round"),
+        **{
+            f"{column}_{metric}": value
+            for column, scores in best.items()
+            if column != "round"
+            for metric, value in scores.items()
+        },
+        **{f"bytes_{way}": run.summary["bytes"][way] for way in ("up", "down")},
+        "seconds": run.summary["seconds"]["total"],
+    }
+
+
+def _paragraph(text: str) -> str:
+    """Return text as an HTML paragraph."""
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _html_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1
+) -> str:
+    """Return an HTML table whose first columns are text; a notebook gives it its style."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "".join(
+            f'<{tag} style="text-align: {"left" if k < texts else "right"}">'
+            f"{html.escape(cell)}</{tag}>"
+            for k, cell in enumerate(cells)
+        )
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    head = f"<thead><tr>{line(titles, 'th')}</tr></thead>"
+    return f"<table>{head}<tbody>{body}</tbody></table>"

@@ -1,0 +1,213 @@
+"""Start and resume a run from Python: the functions ``simulate`` and ``resume``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.datasets.pyg_data import store_graph, store_graphs
+from flower_fgl.datasets.sources.load import cache_folder
+from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
+from flower_fgl.lab.results import Run, as_run
+from flower_fgl.methods import parse_config
+from flower_fgl.runs.files import OnRound, flatten_config
+from flower_fgl.runs.rewind import require_checkpoint
+from flower_fgl.runs.trackers import Tracker
+from flower_fgl.simulation.flower.flower_simulation import check_workers
+from flower_fgl.simulation.local import (
+    absolute_paths,
+    flat_settings,
+    run_config_of,
+    run_local,
+)
+from flower_fgl.simulation.progress import show_progress
+from flower_fgl.simulation.run import run_one
+
+__all__ = ["resume", "simulate"]
+
+
+def simulate(
+    method: str = "fedavg",
+    dataset: Any = "synthetic",
+    *,
+    clients: int | None = None,
+    seed: int = 0,
+    workers: int | None = 1,
+    progress: bool = False,
+    on_round: OnRound | None = None,
+    track: str | Tracker | Sequence[Tracker] = "",
+    **settings: Any,
+) -> Run:
+    """Train a method over the clients of a partitioned dataset, or over owners.
+
+    Parameters
+    ----------
+    method : str
+        A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
+    dataset : str, torch_geometric.data.Data or list of Data
+        A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
+        partitioned; or a list with one graph for each client, as ``owners``. Graphs are
+        written to the cache folder as graph files, see :func:`flower_fgl.to_npz`.
+    clients : int, optional
+        Number of clients K, at least 1; by default 10, or the number of ``owners``.
+    seed : int
+        Seed of the run; the partition has its own seed (``partition_seed``).
+    workers : int, optional
+        Processes that share the clients. 1 runs them in this process, more start as many
+        Ray actors, ``None`` as many as save time. The numbers are the same, up to
+        rounding where clients train together (setting ``stacked``).
+    progress : bool
+        Whether to show a progress bar, or lines of text where no bar can be drawn.
+    on_round : callable, optional
+        Called with the row of each round.
+    track : str, Tracker or sequence of Tracker
+        Experiment trackers: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, or several of
+        them separated by commas; or own ones, see :mod:`flower_fgl.runs.trackers`.
+    **settings
+        Other settings, with ``_`` in place of ``-``. Settings of a method are a mapping:
+        ``simulate("fedprox", fedprox={"mu": 0.1}, local_epochs=1)``.
+
+    Returns
+    -------
+    Run
+        Settings and results, read from the run folder.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is unknown, of the wrong type or out of range, or has no effect.
+    DataError
+        If the data are missing or cannot be partitioned among so many clients.
+    RunError
+        If the run fails, e.g. because no client replied.
+    """
+    own = _check_keywords(workers, on_round, track)
+    if not isinstance(dataset, str):
+        dataset, settings = _graphs_as_files(dataset, clients, settings)
+    if clients is None:
+        clients = 0 if settings.get("owners") else DEFAULT_CLIENTS
+    values = run_config_of(
+        method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
+    )
+    if isinstance(track, str):
+        values["track"] = track
+    values = absolute_paths(values)
+    config = parse_config(values)
+    if not config.resume:  # the folder of an older version may hold such settings
+        reject_unused_settings(flat_settings(settings), [config])
+    shown = show_progress(f"{method} on {dataset}", config.rounds, on_round)
+    with shown if progress else nullcontext(on_round) as callback:
+        return as_run(
+            run_local(values, config, workers=workers, on_round=callback, trackers=own)
+        )
+
+
+def _check_keywords(workers: Any, on_round: Any, track: Any) -> list[Tracker]:
+    """Reject keywords of :func:`simulate` of a wrong type; return the own trackers."""
+    if workers is not None:  # None: as many as pay
+        check_workers(workers)
+    if on_round is not None and not callable(on_round):
+        raise ConfigError(
+            f"on_round must be a function of one row, got {type(on_round).__name__}."
+        )
+    if isinstance(track, str):
+        return []
+    own = [track] if isinstance(track, Tracker) else track
+    is_list = isinstance(own, Sequence)
+    if not is_list or not all(isinstance(tracker, Tracker) for tracker in own):
+        raise ConfigError(
+            'track must be names separated by commas, as in "mlflow,wandb", a Tracker or '
+            f"a list of Trackers, got {track!r}."
+        )
+    return list(own)
+
+
+def _graphs_as_files(
+    dataset: Any, clients: int | None, settings: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Write a graph, or one graph per client; return ``dataset`` and the settings."""
+    folder = cache_folder() / "graphs"
+    if isinstance(dataset, os.PathLike):
+        return str(dataset), dict(settings)
+    if not isinstance(dataset, list | tuple):
+        return str(store_graph(dataset, folder)), dict(settings)
+    if clients not in (None, len(dataset)):
+        raise ConfigError(
+            f"A list of {len(dataset)} graphs gives {len(dataset)} clients, got clients = "
+            f"{clients}. Leave clients out."
+        )
+    keys = ("partition", "dirichlet-alpha", "owners")
+    if unused := [k for k in map(kebab, settings) if k in keys]:
+        raise ConfigError(
+            f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
+            "it, or give a single graph to partition."
+        )
+    owners = str(store_graphs(dataset, folder))
+    return GeneralSettings.dataset, {**settings, "owners": owners}
+
+
+def resume(
+    folder: Path | str,
+    *,
+    workers: int | None = None,
+    client_gpus: float = 0.0,
+    progress: bool = False,
+    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Run:
+    """Resume an interrupted run from its newest checkpoint, with its own settings.
+
+    On CPU the results equal those of an uninterrupted run bit for bit.
+
+    Parameters
+    ----------
+    folder : Path or str
+        Run folder.
+    workers, client_gpus
+        As for :func:`flower_fgl.simulation.run.run_one`.
+    progress : bool
+        As for :func:`flower_fgl.simulate`.
+    on_round : callable, optional
+        Called with the row of each further round.
+
+    Returns
+    -------
+    Run
+        The completed run. A run that was complete before is only read.
+
+    Raises
+    ------
+    RunError
+        If the run has no intact checkpoint, another process uses its folder, it was a
+        deployment, the code, the settings or the data have changed, or it does not
+        complete.
+    """
+    path = Path(folder).resolve()
+    run = Run.load(path)
+    if run.status == "completed":
+        return run
+    engine = require_checkpoint(path).engine
+    if engine == "deployment":
+        raise RunError(
+            f"The run in {path} was a deployment: repeat its `flwr run` command with "
+            f'run-dir="{path}" resume=true added to --run-config.'
+        )
+    values: dict[str, Scalar] = dict(flatten_config(run.config))
+    about = f"{run.summary['method']} on {run.summary['dataset']}"
+    rounds, before = int(values["rounds"]), int(run.summary["rounds"])
+    shown = show_progress(about, rounds, on_round, first=before)
+    with shown if progress else nullcontext(on_round) as callback:
+        done = run_one(
+            {**values, "run-dir": str(path), "resume": True},
+            engine=engine,
+            workers=workers,
+            client_gpus=client_gpus,
+            on_round=callback,
+        )
+    return as_run(done)

@@ -1,0 +1,1 @@
+"""Results of many runs: cells, comparisons, statistics and tables."""

@@ -1,0 +1,629 @@
+"""Cells of a results table: one row on one dataset, with the scores of all its draws.
+
+A cell is one JSON file that holds everything that a table and its notes need: settings,
+partition hashes, versions and a hash of the source code, device, tuning budget, and for
+each draw rounds, scores, bytes and seconds. It contains no path of a machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+from flower_fgl.core.atomic import write_file
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.options import Scalar
+from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.settings import main_score_of, owners_name
+from flower_fgl.lab.tables.check_cell import check_cell
+from flower_fgl.runs.environment import version_label
+from flower_fgl.runs.files import flatten_config, read_text
+from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import is_scored, lost_finetuning
+from flower_fgl.runs.writer import writing
+
+__all__ = [
+    "DEFAULT_SUFFIX",
+    "MODELS",
+    "NO_RESULT",
+    "PLACE",
+    "Cell",
+    "Draw",
+    "describe_published",
+    "describe_trials",
+    "make_cell",
+    "read_cells",
+    "write_cells",
+]
+
+PLACE = (
+    "dataset",
+    "target",
+    "partition",
+    "clients",
+    "setting",
+    "shots",
+    "split",
+    "dirichlet-alpha",
+    "feature-sparsity",
+    "edge-sparsity",
+    "label-sparsity",
+    "expansion-hops",
+)
+"""Settings that define the data of a cell: the columns of an overview, not its rows."""
+MODELS = {
+    "own": "",
+    "global": "global model",
+    "before": "before fine-tuning",
+}
+"""Evaluated models of a cell, with the suffix of their line in a table. ``own`` is the
+clients' personalized model, after fine-tuning if the run has it."""
+DEFAULT_SUFFIX = ", default"
+"""End of the name of a row that has the settings before tuning."""
+FORMAT = 1
+NO_RESULT = {
+    "seed",
+    "partition-seed",
+    "data-dir",
+    "output-dir",
+    "run-dir",
+    "state-dir",
+    "track",
+    "resume",
+    "checkpoint-every",
+    "keep-checkpoint",
+}
+"""Settings that a cell leaves out: the seeds, which each draw has, and paths."""
+METRICS: tuple[str, ...] = ("accuracy", "macro_f1", "auroc", "auprc", "mrr", "hits")
+METRICS += ("micro_f1", "mean_accuracy", "mean_auroc", "mean_auprc", "num_nodes")
+DIGITS = 8
+
+Scores = Mapping[str, Mapping[str, float | int]]
+"""Scores by node set and name; ``worst_accuracy`` is that of the worst client."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Results of one run of a cell.
+
+    Parameters
+    ----------
+    seed, partition_seed : int
+        Seeds of the run and of its partition and split.
+    partition : str
+        SHA-256 of the clients' data.
+    rounds : int
+        Rounds that were run.
+    scores : mapping
+        By model (:data:`MODELS`), node set and name, in [0, 1], at the round best on
+        validation nodes.
+    best_round : mapping of str to int
+        That round, by model.
+    bytes_up, bytes_down : int
+        Bytes of all clients and rounds.
+    seconds : float
+        Seconds of all rounds.
+    owners : mapping
+        Of runs over natural owners: by model, name of the owner and name of the score,
+        its test scores at that round.
+    """
+
+    seed: int
+    partition_seed: int
+    partition: str
+    rounds: int
+    scores: Mapping[str, Scores]
+    best_round: Mapping[str, int]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    owners: Mapping[str, Mapping[str, Mapping[str, float]]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What identifies the draw: seed of partition and split, seed of the run."""
+        return self.partition_seed, self.seed
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of an experiment on one dataset, with all its draws.
+
+    Parameters
+    ----------
+    experiment, title : str
+        Name and title of the experiment file.
+    row : str
+        Name of the row, without the settings in ``place``.
+    method : str
+        Method of the runs.
+    place : mapping of str to bool, int, float or str
+        Settings of the data, see :data:`PLACE`.
+    settings : mapping of str to bool, int, float or str
+        The other settings, without seeds and paths.
+    draws : sequence of Draw
+        In the order of their seeds.
+    order : int
+        Position of the row in its experiment.
+    planned_draws : int
+        Draws in the experiment file; 0 if it chooses seeds.
+    published : mapping of str to float
+        Published values in percent: ``accuracy``, ``macro_f1``, or the accuracy of a
+        column such as ``unseen``.
+    tuning : mapping
+        ``experiment``, ``budget``, ``trials`` and ``failed`` of the row, ``draws``,
+        ``metric``, ``study`` and the tuned ``settings``; empty if the row is not tuned.
+    selection : str
+        ``validation`` if scores are those of the best validation round, with the name of
+        the score if it is not the runs' own; else ``last``.
+    versions : mapping of str to str
+        Versions of Python and of the packages.
+    commit, source_sha256 : str
+        Commit of the checkout, and hash of the package's source files; empty if the run
+        folders do not hold them.
+    engine, device : str
+        Engine of the runs; their device, "cpu and cuda" if they used several.
+    host : mapping
+        Processor, cores, memory and operating system, without a name. Each is a text
+        with " and " if the runs used several.
+    notes : sequence of str
+        Sentences that stand below a table with the cell.
+    """
+
+    experiment: str
+    title: str
+    row: str
+    method: str
+    place: Mapping[str, Scalar]
+    settings: Mapping[str, Scalar]
+    draws: Sequence[Draw]
+    order: int = 0
+    planned_draws: int = 0
+    published: Mapping[str, float] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    selection: str = "validation"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    source_sha256: str = ""
+    engine: str = ""
+    device: str = ""
+    host: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """Models that every draw evaluated, in the order of :data:`MODELS`."""
+        return [m for m in MODELS if all(m in draw.scores for draw in self.draws)]
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether the clients' own models are scored after fine-tuning."""
+        return any("before" in draw.scores for draw in self.draws)
+
+    @property
+    def main_metric(self) -> str:
+        """Score that papers on the cell's setting report."""
+        setting = str(self.place.get("setting", ""))
+        if setting == "few-shot":
+            return "mean_accuracy"
+        dataset, owners = self.place.get("dataset", ""), self.settings.get("owners", "")
+        positive = {**self.settings, **self.place}.get("positive-class", "")
+        return main_score_of(str(dataset), str(owners), setting, str(positive))
+
+    def values(self, model: str, column: str, metric: str) -> list[float]:
+        """Return one value per draw, none if a draw lacks it.
+
+        Parameters
+        ----------
+        model : str
+            Key of :data:`MODELS`.
+        column : str
+            Node set: ``test``, ``unseen``, …; ignored for costs.
+        metric : str
+            Score, or the cost ``bytes_up``, ``bytes_down``, ``bytes`` or ``seconds``.
+        """
+        if metric in ("bytes_up", "bytes_down", "seconds"):
+            return [float(getattr(draw, metric)) for draw in self.draws]
+        if metric == "bytes":
+            return [float(draw.bytes_up + draw.bytes_down) for draw in self.draws]
+        known = self._known(model, column, metric)
+        return known if len(known) == len(self.draws) else []
+
+    def num_lacking(self, model: str, column: str, metric: str) -> int:
+        """Return how many draws lack a score that others have, see :meth:`values`."""
+        known = self._known(model, column, metric)
+        return len(self.draws) - len(known) if known else 0
+
+    def _known(self, model: str, column: str, metric: str) -> list[float]:
+        """Return the scores of the draws that have one."""
+        found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
+        values = [scores.get(metric) for scores in found]
+        return [float(value) for value in values if value is not None]
+
+    def pooled(self, model: str, column: str) -> tuple[float, int] | None:
+        """Pool the nodes of all draws; a draw without such nodes counts with none.
+
+        Parameters
+        ----------
+        model, column : str
+            See :meth:`values`.
+
+        Returns
+        -------
+        accuracy : float in [0, 1]
+            Share of the correctly classified nodes of all draws together.
+        num_nodes : int
+            Their number. ``None`` if no draw has any.
+        """
+        found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
+        hits = [
+            (round(scores["accuracy"] * scores["num_nodes"]), int(scores["num_nodes"]))
+            for scores in found
+            if scores.get("num_nodes") and scores.get("accuracy") is not None
+        ]
+        total = sum(number for _, number in hits)
+        return (sum(hit for hit, _ in hits) / total, total) if total else None
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Self:
+        """Read a cell.
+
+        Parameters
+        ----------
+        text : str
+            Content of the file.
+        where : str
+            Its name, for messages.
+
+        Raises
+        ------
+        RunError
+            If the text is damaged or of a newer format, or holds values that no cell
+            has, e.g. a score above 1.
+        """
+        try:
+            table = json.loads(text)
+            if not isinstance(table, dict) or "format" not in table:
+                raise RunError(
+                    f"{where} is no row of a results table in JSON. Pass files that "
+                    "flower-fgl table --cells wrote."
+                )
+            if table.pop("format") != FORMAT:
+                raise RunError(
+                    f"{where} has a format that this version cannot read. Update "
+                    "flower-fgl, or write the cell again with flower-fgl table --cells."
+                )
+            draws = [Draw(**draw) for draw in table["draws"]]
+            cell = cls(**{**table, "draws": draws})
+            check_cell(cell)
+        except RunError:  # a ValueError, too
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise RunError(
+                f"{where} is damaged or was edited: {what}. Write it again with flower-fgl "
+                "table --cells."
+            ) from error
+        return replace(cell, draws=sorted(draws, key=lambda draw: draw.key))
+
+    def to_json(self) -> str:
+        """Return the cell as JSON with one line per draw."""
+        table = {
+            "format": FORMAT,
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+        }
+        draws = [json.dumps(asdict(draw), allow_nan=False) for draw in self.draws]
+        table["draws"] = None
+        text = json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False)
+        listed = ",\n  ".join(draws)
+        return text.replace('"draws": null', f'"draws": [\n  {listed}\n ]', 1) + "\n"
+
+
+def make_cell(
+    runs: Sequence[Run],
+    *,
+    experiment: str,
+    row: str,
+    title: str = "",
+    order: int = 0,
+    planned_draws: int = 0,
+    published: Mapping[str, float] | None = None,
+    tuning: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Cell:
+    """Make a cell of completed runs that differ in their draw only.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least one completed run with scores.
+    experiment, row, title, order, planned_draws, published, tuning, notes
+        See :class:`Cell`.
+
+    Raises
+    ------
+    RunError
+        If two runs have the same draw, or if settings or code versions of the runs
+        differ.
+    """
+    ordered = sorted(runs, key=_draw_of)
+    for before, after in pairwise(ordered):
+        if _draw_of(before) == _draw_of(after):
+            raise RunError(
+                f'Row "{row}" of {experiment} has two runs of the same draw: '
+                f"{before.path} and {after.path}. Pass one of them."
+            )
+    first = ordered[0]
+    origin = _one_version(ordered, f'Row "{row}" of {experiment}')
+    flat = _settings_of(first)
+    for run in ordered[1:]:
+        other = _settings_of(run)
+        keys = sorted(k for k in flat | other if flat.get(k) != other.get(k))
+        if keys:
+            raise RunError(
+                f'Row "{row}" of {experiment} holds runs of different settings '
+                f"({', '.join(keys)}): {first.path} and {run.path}. Pass the runs of "
+                "one setting."
+            )
+    environments = [run.environment for run in ordered]
+    hosts = [environment.get("host") or {} for environment in environments]
+    return Cell(
+        experiment=experiment,
+        title=title,
+        row=row,
+        method=str(first.summary["method"]),
+        place={key: flat[key] for key in PLACE if flat.get(key, "") != ""},
+        settings={k: v for k, v in flat.items() if k not in (*PLACE, "method")},
+        draws=[_make_draw(run) for run in ordered],
+        order=order,
+        planned_draws=planned_draws,
+        published=dict(published or {}),
+        tuning=dict(tuning or {}),
+        notes=list(notes),
+        selection=str(first.summary.get("selection", "validation")),
+        engine=str(first.summary.get("engine") or ""),
+        device=str(_each_once(e.get("device", "") for e in environments)),
+        host={
+            key: _each_once(host.get(key) for host in hosts)
+            for key in dict.fromkeys(key for host in hosts for key in host)
+        },
+        **origin,
+    )
+
+
+def _each_once(values: Iterable[Any]) -> Any:
+    """Return the value of all runs, or a text with each of several values once."""
+    different = list(dict.fromkeys(values))
+    if len(different) == 1:
+        return different[0]
+    return " and ".join(str(value or "unknown") for value in different)
+
+
+def _draw_of(run: Run) -> tuple[int, int]:
+    """Return what identifies a draw: seed and partition seed."""
+    seed = int(run.summary.get("seed") or 0)
+    return int(run.config.get("partition-seed", 0)), seed
+
+
+def _settings_of(run: Run) -> dict[str, Scalar]:
+    """Return the settings that a cell holds; of graph files only their names."""
+    method, dataset = str(run.summary["method"]), str(run.summary["dataset"])
+    out: dict[str, Scalar] = {}
+    for key, value in flatten_config(run.config):
+        table, dot, _ = key.partition(".")
+        is_other = dot and table not in (method, dataset)
+        if key not in NO_RESULT and not is_other:
+            out[key] = value
+    out["dataset"] = Path(dataset.replace("\\", "/")).name
+    if "owners" in out:
+        out["owners"] = owners_name(str(out["owners"]))
+    out["clients"] = int(run.summary.get("clients") or 0)
+    return out
+
+
+def _one_version(runs: Sequence[Run], name: str) -> dict[str, Any]:
+    """Return versions, commit and source hash; reject runs of several."""
+    seen: dict[str, list[Run]] = {}
+    for run in runs:
+        seen.setdefault(version_label(run.environment), []).append(run)
+    if len(seen) > 1:
+        listed = "; ".join(
+            f"{', '.join(run.path.name for run in members)}: {label}"
+            for label, members in seen.items()
+        )
+        raise RunError(
+            f"{name} mixes runs of {len(seen)} code versions ({listed}). Run the "
+            "experiment again with one version, or pass the runs of one version only."
+        )
+    environment = runs[0].environment
+    commits = {str(run.environment.get("commit", "")) for run in runs}
+    return {
+        "versions": dict(environment.get("versions") or {}),
+        "commit": ", ".join(sorted(commits)),
+        "source_sha256": str(environment.get("source_sha256", "")),
+    }
+
+
+def _make_draw(run: Run) -> Draw:
+    """Return the results of one run."""
+    seed_of_data, seed = _draw_of(run)
+    summary = run.summary
+    scopes = {s for row in run.rounds if is_scored(row) for s in row["metrics"]}
+    own, both = run.best, summary.get("global", {}).get("best")
+    if scopes == {"global"}:
+        own, both = None, run.best
+    tuned = summary.get("finetuned")
+    if lost_finetuning(summary, run.rounds):
+        raise RunError(
+            f"{run.path.name}: the fine-tuning after the last round has no scores, so the "
+            "run shows only the rounds before it. Remove its folder and run it again with "
+            "other settings."
+        )
+    entries = {
+        "own": (tuned or own, "local"),
+        "global": (both, "global"),
+        "before": (own if tuned else None, "local"),
+    }
+    found = {
+        model: (entry, _worst(run, entry, scope))
+        for model, (entry, scope) in entries.items()
+        if entry
+    }
+    return Draw(
+        seed=seed,
+        partition_seed=seed_of_data,
+        partition=str(summary.get("partition_sha256") or ""),
+        rounds=int(summary["rounds"]),
+        scores={
+            m: _rounded(entry, worst, str(summary.get("metric", "accuracy")))
+            for m, (entry, worst) in found.items()
+        },
+        best_round={m: int(entry["round"]) for m, (entry, _) in found.items()},
+        bytes_up=int(summary["bytes"]["up"]),
+        bytes_down=int(summary["bytes"]["down"]),
+        seconds=round(float(summary["seconds"]["total"]), 2),
+        owners={m: _of_owners(run, entries[m][1]) for m in found if m != "before"}
+        if run.config.get("owners") and not tuned
+        else {},
+    )
+
+
+def _of_owners(run: Run, scope: str) -> dict[str, dict[str, float]]:
+    """Return each owner's test scores in the selected round."""
+    out: dict[str, dict[str, float]] = {}
+    for metric in ("accuracy", "auroc", "auprc"):
+        for name, value in run.per_owner("test", metric, scope).items():
+            out.setdefault(name, {})[metric] = round(value, DIGITS)
+    return out
+
+
+def _worst(
+    run: Run, entry: Mapping[str, Any], scope: str
+) -> dict[str, dict[str, float]]:
+    """Return the lowest scores of a client in the selected round, by node set.
+
+    They are ``worst_accuracy``, and ``worst_auroc`` if AUROC selects the round.
+    """
+    lowest: dict[str, dict[str, float]] = {}
+    names = dict.fromkeys(["accuracy", str(run.summary.get("metric", "accuracy"))])
+    for row in run.clients:
+        if row["round"] != entry["round"]:
+            continue
+        for column, scores in (row.get("metrics") or {}).get(scope, {}).items():
+            mine = lowest.setdefault(column, {})
+            for name in names:
+                value, key = scores.get(name), f"worst_{name}"
+                if value is not None:
+                    mine[key] = min(value, mine.get(key, value))
+    return lowest
+
+
+def _rounded(
+    entry: Mapping[str, Any], worst: Mapping[str, Mapping[str, float]], metric: str
+) -> dict[str, dict[str, float | int]]:
+    """Return the scores that a cell keeps; of validation only what selects the round."""
+    out: dict[str, dict[str, float | int]] = {}
+    for column in ("val", "test", *SETTING_COLUMNS):
+        if column not in entry:
+            continue
+        names = METRICS if column != "val" else ("accuracy", metric, "num_nodes")
+        kept = {name: entry[column].get(name) for name in names}
+        if column != "val":
+            kept |= worst.get(column, {})
+        out[column] = {k: round(v, DIGITS) for k, v in kept.items() if v is not None}
+    return out
+
+
+def write_cells(cells: Sequence[Cell], folder: Path) -> list[Path]:
+    """Write each cell to ``<folder>/<experiment>/<row>.json``.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        Cells. Rows of one experiment at several places have the number of clients, or
+        whatever differs, in their file's name.
+    folder : Path
+        Folder to write to; it is created.
+
+    Returns
+    -------
+    list of Path
+        The files.
+
+    Raises
+    ------
+    RunError
+        If a file cannot be written, or two cells have the same file; then none is
+        written.
+    """
+    paths: dict[Path, Cell] = {}
+    for cell in cells:
+        rivals = [
+            c for c in cells if (c.experiment, c.row) == (cell.experiment, cell.row)
+        ]
+        parts = [cell.row]
+        for key, value in cell.place.items():
+            if any(other.place.get(key) != value for other in rivals):
+                parts.append(f"{key.rpartition('.')[2]}{value}")
+        name = "-".join(in_folder_name(part) for part in parts)
+        path = folder / in_folder_name(cell.experiment) / f"{name}.json"
+        before = paths.setdefault(path, cell)
+        if before is not cell:
+            raise RunError(
+                f'Rows "{before.row}" and "{cell.row}" of {cell.experiment} have the same '
+                f"file, {path}. Write them into two folders, or rename a row."
+            )
+    for path, cell in paths.items():
+        with writing(path, "choose a file in"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, cell.to_json().encode())
+    return list(paths)
+
+
+def read_cells(path: Path) -> list[Cell]:
+    """Read a cell, or all cells of a folder and the folders in it.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.json`` file, or a folder.
+
+    Raises
+    ------
+    RunError
+        If there is no cell, or a file is damaged.
+    """
+    files = [path] if path.is_file() else sorted(path.rglob("*.json"))
+    if not files:
+        raise RunError(
+            f"{path} holds no cells. Write them with flower-fgl table RUNS --cells."
+        )
+    return [Cell.from_json(read_text(file), str(file)) for file in files]
+
+
+def describe_published(value: float) -> str:
+    """Format a published value in percent, with the second digit only if it has one."""
+    return f"{value:.1f}" if value == round(value, 1) else f"{value:.2f}"
+
+
+def describe_trials(tuning: Mapping[str, Any]) -> str:
+    """Say how a row was tuned: number of trials, score and draws, without the study.
+
+    Parameters
+    ----------
+    tuning : mapping
+        ``budget``, ``metric`` and ``draws``, as in :attr:`Cell.tuning`.
+    """
+    draws = ", ".join(str(draw) for draw in tuning["draws"])
+    kind = "draw" if len(tuning["draws"]) == 1 else "draws"
+    return (
+        f"best of {tuning['budget']} trials per row by {tuning['metric']} on {kind} "
+        f"{draws}"
+    )

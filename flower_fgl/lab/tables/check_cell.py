@@ -1,0 +1,64 @@
+"""Check of a cell that was read from a file, which somebody may have edited."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+__all__ = ["check_cell"]
+
+
+def check_cell(cell: Any) -> None:
+    """Check the types and ranges of all values.
+
+    Parameters
+    ----------
+    cell : Cell
+        A :class:`~flower_fgl.lab.tables.cells.Cell` with the fields that it must have.
+
+    Raises
+    ------
+    ValueError
+        If a field has another type, a score is no number between 0 and 1, there is no
+        draw, or one is there twice.
+    """
+    _check_types(cell, "the cell")
+    for draw in cell.draws:
+        _check_types(draw, "a draw")
+    if "dataset" not in cell.place:
+        raise ValueError('"place" names no dataset')
+    needed = {"budget", "draws", "metric", "study"}
+    if cell.tuning and (lacking := needed - cell.tuning.keys()):
+        raise ValueError(f'"tuning" lacks {", ".join(sorted(lacking))}')
+    for value in cell.published.values():
+        _check_number(value, 100, "a published value")
+    if not cell.draws:
+        raise ValueError("it has no draw")
+    if len({draw.key for draw in cell.draws}) < len(cell.draws):
+        raise ValueError("a draw is there twice")
+    for draw in cell.draws:
+        _check_number(draw.seconds, math.inf, '"seconds"')
+        for model, columns in draw.scores.items():
+            for column, scores in columns.items():
+                for metric, value in scores.items():
+                    most = math.inf if metric == "num_nodes" else 1
+                    _check_number(value, most, f"{metric} of {model}, {column},")
+
+
+def _check_types(part: Any, name: str) -> None:
+    """Check that texts, whole numbers and tables are such."""
+    for entry in fields(part):
+        value, kind = getattr(part, entry.name), str(entry.type).partition("[")[0]
+        wanted = {"str": str, "int": int, "Mapping": Mapping}.get(kind, object)
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(f'"{entry.name}" of {name} cannot be {value!r}')
+
+
+def _check_number(value: Any, most: float, name: str) -> None:
+    """Reject what is no finite number between 0 and a bound."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most or value == math.inf:
+        bounds = f"between 0 and {most}" if most < math.inf else "of 0 or more"
+        raise ValueError(f"{name} must be a number {bounds}, got {value!r}")

@@ -1,0 +1,167 @@
+"""Gain of each natural owner: paired scores of two methods, owner by owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.lab.tables.compare import paired_runs
+from flower_fgl.runs.run import Run
+
+__all__ = [
+    "OwnerGain",
+    "OwnerRow",
+    "gains_per_owner",
+    "owner_metric",
+    "rows_per_owner",
+]
+
+
+@dataclass(frozen=True)
+class OwnerGain:
+    """Scores of one owner in paired runs of A and B.
+
+    Parameters
+    ----------
+    name : str
+        Name of the owner.
+    one, other : tuple of float
+        Length n: scores of A and B, by pair.
+    """
+
+    name: str
+    one: tuple[float, ...]
+    other: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """Mean of B minus mean of A."""
+        return fmean(self.other) - fmean(self.one)
+
+    @property
+    def wins(self) -> int:
+        """Number of pairs in which B is better."""
+        return sum(b > a for a, b in zip(self.one, self.other, strict=True))
+
+
+@dataclass(frozen=True)
+class OwnerRow:
+    """Scores of one owner in several groups of runs, and the gains over one of them.
+
+    Parameters
+    ----------
+    name : str
+        Name of the owner.
+    means : tuple of float or None
+        By group: mean score over its runs.
+    gains : tuple of float or None
+        By group: mean paired difference from the base; ``None`` for the base itself and
+        without pairs.
+    """
+
+    name: str
+    means: tuple[float | None, ...]
+    gains: tuple[float | None, ...]
+
+
+def owner_metric(runs: Sequence[Run], column: str = "test") -> str:
+    """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``."""
+    found = {run.owner_metric(column) for run in runs if run.best is not None}
+    return "auroc" if found == {"auroc"} else "accuracy"
+
+
+def rows_per_owner(
+    groups: Sequence[Sequence[Run]],
+    base: int | None = None,
+    *,
+    column: str = "test",
+    metric: str = "accuracy",
+) -> list[OwnerRow]:
+    """Score several groups of runs owner by owner.
+
+    Parameters
+    ----------
+    groups : sequence of (sequence of Run)
+        Runs of each method; those of a group differ in their seeds.
+    base : int, optional
+        Group to compare the others with, usually that of Local; by default none.
+    column, metric : str
+        Node set and score of :meth:`Run.per_owner`.
+
+    Returns
+    -------
+    list of OwnerRow
+        In the order of the partition-ids.
+    """
+    tables = [[run.per_owner(column, metric) for run in runs] for runs in groups]
+    names = dict.fromkeys(name for table in tables for row in table for name in row)
+    gains: list[dict[str, float]] = []
+    for number, runs in enumerate(groups):
+        try:
+            found = (
+                []
+                if base is None or number == base
+                else gains_per_owner(groups[base], runs, column=column, metric=metric)
+            )
+        except RunError:  # no pairs: the table shows the scores alone
+            found = []
+        gains.append({entry.name: entry.gain for entry in found})
+
+    def mean(table: Sequence[Mapping[str, float]], name: str) -> float | None:
+        known = [row[name] for row in table if name in row]
+        return fmean(known) if known else None
+
+    return [
+        OwnerRow(
+            name,
+            tuple(mean(table, name) for table in tables),
+            tuple(gain.get(name) for gain in gains),
+        )
+        for name in names
+    ]
+
+
+def gains_per_owner(
+    one: Sequence[Run], other: Sequence[Run], *, column: str, metric: str
+) -> list[OwnerGain]:
+    """Compare two methods owner by owner.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Runs of A, usually Local, and of B. Only completed runs with the same data,
+        partition, number of clients and seed are compared.
+    column, metric : str
+        Node set and score of :meth:`Run.per_owner`.
+
+    Returns
+    -------
+    list of OwnerGain
+        By descending gain.
+
+    Raises
+    ------
+    RunError
+        If no two runs form a pair, or no owner has the score in both runs of a pair.
+    """
+    done = [[run for run in runs if run.status == "completed"] for runs in (one, other)]
+    pairs = paired_runs(*done)
+    if not pairs:
+        raise RunError(
+            "No completed run of A has the dataset, partition, clients and seed of a run "
+            "of B. Run both methods with the same partition-seed and seed."
+        )
+    found: dict[str, list[tuple[float, float]]] = {}
+    for first, second in pairs:
+        scores = [run.per_owner(column, metric) for run in (first, second)]
+        for name in scores[0].keys() & scores[1].keys():
+            found.setdefault(name, []).append((scores[0][name], scores[1][name]))
+    if not found:
+        raise RunError(
+            f'No owner has "{metric}" of "{column}" in both runs of a pair. Use --metric '
+            "accuracy, macro_f1 or auroc, and --column test or val."
+        )
+    gains = [OwnerGain(name, *zip(*both, strict=True)) for name, both in found.items()]
+    return sorted(gains, key=lambda entry: (-entry.gain, entry.name))

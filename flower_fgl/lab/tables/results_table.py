@@ -1,0 +1,610 @@
+"""Tables of cells: lines by place, their comparisons, and notes on what is not equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import nearest
+from flower_fgl.core.score_names import NO_SCORES
+from flower_fgl.lab.tables.cells import (
+    DEFAULT_SUFFIX,
+    MODELS,
+    PLACE,
+    Cell,
+    Draw,
+    describe_trials,
+)
+from flower_fgl.lab.tables.ranks import Ranks, rank_rows
+from flower_fgl.lab.tables.statistics import (
+    PairedTest,
+    compare_all,
+    paired_test,
+    partition_means,
+)
+from flower_fgl.lab.tables.unequal import finetuned_note, unequal_settings
+
+__all__ = ["COSTS", "Block", "Line", "ResultsTable"]
+
+COSTS = ("bytes", "bytes_up", "bytes_down", "seconds")
+"""Values of a draw that are no scores: less is better, and they are not tested."""
+CONTROL = "local"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One evaluated model of a cell.
+
+    Parameters
+    ----------
+    cell : Cell
+        The cell.
+    model : str
+        Key of :data:`~flower_fgl.lab.tables.cells.MODELS`.
+    """
+
+    cell: Cell
+    model: str
+
+    @property
+    def name(self) -> str:
+        """Row of the cell, with the model unless it is the clients' own."""
+        suffix = MODELS[self.model]
+        return f"{self.cell.row}, {suffix}" if suffix else self.cell.row
+
+    @property
+    def is_main(self) -> bool:
+        """Whether the line stands for its row: its first model."""
+        return self.model == self.cell.models[0]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines on the same data.
+
+    Parameters
+    ----------
+    name : str
+        Dataset, and whatever else distinguishes the places of the table.
+    lines : sequence of Line
+        Rows and models in table order.
+    best, control : Line or None
+        Highest mean; the line that all others are compared with.
+    """
+
+    name: str
+    lines: Sequence[Line]
+    best: Line | None = None
+    control: Line | None = None
+
+
+@dataclass(frozen=True)
+class ResultsTable:
+    """Rows by dataset, with paired comparisons over the draws.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        Cells. The table has their experiments in this order, and their rows in the order
+        of the experiment.
+    column : str
+        Node set: ``test``, ``unseen``, …
+    metric : str
+        Score or cost; by default accuracy, or ``mean_accuracy`` for few-shot runs.
+    against : str
+        Row or method that the others are compared with; by default ``local``, if the
+        cells have it.
+    draws : int
+        Use only this number of draws, the first ones; 0 for all.
+    models : sequence of str
+        Models with lines of their own, see :data:`~flower_fgl.lab.tables.cells.MODELS`.
+    labels : mapping of str to str
+        Display names of rows, of parts of their names, of datasets and partitions.
+
+    Raises
+    ------
+    ConfigError
+        If no cell has the column, metric or row.
+    RunError
+        If two cells have the same row and data, or if the rows of one dataset have
+        other draws or other partitions.
+    """
+
+    cells: Sequence[Cell]
+    column: str = "test"
+    metric: str = ""
+    against: str = ""
+    draws: int = 0
+    models: Sequence[str] = ("own", "global")
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.cells:
+            raise RunError("A table needs at least one cell, got none.")
+        experiments = list(dict.fromkeys(cell.experiment for cell in self.cells))
+        cells = sorted(
+            self.cells,
+            key=lambda cell: (experiments.index(cell.experiment), cell.order),
+        )
+        most = max(len(cell.draws) for cell in cells)
+        if self.draws > most:
+            raise ConfigError(
+                f"--draws {self.draws} is too many: the rows have {most}."
+            )
+        if self.draws:
+            cells = [replace(cell, draws=cell.draws[: self.draws]) for cell in cells]
+        object.__setattr__(self, "cells", cells)
+        if not self.metric:
+            metrics = {cell.main_metric for cell in self.cells}
+            object.__setattr__(
+                self, "metric", metrics.pop() if len(metrics) == 1 else "accuracy"
+            )
+        for group in self._places.values():
+            _check_rows(group)
+            _check_draws(group)
+            self._check_labels(group)
+        known = {c for cell in self.cells for d in cell.draws for c in _columns(d)}
+        if self.column not in known:
+            raise ConfigError(
+                f'No row has scores of "{self.column}". '
+                f"{nearest(self.column, sorted(known))}"
+            )
+        if not any(self.values(line) for block in self.blocks for line in block.lines):
+            raise ConfigError(
+                f'No row has "{self.metric}" of "{self.column}". '
+                f"{nearest(self.metric, sorted(self._metrics()))}"
+            )
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether the table shows bytes or seconds instead of scores."""
+        return self.metric in COSTS
+
+    @cached_property
+    def _places(self) -> dict[tuple[Any, ...], list[Cell]]:
+        """Cells by the data they are measured on."""
+        out: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in self.cells:
+            out.setdefault(tuple(cell.place.get(key) for key in PLACE), []).append(cell)
+        return out
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Lines by data, with the best one and the control."""
+        places = list(self._places)
+        varying = [
+            k for k, key in enumerate(PLACE)
+            if key == "dataset" or len({place[k] for place in places}) > 1
+        ]  # fmt: skip
+        out = []
+        for place, cells in self._places.items():
+            parts = [
+                _place_part(PLACE[k], place[k], self.labels)
+                for k in varying
+                if place[k] is not None
+            ]
+            lines = [
+                Line(cell, model)
+                for cell in cells
+                for model in cell.models
+                if model in self.models
+            ]
+            block = Block(", ".join(parts), lines)
+            out.append(
+                replace(block, best=self._best(lines), control=self._control(lines))
+            )
+        if self.against and all(block.control is None for block in out):
+            raise ConfigError(self._no_control(out))
+        return out
+
+    def _no_control(self, blocks: Sequence[Block]) -> str:
+        """Say why no block has the line to compare with."""
+        name = self.against
+        if self.is_cost:
+            return f"Costs are not compared: use --against or --metric {self.metric}."
+        lines = [line for block in blocks for line in block.lines]
+        rows = dict.fromkeys(line.cell.row for line in lines)
+        same = dict.fromkeys(x.cell.row for x in lines if x.cell.method == name)
+        if len(same) > 1:
+            return f'Several rows are of method "{name}": {"; ".join(same)}. Name one.'
+        if name in rows:
+            return f'Row "{name}" has no {self.metric} of "{self.column}" in all draws.'
+        if any(line.name == name for line in lines):
+            return f'"{name}" is one of several models of a row. Name the row.'
+        return f'No row or method "{name}" to compare with. {nearest(name, rows)}'
+
+    def _best(self, lines: Sequence[Line]) -> Line | None:
+        """Return the line with the highest mean, if there are several."""
+        scored = [line for line in lines if self.values(line)]
+        if self.is_cost or len(scored) < 2:
+            return None
+        return max(scored, key=lambda line: fmean(self.values(line)))
+
+    def _control(self, lines: Sequence[Line]) -> Line | None:
+        """Return the line to compare with: of a row, else of the only row of a method."""
+        wanted = self.against or CONTROL
+        main = [line for line in lines if line.is_main and self.values(line)]
+        named = [line for line in main if line.cell.row == wanted]
+        named = named or [
+            line
+            for line in main
+            if line.cell.method == wanted and not line.cell.row.endswith(DEFAULT_SUFFIX)
+        ]
+        return named[0] if len(named) == 1 and not self.is_cost else None
+
+    def values(self, line: Line, metric: str = "", column: str = "") -> list[float]:
+        """Return one value of a line per draw; empty if it has none."""
+        return line.cell.values(
+            line.model, column or self.column, metric or self.metric
+        )
+
+    def _replicates(self, line: Line) -> list[float]:
+        """Return the values of a line that are independent of each other."""
+        seeds = [draw.partition_seed for draw in line.cell.draws]
+        return partition_means(self.values(line), seeds)
+
+    def _metrics(self) -> set[str]:
+        """Return the names of all scores of the column."""
+        return {
+            metric
+            for cell in self.cells
+            for draw in cell.draws
+            for scores in draw.scores.values()
+            for metric in scores.get(self.column, {})
+            if metric not in NO_SCORES
+        }
+
+    @cached_property
+    def _tests(self) -> dict[tuple[int, int], PairedTest]:
+        """All comparisons of the table, by the identity of both lines."""
+        pairs: dict[tuple[int, int], PairedTest] = {}
+        for block in self.blocks:
+            for other in (block.control, block.best):
+                for line in block.lines:
+                    key = (id(line), id(other))
+                    is_known = key in pairs or key[::-1] in pairs
+                    if other is None or line is other or is_known:
+                        continue
+                    if self.values(line):
+                        replicates = map(self._replicates, (line, other))
+                        pairs[key] = paired_test(*replicates)
+        out = {}
+        compared = compare_all(list(pairs.values()))
+        for key, found in zip(pairs, compared, strict=True):
+            out[key] = found
+            out[key[::-1]] = _reversed(found)
+        return out
+
+    def versus(self, line: Line, other: Line | None) -> PairedTest | None:
+        """Return the comparison of a line with the best one or the control.
+
+        Parameters
+        ----------
+        line, other : Line
+            Lines of one block.
+
+        Returns
+        -------
+        PairedTest or None
+            ``None`` if the lines are the same, or one has no scores.
+        """
+        return self._tests.get((id(line), id(other)))
+
+    @property
+    def num_tests(self) -> int:
+        """Number of comparisons that Holm's method adjusts for."""
+        tested = [v for v in self._tests.values() if not math.isnan(v.p)]
+        return len(tested) // 2
+
+    def ranks(self) -> tuple[Ranks | None, list[str]]:
+        """Rank the rows over the datasets.
+
+        Returns
+        -------
+        Ranks or None
+            ``None`` for costs, with one block, or if fewer than two rows are in all.
+        list of str
+            Rows that are left out because a block lacks them.
+
+        Notes
+        -----
+        1. Each row has its first model. If rows are tuned, rows with their settings before
+           tuning are left out.
+        2. Blocks of one dataset, e.g. two partitions, are no independent replicates: their
+           scores are averaged.
+        """
+        if self.is_cost or len(self.blocks) < 2:
+            return None, []
+        rows: dict[str, dict[str, float]] = {}
+        datasets: dict[str, list[str]] = {}
+        for block in self.blocks:
+            dataset = str(block.lines[0].cell.place["dataset"])
+            datasets.setdefault(dataset, []).append(block.name)
+            for line in block.lines:
+                if line.is_main and (values := self.values(line)):
+                    name = self.label(line.cell.row)
+                    rows.setdefault(name, {})[block.name] = fmean(values)
+        every = {cell.row for cell in self.cells}
+        defaults = {
+            self.label(row)
+            for row in every
+            if row.endswith(DEFAULT_SUFFIX)
+            and row.removesuffix(DEFAULT_SUFFIX) in every
+        }
+        whole = {
+            name: [
+                fmean(found[block] for block in blocks) for blocks in datasets.values()
+            ]
+            for name, found in rows.items()
+            if len(found) == len(self.blocks) and name not in defaults
+        }
+        missing = [name for name in rows if name not in whole and name not in defaults]
+        return (rank_rows(whole) if len(whole) > 1 else None), missing
+
+    def label(self, name: str) -> str:
+        """Return the display name of a row or line; its parts have labels of their own."""
+        return self.labels.get(name) or ", ".join(
+            self.labels.get(part, part) for part in name.split(", ")
+        )
+
+    def _check_labels(self, cells: Sequence[Cell]) -> None:
+        """Reject two rows of the same data that would be shown under one name."""
+        rows: dict[str, str] = {}
+        for cell in cells:
+            label = self.label(cell.row)
+            before = rows.setdefault(label, cell.row)
+            if before != cell.row:
+                raise ConfigError(
+                    f'Rows "{before}" and "{cell.row}" have the same label, "{label}". '
+                    "Give them different ones."
+                )
+
+    def warnings(self) -> list[str]:
+        """Name what is not equal in rows that stand in one comparison.
+
+        Returns
+        -------
+        list of str
+            General settings, tuning budgets, code versions, devices and evaluations that
+            differ; one sentence each.
+        """
+        found: dict[str, list[str]] = {}
+        for block in self.blocks:
+            cells = list({id(line.cell): line.cell for line in block.lines}.values())
+            for text in self._unequal(cells):
+                found.setdefault(text, []).append(block.name)
+        return [
+            text if len(names) == len(self.blocks) else f"{'; '.join(names)}: {text}"
+            for text, names in found.items()
+        ]
+
+    def _unequal(self, cells: Sequence[Cell]) -> list[str]:
+        """Name what is not equal in the cells of one block."""
+        rows = {cell.row for cell in cells}
+        cells = [  # the settings before tuning are those of the tuned row, or were tuned
+            cell
+            for cell in cells
+            if not cell.row.endswith(DEFAULT_SUFFIX)
+            or cell.row.removesuffix(DEFAULT_SUFFIX) not in rows
+        ]
+        settings = {self.label(cell.row): cell.settings for cell in cells}
+        tuned = {
+            self.label(cell.row): frozenset(cell.tuning.get("settings", ()))
+            for cell in cells
+        }
+        out = unequal_settings(settings, tuned)
+        budgets = self._by(cells, lambda c: str(c.tuning.get("trials", 0)))
+        if len(budgets) > 1:
+            out.append(f"tuning budget: trials are {_listed(budgets)}")
+        lost = [cell for cell in cells if cell.tuning.get("failed")]
+        failed = self._by(
+            lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
+        )
+        if failed:
+            out.append(f"failed trials: {_listed(failed)}")
+        codes = self._by(cells, _code_of)
+        if len(codes) > 1:
+            out.append(f"code versions: rows were measured with {_listed(codes)}")
+        versions = self._by(cells, _versions_of)
+        if len(versions) > 1:
+            out.append(f"versions: rows were measured with {_listed(versions)}")
+        devices = self._by(
+            cells, lambda c: f"{c.device or 'unknown'}, {c.host.get('cpu')}"
+        )
+        if len(devices) > 1:
+            out.append(f"devices: seconds were measured on {_listed(devices)}")
+        shared: dict[str, set[int]] = {}
+        for draw in cells[0].draws:  # all rows have the same
+            shared.setdefault(draw.partition, set()).add(draw.partition_seed)
+        for seeds in shared.values():
+            if len(seeds) > 1:
+                names = " and ".join(str(seed) for seed in sorted(seeds))
+                out.append(
+                    f"partition: partition seeds {names} give the same partition"
+                )
+        selections = self._by(cells, lambda c: c.selection)
+        if len(selections) > 1:
+            out.append(f"selection: the round is chosen by {_listed(selections)}")
+        return out
+
+    def _by(self, cells: Sequence[Cell], value_of: Any) -> dict[str, list[str]]:
+        """Return the names of rows by a value of their cells."""
+        out: dict[str, list[str]] = {}
+        for cell in cells:
+            out.setdefault(value_of(cell), []).append(self.label(cell.row))
+        return out
+
+    def facts(self) -> list[str]:
+        """Describe draws, tuning and versions of the table, one sentence each."""
+        numbers = sorted({len(cell.draws) for cell in self.cells})
+        listed = " or ".join(map(str, numbers))
+        out = [
+            "Scores are of one draw, so they have no ± and no difference is tested."
+            if numbers == [1]
+            else f"± is the standard deviation over {listed} {_kind_of(self.cells)}"
+        ]
+        rows = [c.row for c in self.cells if c.method == CONTROL]
+        is_compared = self.against or any(block.control for block in self.blocks)
+        if len(set(rows)) > 1 and not is_compared and not self.is_cost:
+            out.append(
+                f"No row is compared with {CONTROL}, because several rows are of this "
+                f"method: {'; '.join(dict.fromkeys(rows))}. Name one with --against."
+            )
+        selections = {cell.selection for cell in self.cells}
+        if selections == {"validation"} and not self.is_cost:
+            out.append("Scores are those of the round best on validation nodes.")
+        elif len(selections) == 1 and not self.is_cost and "last" not in selections:
+            score = next(iter(selections)).removeprefix("validation ")
+            title = score.replace("mean_auroc", "AUROC, averaged over owners")
+            out.append(f"Scores are those of the round best by validation {title}.")
+        elif selections == {"last"} and not self.is_cost:
+            out.append("Scores are those of the last round.")
+        tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
+        if tuned and not self.is_cost:
+            out.append(finetuned_note(tuned))
+        for block in self.blocks:
+            for line in block.lines:
+                args = line.model, self.column, self.metric
+                if not self.is_cost and (number := line.cell.num_lacking(*args)):
+                    out.append(
+                        f"{self.label(line.name)} on {block.name} has no {self.metric} in "
+                        f"{number} of {len(line.cell.draws)} draws: it has no mean."
+                    )
+        planned = {c.planned_draws for c in self.cells if c.planned_draws}
+        if planned and max(planned) > max(numbers):
+            out.append(f"The experiment plans {max(planned)} draws.")
+        studies: dict[str, list[str]] = {}
+        for tuning in (cell.tuning for cell in self.cells if cell.tuning):
+            names = studies.setdefault(describe_trials(tuning), [])
+            name = str(tuning["study"])[:12]
+            names += [name] if name not in names else []
+        for text, names in studies.items():
+            kind = "study" if len(names) == 1 else "studies"
+            out.append(f"Tuned rows: {text} ({kind} {', '.join(names)}).")
+        if not studies:
+            out.append("Settings are those of the experiment file, not tuned.")
+        versions = dict.fromkeys(
+            f"{_versions_of(cell)}, {_code_of(cell)}".removeprefix(", ")
+            for cell in self.cells
+        )
+        out.append(f"Measured with {'; '.join(versions)}.")
+        return out
+
+
+def _kind_of(cells: Sequence[Cell]) -> str:
+    """Say what the draws of cells vary, as the end of a sentence."""
+    seeds = {draw.seed for cell in cells for draw in cell.draws}
+    partitions = {draw.partition_seed for cell in cells for draw in cell.draws}
+    if len(partitions) == 1:
+        return (
+            "draws of the initial model, on one partition and split: tests say nothing "
+            "about other partitions."
+        )
+    if any(len({d.partition_seed for d in c.draws}) < len(c.draws) for c in cells):
+        return (
+            f"runs with {len(partitions)} partitions and splits, some of which several "
+            "runs share. Tests compare the means of each partition."
+        )
+    if len(seeds) == 1:
+        return "draws of partition and split."
+    return "draws of partition, split and initial model."
+
+
+def _columns(draw: Draw) -> Iterable[str]:
+    """Return the node sets of a draw."""
+    return {column for scores in draw.scores.values() for column in scores}
+
+
+def _reversed(test: PairedTest) -> PairedTest:
+    """Return the test of other minus one."""
+    low, high = test.interval
+    return replace(test, difference=-test.difference, t=-test.t, interval=(-high, -low))
+
+
+def _place_part(key: str, value: Any, labels: Mapping[str, str]) -> str:
+    """Return a value of a place as a heading shows it."""
+    text = labels.get(str(value), str(value))
+    if key in ("dataset", "partition", "setting"):
+        return text
+    return f"{text} clients" if key == "clients" else f"{key} {text}"
+
+
+def _check_rows(cells: Sequence[Cell]) -> None:
+    """Reject two cells of the same row."""
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        before = seen.setdefault(cell.row, cell)
+        if before is not cell:
+            names = f"{before.experiment} and {cell.experiment}"
+            if before.experiment == cell.experiment:
+                names = f"two copies of experiment {cell.experiment}"
+            raise RunError(
+                f'Row "{cell.row}" on {cell.place["dataset"]} comes twice, from {names}. '
+                "Pass one of them, or make a table of each."
+            )
+
+
+def _check_draws(cells: Sequence[Cell]) -> None:
+    """Reject rows on the same data with other draws, or other partitions of a draw."""
+    draws = {
+        cell.row: {draw.key: draw.partition for draw in cell.draws} for cell in cells
+    }
+    everything = set().union(*draws.values())
+    lacking = {row: sorted(everything - found.keys()) for row, found in draws.items()}
+    if any(lacking.values()):
+        listed = "; ".join(
+            f'"{row}" lacks {", ".join(_draw_name(key) for key in keys)}'
+            for row, keys in lacking.items()
+            if keys
+        )
+        raise RunError(
+            f"Rows on {cells[0].place['dataset']} have unequal draws: {listed}. Run the "
+            "experiment again to complete it, or use --draws N for the first N draws of "
+            "all rows."
+        )
+    for key in sorted(everything):
+        partitions: dict[str, list[str]] = {}
+        for row, found in draws.items():
+            partitions.setdefault(found[key], []).append(row)
+        if len(partitions) > 1:
+            listed = "; ".join(
+                f"{', '.join(rows)}: {hash_ or 'unknown'}"
+                for hash_, rows in partitions.items()
+            )
+            raise RunError(
+                f"Rows on {cells[0].place['dataset']} have different partitions in "
+                f"{_draw_name(key)}, so that their scores are not paired ({listed}). Run "
+                "them again with the same data and version."
+            )
+
+
+def _draw_name(key: tuple[int, int]) -> str:
+    """Return the name of a draw."""
+    partition_seed, seed = key
+    if partition_seed == seed:
+        return f"draw {seed}"
+    return f"seed {seed} of partition {partition_seed}"
+
+
+def _versions_of(cell: Cell) -> str:
+    """Return the versions of Python and of the packages."""
+    return ", ".join(f"{name} {version}" for name, version in cell.versions.items())
+
+
+def _code_of(cell: Cell) -> str:
+    """Return the code version of a cell: source hash and commit."""
+    parts = [f"source {cell.source_sha256[:12]}"] if cell.source_sha256 else []
+    parts += [f"commit {cell.commit[:12]}"] if cell.commit else []
+    if cell.commit and not cell.source_sha256:
+        parts.append("no source hash recorded")
+    return ", ".join(parts) or "unknown"
+
+
+def _listed(groups: Mapping[str, Sequence[str]]) -> str:
+    """List values with the names of their rows."""
+    return "; ".join(f"{value} ({'; '.join(names)})" for value, names in groups.items())

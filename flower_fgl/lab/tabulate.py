@@ -1,0 +1,369 @@
+"""Make the cells of a results table from run folders and their experiment files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flower_fgl.core.atomic import write_file
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import AUTO, Scalar
+from flower_fgl.core.settings import owners_name
+from flower_fgl.lab.experiments.experiment_file import (
+    Experiment,
+    PlannedRun,
+    missing_classes,
+    read_experiment,
+    with_clients,
+)
+from flower_fgl.lab.tables.cells import PLACE, Cell, make_cell
+from flower_fgl.lab.tables.compare import PER_RUN
+from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tables
+from flower_fgl.methods import drop_removed
+from flower_fgl.runs.files import flatten_config, read_text
+from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.writer import writing
+
+__all__ = ["copy_experiment", "order_runs", "tabulate_runs"]
+
+ANYWHERE = (PER_RUN - {"seed", "partition-seed"}) | {"device"}
+"""Settings that may differ from those of the experiment file."""
+
+
+def copy_experiment(
+    experiment: Experiment, file: Path | None, folder: Path, *, is_changed: bool
+) -> Path:
+    """Write the experiment file of a grid beside its run folders.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment with its options.
+    file : Path or None
+        The file it was read from, if any.
+    folder : Path
+        Output folder of the experiment; it is created.
+    is_changed : bool
+        Whether options changed the experiment. Then its settings are written anew;
+        otherwise the file is copied.
+
+    Returns
+    -------
+    Path
+        ``<folder>/<name of the folder>.toml``.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be written or read.
+    """
+    path = folder / f"{folder.name}.toml"
+    if file is not None and not is_changed:
+        data = read_text(file).encode()
+    else:
+        source = f"{experiment.name} with the options of the command line"
+        head = f"# Written by flower-fgl run: {source}.\n\n"
+        data = (head + tomli_w.dumps(_to_table(experiment))).encode()
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (path.exists() and path.read_bytes() == data):
+            write_file(path, data)
+    return path
+
+
+def _to_table(experiment: Experiment) -> dict[str, Any]:
+    """Return an experiment as its file holds it."""
+    config = {k: v for k, v in experiment.config.items() if k not in ("run-dir",)}
+    table: dict[str, Any] = {
+        "title": experiment.title,
+        "draws": experiment.draws,
+        "tuning": dict(experiment.tuning),
+        "config": nested(config),
+        "case": [nested(case) for case in experiment.cases],
+        # not nested: a table would come last, and the order names the runs
+        "grid": dict(experiment.grid),
+        **{key: dict(values) for key, values in published_tables(experiment).items()},
+    }
+    return {key: value for key, value in table.items() if value or key == "config"}
+
+
+def order_runs(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Order runs as the experiment files beside their folders list them.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs, finished or not, of one or several experiments.
+
+    Returns
+    -------
+    list of Run
+        The runs, folder by folder. Those that a file does not list, or whose file is
+        absent or damaged, follow in the order given.
+    str
+        Title of the experiment, if all runs are of experiments with the same one.
+    """
+    ordered, titles = [], set()
+    for folder, members in _by_folder(runs).items():
+        places: dict[str, int] = {}
+        title = ""
+        with suppress(ConfigError):
+            experiment = read_experiment(folder / f"{folder.name}.toml")
+            places = {run.name: place for place, run in enumerate(experiment.runs())}
+            title = experiment.title
+        names = {run.path.name for run in members}
+        titles.add(title if names <= places.keys() else "")
+        ordered += sorted(
+            members, key=lambda run: places.get(run.path.name, len(places))
+        )
+    return ordered, titles.pop() if len(titles) == 1 else ""
+
+
+def tabulate_runs(
+    runs: Sequence[Run], files: Sequence[Path] = ()
+) -> tuple[list[Cell], list[str]]:
+    """Group runs into cells, by the experiment file in the folder of each run folder.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs, finished or not, of one or several experiments.
+    files : sequence of Path
+        Experiment files of folders without a copy, by the name of the folder.
+
+    Returns
+    -------
+    list of Cell
+        In the order of the experiments, their cases and grids.
+    list of str
+        What the cells do not hold: rows and runs that are missing, one sentence each.
+
+    Raises
+    ------
+    RunError
+        If a run does not belong to the experiment of its folder, if runs of one row have
+        other settings or code versions, or if the tuned settings of an experiment are of
+        another study than the one beside it.
+    ConfigError
+        If an experiment file is damaged.
+    """
+    folders = _by_folder(runs)
+    given = {file.stem: file for file in files}
+    cells: list[Cell] = []
+    notes: list[str] = []
+    used = set()
+    for folder, members in folders.items():
+        file = folder / f"{folder.name}.toml"
+        if not file.is_file() and folder.name in given:
+            file = given[folder.name]
+            used.add(folder.name)
+        if file.is_file():
+            experiment = replace(read_experiment(file), name=folder.name)
+            experiment = _with_study(experiment, folder)
+            found, missing = _planned_cells(experiment, file, members)
+        else:
+            found, missing = _unplanned_cells(folder.name, members)
+            missing += [
+                f"{other} is not used, because the experiment file of the runs in "
+                f"{folder.name} is {folder.name}.toml. Give the folder or the file its old "
+                "name."
+                for other in sorted(folder.glob("*.toml"))
+            ]
+        cells += found
+        notes += missing
+    if unused := sorted(given.keys() - used):
+        raise RunError(
+            f"{given[unused[0]]} is not used: it is for run folders in a folder "
+            f'"{unused[0]}" that holds no {unused[0]}.toml. Folders given: '
+            f"{', '.join(str(folder) for folder in folders)}."
+        )
+    if not cells:
+        raise RunError(f"No run is complete. {' '.join(notes)}")
+    return cells, notes
+
+
+def _by_folder(runs: Sequence[Run]) -> dict[Path, list[Run]]:
+    """Group runs by the folder of their run folders."""
+    folders: dict[Path, list[Run]] = {}
+    for run in runs:
+        folders.setdefault(run.path.resolve().parent, []).append(run)
+    return folders
+
+
+def _planned_cells(
+    experiment: Experiment, file: Path, runs: Sequence[Run]
+) -> tuple[list[Cell], list[str]]:
+    """Return the cells of an experiment, and what is missing in them."""
+    planned = {run.name: run for run in experiment.runs()}
+    rows: dict[str, list[Run]] = {}
+    waiting: dict[str, list[str]] = {}
+    for run in runs:
+        plan = planned.get(run.path.name)
+        if plan is None:
+            raise RunError(
+                f"{run.path} is no run of {file}, whose rows are "
+                f"{', '.join(dict.fromkeys(p.label for p in planned.values()))}. Move "
+                "the folder, or select rows with FOLDER:NAME."
+            )
+        _check_settings(plan, run, file)
+        if run.status == "completed" and run.best is not None:
+            rows.setdefault(plan.row, []).append(run)
+        else:
+            error = run.summary.get("error")
+            why = run.status if not error else f"{run.status}: {error}"
+            waiting.setdefault(plan.label, []).append(f"{run.path.name} ({why})")
+    plans: dict[str, PlannedRun] = {}
+    for plan in planned.values():
+        plans.setdefault(plan.row, plan)
+    cells = []
+    for order, (row, plan) in enumerate(plans.items()):
+        if row in rows:
+            published, notes = _published_of(experiment, row), []
+            if published and (partial := missing_classes(rows[row])):
+                published = {}
+                notes = [f"Published values are left out: the runs have {partial}."]
+            cell = make_cell(
+                rows[row],
+                experiment=experiment.name,
+                row=plan.line,
+                title=experiment.title,
+                order=order,
+                planned_draws=experiment.draws,
+                published=published,
+                tuning=_tuning_of(experiment, row),
+                notes=notes,
+            )
+            cells.append(cell)
+    missing = [
+        f"{experiment.name}, {label}: not complete: {', '.join(names)}."
+        for label, names in waiting.items()
+    ]
+    absent = [
+        plan.label
+        for row, plan in plans.items()
+        if row not in rows and plan.label not in waiting
+    ]
+    if absent:
+        missing.append(
+            f"{experiment.name}: not run or not selected: {'; '.join(absent)}."
+        )
+    return cells, missing
+
+
+def _check_settings(plan: PlannedRun, run: Run, file: Path) -> None:
+    """Reject a run whose settings are not those of the experiment file."""
+    own = drop_removed(dict(flatten_config(run.config)))
+    method = str(run.summary["method"])
+    wanted = drop_removed(with_clients(plan.settings))
+    known = {*wanted, *ANYWHERE}
+    if own.get("owners"):
+        known.add("clients")  # counted in the folder of the owners
+    # what the file no longer sets, a later run would not have
+    changed = [
+        f"{key} is {own[key]!r}, not set there"
+        for key, source in run.sources.items()
+        if source == "user" and key in own and key not in known
+    ]
+    for key, value in wanted.items():
+        table, dot, _ = key.partition(".")
+        is_other = dot and table not in (method, str(run.config.get("dataset")))
+        if is_other or key in ANYWHERE or value == AUTO:
+            continue
+        if key == "owners":  # a run has the absolute path
+            if owners_name(str(own.get(key, ""))) != owners_name(str(value)):
+                changed.append(f"owners are {own.get(key, 'absent')!r}, not {value!r}")
+            continue
+        if key not in own or own[key] != value:
+            changed.append(f"{key} is {own.get(key, 'absent')!r}, not {value!r}")
+    if changed:
+        raise RunError(
+            f"{run.path} was run with other settings than {file} has for it "
+            f"({'; '.join(changed)}), so it is a run of another experiment. Run the "
+            "experiment into another output-dir, or pass the file that the run was made "
+            "with."
+        )
+
+
+def _published_of(experiment: Experiment, row: str) -> dict[str, float]:
+    """Return the published values of a row by the key of a cell."""
+    tables = {
+        "accuracy": experiment.published,
+        "macro_f1": experiment.published_f1,
+        **experiment.published_columns,
+    }
+    return {key: values[row] for key, values in tables.items() if row in values}
+
+
+def _tuning_of(experiment: Experiment, row: str) -> dict[str, Any]:
+    """Return how a row was tuned, empty if it was not."""
+    tuning = experiment.tuning
+    trials: Mapping[str, int] = tuning.get("trials", {})
+    if row not in trials:
+        return {}
+    kept = ("experiment", "budget", "draws", "metric", "study")
+    return {
+        **{key: tuning[key] for key in kept},
+        "trials": trials[row],
+        "failed": tuning.get("failed", {}).get(row, 0),
+        "settings": list(tuning.get("settings", {}).get(row, [])),
+    }
+
+
+def _with_study(experiment: Experiment, folder: Path) -> Experiment:
+    """Add the tuned settings of the study beside the runs; reject another study."""
+    if not experiment.tuning:
+        return experiment
+    name = str(experiment.tuning["experiment"])
+    file = folder.parent / name / "tune" / "study.json"
+    if not file.is_file():
+        return experiment
+    try:
+        study = json.loads(read_text(file))
+        found, digest = str(study["experiment"]), hash_of_study(study)
+        settings = {
+            row: list(entry["trials"][0]["settings"])
+            for row, entry in study["rows"].items()
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(f"{file} is damaged: {error}.") from error
+    wanted = str(experiment.tuning["study"])
+    if found != name or digest != wanted:
+        raise RunError(
+            f"The runs in {folder} have settings of study {wanted[:12]} of {name}, but "
+            f"{file} is now study {digest[:12]} of {found}. Run the tuned file that "
+            f"belongs to study {digest[:12]} with another output-dir, or move {file} away."
+        )
+    # files of earlier versions do not name the tuned settings
+    return replace(experiment, tuning={"settings": settings, **experiment.tuning})
+
+
+def _unplanned_cells(name: str, runs: Sequence[Run]) -> tuple[list[Cell], list[str]]:
+    """Return the cells of a folder without experiment file, by the runs' settings."""
+    leave = PER_RUN | {"method"}
+    groups: dict[str, list[Run]] = {}
+    configs: dict[str, dict[str, Scalar]] = {}
+    missing = []
+    for run in runs:
+        if run.status != "completed" or run.best is None:
+            missing.append(f"{run.path.name}: not complete ({run.status}).")
+            continue
+        flat = {k: v for k, v in flatten_config(run.config) if k not in leave}
+        config = {"method": str(run.summary["method"]), **flat}
+        key = json.dumps(sorted(config.items()))
+        groups.setdefault(key, []).append(run)
+        configs[key] = config
+    labels = tell_apart(list(configs.values()), but=PLACE)
+    cells = [
+        make_cell(members, experiment=name, row=label.replace(" · ", ", "), order=order)
+        for order, (label, members) in enumerate(
+            zip(labels, groups.values(), strict=True)
+        )
+    ]
+    return cells, missing

@@ -1,0 +1,1 @@
+"""Tuning: trials, studies and the files that they write."""

@@ -1,0 +1,239 @@
+"""What tuning writes: the study as JSON and CSV, and the tuned experiment file."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.lab.experiments.experiment_file import (
+    REPLICATES,
+    Experiment,
+    describe_tuning,
+)
+from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
+from flower_fgl.lab.tune.tuning import RowStudy, Trial
+from flower_fgl.methods import parse_config
+from flower_fgl.runs.writer import replace_file
+
+__all__ = ["hash_of_study", "nested", "published_tables", "write_study"]
+__all__ += ["write_tuned_experiment"]
+
+
+def write_study(
+    experiment: Experiment, studies: Sequence[RowStudy], folder: Path, *, budget: int
+) -> str:
+    """Write ``study.json`` and ``trials.csv``; return the hash of the former.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment before tuning.
+    studies : sequence of RowStudy
+        Finished studies.
+    folder : Path
+        Folder to write to.
+    budget : int
+        Trials of each row.
+
+    Returns
+    -------
+    str
+        SHA-256 of the trials, their settings and scores; without times.
+    """
+    rows = {study.row.name: _study_entry(study) for study in studies}
+    table = {
+        "experiment": experiment.name,
+        "budget": budget,
+        "draws": list(experiment.tune_draws),
+        "metric": _metric(studies),
+        "commits": sorted({commit for study in studies for commit in study.commits}),
+        "optuna": sorted({v for study in studies for v in study.optuna_versions}),
+        "rows": rows,
+    }
+    text = json.dumps(table, indent=1, allow_nan=False)
+    replace_file(folder / "study.json", f"{text}\n".encode())
+    out = io.StringIO()
+    keys = sorted({key for study in studies for key in study.row.space})
+    writer = csv.writer(out)
+    about = ["row", "trial", "score", "rounds", "bytes", "seconds", "error"]
+    writer.writerow([*about, *keys])
+    for study in studies:
+        for trial in study.trials:
+            writer.writerow(_csv_line(study.row.name, trial, keys))
+    replace_file(folder / "trials.csv", out.getvalue().encode())
+    return study_hash(studies)
+
+
+def _metric(studies: Sequence[RowStudy]) -> str:
+    """Return the score by which the trials of all rows are compared, in words."""
+    names = {parse_config(study.row.settings).main_score for study in studies}
+    return f"validation {' or '.join(EXTRA_SCORES.get(n, n) for n in sorted(names))}"
+
+
+def study_hash(studies: Sequence[RowStudy]) -> str:
+    """Return the SHA-256 of the settings and scores of all trials."""
+    content = [
+        [study.row.name, trial.index, sorted(trial.settings.items()), trial.score]
+        for study in studies
+        for trial in study.trials
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def hash_of_study(table: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a study as :func:`write_study` returned it.
+
+    Parameters
+    ----------
+    table : mapping
+        Content of ``study.json``.
+    """
+    content = [
+        [row, trial["trial"], sorted(trial["settings"].items()), trial["score"]]
+        for row, entry in table["rows"].items()
+        for trial in entry["trials"]
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _study_entry(study: RowStudy) -> dict[str, Any]:
+    """Return the trials of one row."""
+    best = study.best
+    return {
+        "best": best.index,
+        "default-score": study.trials[0].score,
+        "best-score": best.score,
+        "trials": [
+            {
+                "trial": trial.index,
+                "settings": dict(trial.settings),
+                "score": trial.score,
+                "draws": {str(d): asdict(o) for d, o in trial.outcomes.items()},
+            }
+            for trial in study.trials
+        ],
+    }
+
+
+def _csv_line(row: str, trial: Trial, keys: Sequence[str]) -> list[Any]:
+    """Return one line of the table of trials."""
+    outcomes = trial.outcomes.values()
+    return [
+        row,
+        trial.index,
+        trial.score,
+        "/".join(str(o.server_round or "") for o in outcomes),
+        sum(o.num_bytes for o in outcomes),
+        f"{sum(o.seconds for o in outcomes):.1f}",
+        trial.error,
+        *(trial.settings.get(key, "") for key in keys),
+    ]
+
+
+def write_tuned_experiment(
+    experiment: Experiment,
+    studies: Sequence[RowStudy],
+    path: Path,
+    *,
+    budget: int,
+    study: str,
+    with_defaults: bool = True,
+) -> None:
+    """Write an experiment file in which each row has its best settings.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment before tuning.
+    studies : sequence of RowStudy
+        Finished studies of all rows.
+    path : Path
+        File to write.
+    budget : int
+        Trials of each row.
+    study : str
+        Hash of the study.
+    with_defaults : bool
+        Whether a row whose best trial is not its default also appears as
+        ``"<row>, default"``.
+
+    Notes
+    -----
+    1. Grid values become settings of cases, because each combination has settings of its
+       own. The rows keep their names.
+    """
+    config = {k: v for k, v in experiment.config.items() if k != "output-dir"}
+    cases: list[dict[str, Scalar]] = []
+    for found in studies:
+        name, best = found.row.name, found.best
+        own = {
+            k: v
+            for k, v in found.row.settings.items()
+            if k not in REPLICATES and experiment.config.get(k) != v
+        }
+        cases.append({"name": name, **own, **best.settings})
+        if with_defaults and best.index:
+            cases.append({"name": f"{name}{DEFAULT_SUFFIX}", **own})
+    table: dict[str, Any] = {"title": experiment.title} if experiment.title else {}
+    if "output-dir" in experiment.config:
+        table["output-dir"] = experiment.config["output-dir"]
+    table["draws"] = experiment.draws
+    table["tuning"] = {
+        "experiment": experiment.name,
+        "budget": budget,
+        "draws": list(experiment.tune_draws),
+        "metric": _metric(studies),
+        "study": study,
+        "trials": {found.row.name: len(found.trials) for found in studies},
+        "failed": {
+            found.row.name: failed
+            for found in studies
+            if (failed := sum(trial.score is None for trial in found.trials))
+        },
+        "settings": {found.row.name: list(found.row.space) for found in studies},
+        "lines": {run.row: run.line for run in experiment.runs()},
+    }
+    table["config"] = nested(config)
+    table["case"] = [nested(case) for case in cases]
+    table |= {
+        key: dict(values)
+        for key, values in published_tables(experiment).items()
+        if values
+    }
+    head = f"# Written by flower-fgl tune: {describe_tuning(table['tuning'])}.\n"
+    if any(case["name"].endswith(DEFAULT_SUFFIX) for case in table["case"]):
+        head += '# Rows named "…, default" have the settings before tuning.\n'
+    replace_file(path, f"{head}\n{tomli_w.dumps(table)}".encode())
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of methods as tables, as a TOML file holds them."""
+    out: dict[str, Any] = {k: v for k, v in settings.items() if "." not in k}
+    for key, value in settings.items():
+        table, dot, name = key.partition(".")
+        if dot:
+            out.setdefault(table, {})[name] = value
+    return out
+
+
+def published_tables(experiment: Experiment) -> dict[str, Mapping[str, float]]:
+    """Return the tables of published values by their name in an experiment file."""
+    columns = {
+        f"published-{kebab(column)}": values
+        for column, values in experiment.published_columns.items()
+    }
+    return {
+        "published": experiment.published,
+        "published-macro-f1": experiment.published_f1,
+        **columns,
+    }

@@ -1,0 +1,1 @@
+"""Flower's simulation, SuperLink and SuperNodes on this machine."""

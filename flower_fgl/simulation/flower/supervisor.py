@@ -1,0 +1,201 @@
+"""Two programs that the SuperLink launcher starts: a keeper and a persistent ``flwr``.
+
+``keep`` runs one command. When the command ends, or the keeper's standard input is closed,
+the keeper ends all descendants of the command. The kernel closes that pipe when the
+launcher dies for any reason, so no process survives the launcher.
+
+``flwr`` executes Flower command lines one after another in one interpreter, because
+importing Flower takes 0.9 s.
+
+:mod:`flower_fgl.simulation.flower.superlink` runs both as files
+(``python -P supervisor.py``). They import nothing from this package, so they start fast
+and use little memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+import psutil  # type: ignore[import-untyped]
+
+__all__ = ["answer_flwr", "die_with_parent", "keep"]
+
+GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL."""
+GIVE_UP = 30.0
+"""Seconds after which a process that cannot be killed (broken disk) is ignored."""
+_PR_SET_PDEATHSIG = 1  # Linux, <sys/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def keep(command: Sequence[str], remove: str | None = None) -> int:
+    """Run a command; end all its descendants when it ends or stdin is closed.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Program and arguments.
+    remove : str, optional
+        Folder to delete after the last process has ended.
+
+    Returns
+    -------
+    int
+        Exit status of the command (negative for the signal that ended it), or 0 if the
+        keeper ended it.
+    """
+    closing = threading.Event()
+    # Handlers instead of SIG_IGN: the command would inherit ignored signals.
+    for name in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: closing.set())
+    is_subreaper = _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
+    )
+    watch = threading.Thread(target=_wait_for_end_of_input, args=(closing,))
+    watch.daemon = True
+    watch.start()
+    known: set[psutil.Process] = set()
+    status = None
+    while status is None and not closing.wait(0.2):
+        status = _reap(process.pid)
+        if not is_subreaper:  # init adopts orphans: remember all descendants
+            known.update(psutil.Process().children(recursive=True))
+    process.returncode = status or 0  # already waited for, so Popen must not
+    _kill_runs()
+    _end_descendants(known)
+    if remove is not None:
+        shutil.rmtree(remove, ignore_errors=True)
+    return status or 0
+
+
+def answer_flwr() -> None:
+    """Execute ``flwr`` commands from stdin, one JSON object per line, until it ends.
+
+    A request holds ``arguments`` and ``output``, the file for the command's output. The
+    answer is a line of JSON with ``code``, the exit status.
+    """
+    flwr = next(iter(entry_points(group="console_scripts", name="flwr"))).load()
+    streams = (1, os.dup(1)), (2, os.dup(2))
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        request = json.loads(line)
+        sys.argv = ["flwr", *request["arguments"]]
+        with open(request["output"], "wb", buffering=0) as output:
+            for number, _ in streams:  # Flower also prints to file descriptors
+                os.dup2(output.fileno(), number)
+            code = _exit_status(flwr)
+        for number, own in streams:
+            os.dup2(own, number)
+        print(json.dumps({"code": code}), file=answers, flush=True)
+
+
+def _exit_status(program: object) -> int:
+    """Call the function of a console script; return the exit status."""
+    assert callable(program)
+    try:
+        program()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    except Exception:  # like the interpreter: print the traceback, exit status 1
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def _wait_for_end_of_input(closing: threading.Event) -> None:
+    """Set ``closing`` when the other end of stdin is closed."""
+    sys.stdin.buffer.read()
+    closing.set()
+
+
+def _prctl(option: int, value: int) -> bool:
+    """Set a process attribute on Linux; return whether it was set."""
+    if sys.platform != "linux":
+        return False
+    return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill the command if the keeper is killed (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def _reap(pid: int) -> int | None:
+    """Wait for ended children; return the exit status of ``pid`` if it has ended."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            if ended[0] == pid:
+                status = os.waitstatus_to_exitcode(ended[1])
+    return status
+
+
+def _living(known: set[psutil.Process]) -> set[psutil.Process]:
+    """Return the running descendants of this process and of ``known``."""
+    found = set(psutil.Process().children(recursive=True))
+    for process in known:
+        with contextlib.suppress(psutil.Error):
+            found.add(process)
+            found.update(process.children(recursive=True))
+    living = set()
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                living.add(process)
+    return living
+
+
+def _kill_runs() -> None:
+    """Kill runs first: a ServerApp that outlives its Ray workers records failures."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()[:2]  # interpreter and script
+            if any(os.path.basename(word) == "flwr-simulation" for word in words):
+                process.kill()
+
+
+def _end_descendants(known: set[psutil.Process]) -> None:
+    """Send SIGTERM to all descendants, then SIGKILL, and wait until all have ended."""
+    start = time.monotonic()
+    terminated: set[psutil.Process] = set()
+    while living := _living(known):
+        known |= living
+        waited = time.monotonic() - start
+        if waited > GIVE_UP:
+            return
+        for process in living:
+            with contextlib.suppress(psutil.Error):
+                if waited > GRACE:
+                    process.kill()
+                elif process not in terminated:
+                    terminated.add(process)
+                    process.terminate()
+        time.sleep(0.02)
+        _reap(0)
+    _reap(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "keep":
+        sys.exit(keep(sys.argv[3:], remove=sys.argv[2] or None) != 0)
+    answer_flwr()
