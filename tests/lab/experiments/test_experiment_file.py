@@ -22,7 +22,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local import run_local
 
-FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+FILES = sorted((Path(__file__).parents[3] / "experiments").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
