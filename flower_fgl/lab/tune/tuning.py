@@ -560,7 +560,7 @@ class RowStudy:
                 "folder tune away, or set another output-dir."
             )
         commits = self.commits
-        commit = find_commit(Path(__file__).resolve().parents[2])
+        commit = find_commit(Path(__file__).resolve().parents[3])
         if commit and commit not in commits:
             self._study.set_user_attr("commits", [*commits, commit])
 
