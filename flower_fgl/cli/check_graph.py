@@ -119,7 +119,8 @@ def inspect_graph(
             "The file contains no split. A random one will be drawn: "
             f"{split} of each class. Add masks to the file to choose the split yourself."
         )
-    if graph.drawn_from and not graph.replaces_split and not node.state_dir:
+    is_drawn = "partition-seed" in dict(graph.drawn_from)
+    if is_drawn and not graph.replaces_split and not node.state_dir:
         notes.append(
             "The run chooses the split. Two runs whose splits differ by one item can "
             "reveal that item. Write the split into the file, or set state-dir in the node "

@@ -184,11 +184,11 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         masks = _split_owned(owned.dataset, fractions, config)
     elif config.setting == "few-shot" and "train" in masks:
         _check_shots(owned.dataset, masks, config.shots)
-    drawn = _drawn_from(owned, config)
     client = replace(
         owned.client_graph(0, masks),
-        drawn_from=drawn,
-        replaces_split=bool(drawn and _own_masks(owned, config)),
+        drawn_from=_drawn_from(owned, config),
+        replaces_split=_given_split(config) is not None
+        and bool(_own_masks(owned, config)),
     )
     if not client.evaluation:
         client = in_setting(client, config)
@@ -227,11 +227,14 @@ def _given_split(config: RunConfig) -> SplitFractions | None:
 def _drawn_from(
     owned: LocalGraphFile, config: RunConfig
 ) -> tuple[tuple[str, Scalar], ...]:
-    """Return the settings that determine a drawn split; none for the file's own."""
+    """Return the settings that determine what training sees.
+
+    With the file's own split that is ``setting`` alone: it hides nodes and their edges.
+    """
     given = _given_split(config)
-    if given is None and _own_masks(owned, config):
-        return ()
     used: dict[str, Scalar] = {"setting": config.setting}
+    if given is None and _own_masks(owned, config):
+        return tuple(used.items())
     if config.setting == "few-shot":
         used["shots"] = config.shots
     elif config.classifies_edges and config.time_cuts:

@@ -314,8 +314,8 @@ class Session:
     def split_record(self, data: ClientData, context: Context) -> SplitRecord | None:
         """Return the record of the owner's first split, ``None`` if there is none to keep.
 
-        That is so without ``state-dir``, with ``own-split = false``, and for a split that
-        is the graph file's own, or that of a partition of a dataset.
+        That is so without ``state-dir``, with ``own-split = false``, and for a partition
+        of a dataset.
         """
         node = context.node_config
         if not data.graph.drawn_from or not node.get("state-dir"):

@@ -232,6 +232,21 @@ def test_the_first_split_is_remembered_with_all_that_determines_it(
     node(23).refuses(train, f"the owner's first run drew it from .*{MORE}")
 
 
+def test_the_setting_is_remembered_with_an_own_split_too(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run")
+    train, home = sent["train"][0], {**nodes[0], "state-dir": str(tmp_path / "states")}
+    Node(home, values, run_id=1).ask(train)
+    (path,) = (tmp_path / "states").glob("split-*.json")
+    assert json.loads(path.read_text()) == {"setting": "transductive"}
+    Node(home, {**values, "partition-seed": 43}, run_id=2).ask(train)
+    hidden = {**values, "setting": "inductive"}
+    Node(home, hidden, run_id=3).refuses(train, "the owner's first run drew it from")
+    free = {**home, "own-split": False}
+    Node(free, hidden, run_id=4).ask(train)
+
+
 def test_the_numbers_of_many_splits_do_not_give_the_sizes_of_classes(
     plain: list[dict[str, Any]], tmp_path: Path
 ) -> None:
