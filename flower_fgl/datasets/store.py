@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -53,7 +53,12 @@ from flower_fgl.datasets.partition.partition import (
     NODE_RULES,
     partition_key,
 )
-from flower_fgl.datasets.sources.load import cache_folder, data_folder, find_source
+from flower_fgl.datasets.sources.load import (
+    cache_folder,
+    data_folder,
+    find_source,
+    is_missing,
+)
 from flower_fgl.datasets.suspect import log_notes, suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
@@ -332,6 +337,41 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
             if index is None:
                 index = _write_store(folder, config, num_clients)
     return ClientStore(folder, config, index)
+
+
+def obtain_data(configs: Iterable[RunConfig]) -> None:
+    """Download what several runs lack, each dataset once.
+
+    Parameters
+    ----------
+    configs : iterable of RunConfig
+        Settings of the runs.
+
+    Raises
+    ------
+    DataError
+        Naming each dataset that is missing and cannot be downloaded.
+    """
+    tried: set[tuple[str, str]] = set()
+    missing = []
+    for config in configs:
+        sources: list[Path | str] = [config.dataset]
+        if config.owners:
+            sources = [owner.source for owner in list_owners(config)]
+        names = {s for s in sources if isinstance(s, str) and not is_file(s)}
+        new = {(name, config.data_dir) for name in names} - tried
+        tried |= new
+        data_dir, cache_dir = data_folder(config.data_dir), cache_folder()
+        if not any(
+            is_missing(name, data_dir=data_dir, cache_dir=cache_dir) for name, _ in new
+        ):
+            continue
+        try:  # a store of an earlier run needs no files
+            open_store(config, config.clients)
+        except DataError as error:
+            missing.append(str(error))
+    if missing:
+        raise DataError("\n".join(missing))
 
 
 @contextlib.contextmanager

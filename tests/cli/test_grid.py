@@ -420,6 +420,28 @@ def test_an_error_of_several_runs_is_printed_once() -> None:
     )
 
 
+def test_missing_data_is_found_once_and_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def offline(layout: Any, home: Path) -> None:
+        tries.append(home.name)
+        raise OSError("no network")
+
+    monkeypatch.delenv("FLOWER_FGL_DATA", raising=False)
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("flower_fgl.datasets.sources.download._download", offline)
+    words = ["run", "--method", "local,fedavg", "--dataset", "cora,synthetic,citeseer"]
+    words += ["--set", f"output-dir={tmp_path / 'runs'}", "--set", "rounds=1"]
+    done = CliRunner().invoke(app, words)
+    error = str(done.exception)
+    assert error.count('Dataset "cora" is missing') == 1
+    assert error.count('Dataset "citeseer" is missing') == 1
+    assert tries == ["cora", "citeseer"]
+    assert not list((tmp_path / "runs").rglob("summary.json"))
+
+
 def test_no_jobs_is_refused() -> None:
     with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
         run_jobs([], Died(), side_by_side=0)

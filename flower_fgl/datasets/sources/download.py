@@ -28,7 +28,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.sources.layout import Layout
 from flower_fgl.datasets.sources.raw_readers import Raw
 
-__all__ = ["obtain"]
+__all__ = ["is_on_disk", "obtain"]
 
 PROBE_SECONDS = 10.0
 """Timeout of the first request to a server."""
@@ -78,7 +78,7 @@ def obtain(
         cannot be written. The message lists the searched folders and the way to get the
         files.
     """
-    home = cache_dir / "sources" / name.replace(":", "-").replace("/", "-")
+    home = _home(name, cache_dir)
     found = _find(layouts, data_dir, home)
     if found is not None and found[0].leaf is None:
         return _guarded(name, found[1], found[0].read, found[1]), found[0]
@@ -99,6 +99,18 @@ def obtain(
             except (Exception, SystemExit) as error:  # loaders raise any kind of error
                 reason = f"The download failed: {_brief(error)}."
     raise DataError(_missing(name, layout, data_dir, home, reason))
+
+
+def is_on_disk(
+    name: str, layouts: tuple[Layout, ...], *, data_dir: Path | None, cache_dir: Path
+) -> bool:
+    """Return whether :func:`obtain` needs no download."""
+    return _find(layouts, data_dir, _home(name, cache_dir)) is not None
+
+
+def _home(name: str, cache_dir: Path) -> Path:
+    """Return a dataset's folder in the cache."""
+    return cache_dir / "sources" / name.replace(":", "-").replace("/", "-")
 
 
 def _find(

@@ -28,7 +28,7 @@ from flower_fgl.datasets.graph_files.validate import (
 )
 from flower_fgl.datasets.pyg_data import graph_dataset, node_dataset
 from flower_fgl.datasets.sources import raw_paths
-from flower_fgl.datasets.sources.download import obtain
+from flower_fgl.datasets.sources.download import is_on_disk, obtain
 from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs, RawNodes
 from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
@@ -48,6 +48,7 @@ __all__ = [
     "cache_folder",
     "data_folder",
     "find_source",
+    "is_missing",
     "load",
 ]
 
@@ -129,6 +130,14 @@ def cache_folder() -> Path:
     if text:
         return Path(text).expanduser().resolve()
     return Path(platformdirs.user_cache_dir("flower-fgl"))
+
+
+def is_missing(name: str, *, data_dir: Path | None, cache_dir: Path) -> bool:
+    """Return whether :func:`load` must download a dataset; arguments as there."""
+    source = find_source(name)
+    if source.loader or not source.layouts:
+        return False
+    return not is_on_disk(name, source.layouts, data_dir=data_dir, cache_dir=cache_dir)
 
 
 def load(

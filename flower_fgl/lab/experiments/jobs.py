@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.extensions import Registered, adopt, registered
 from flower_fgl.core.options import Scalar
+from flower_fgl.methods import parse_config
 
 __all__ = [
     "Job",
@@ -109,10 +110,13 @@ def run_jobs(
     ConfigError
         If ``side_by_side`` is below 1, or does not go with the other options; or if what
         this process registered cannot be sent to other processes.
+    DataError
+        If a dataset is missing and cannot be downloaded. No run has started then.
     KeyboardInterrupt
         After Ctrl-C. Runs that were active can resume.
     """
     check_jobs(side_by_side, engine, workers, client_gpus)
+    _obtain_data(jobs)
     if side_by_side == 1:
         return _one_by_one(jobs, watcher, engine, workers, client_gpus)
     return _side_by_side(jobs, watcher, min(side_by_side, len(jobs)))
@@ -135,6 +139,20 @@ def check_jobs(
             f"jobs = {side_by_side} gives each run one process: leave out workers, "
             "client-gpus and engine ray, or use jobs = 1."
         )
+
+
+def _obtain_data(jobs: Sequence[Job]) -> None:
+    """Download missing datasets before the first run, see :func:`obtain_data`."""
+    from flower_fgl.datasets.store import obtain_data  # loads torch
+    from flower_fgl.simulation.local import count_owners
+
+    configs = []
+    for job in jobs:
+        try:
+            configs.append(parse_config(count_owners(job.settings)))
+        except FglError:  # the run reports it
+            continue
+    obtain_data(configs)
 
 
 @contextmanager
