@@ -1,0 +1,98 @@
+"""Server optimizers: the mean update of a round is a gradient for the global model.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2; momentum: Hsu et
+al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019, Sec. 4 (FedAvgM).
+
+====================  =========================  ============================
+symbol                argument                   meaning
+====================  =========================  ============================
+η                     ``lr``                     step of the server
+β1                    ``beta1``                  decay of the mean update
+β2                    ``beta2``                  decay of its square
+τ                     ``tau``                    adaptivity
+x_t, Δ_t              ``weights``, ``change``    global model, mean update
+m_t, v_t              ``moments``                "m/NAME", "v/NAME"
+====================  =========================  ============================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["server_step"]
+
+
+def server_step(
+    kind: str,
+    weights: Mapping[str, Tensor],
+    mean: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    correction: float = 1.0,
+    starts_at_zero: bool = False,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Move the global model along the mean update, Reddi et al. 2021, Algorithm 2.
+
+    Parameters
+    ----------
+    kind : {"momentum", "adam", "yogi", "adagrad"}
+        Rule: FedAvgM, FedAdam, FedYogi or FedAdagrad.
+    weights : mapping of str to Tensor, float32
+        Parameters x_t, which the clients started from.
+    mean : mapping of str to Tensor, float32
+        Weighted mean of the clients' parameters, with the same names and shapes.
+    moments : mapping of str to Tensor, float32
+        Result of the last step; empty before the first one.
+    lr, tau : float > 0
+        η and τ.
+    beta1, beta2 : float in [0, 1)
+        β1, with ``"momentum"`` the momentum; β2 is used by ``"adam"`` and ``"yogi"``.
+    correction : float
+        Factor of η.
+    starts_at_zero : bool
+        Whether v starts at 0, as in Flower, instead of τ².
+
+    Returns
+    -------
+    dict of str to Tensor, float32
+        x_{t+1}.
+    dict of str to Tensor, float32
+        Moments for the next step.
+
+    Notes
+    -----
+    1. ``"adagrad"`` has β1 = 0 in the paper's experiments. Here ``beta1`` applies to it
+       too, as Algorithm 2 prints it.
+    2. ``"momentum"`` is not damped: m_t = β1 m_{t-1} + Δ_t. With β1 = 0 and η = 1 the
+       result is the mean.
+    """
+    moved, kept = {}, {}
+    for name, start in weights.items():
+        change = mean[name] - start
+        m = moments.get(f"m/{name}", torch.zeros_like(start))
+        if kind == "momentum":
+            m = beta1 * m + change
+            moved[name] = start + lr * m
+            kept[f"m/{name}"] = m
+            continue
+        m = beta1 * m + (1 - beta1) * change
+        first = 0.0 if starts_at_zero else tau**2
+        v = moments.get(f"v/{name}", torch.full_like(start, first))
+        square = change.square()
+        if kind == "adagrad":
+            v = v + square
+        elif kind == "yogi":
+            v = v - (1 - beta2) * square * (v - square).sign()
+        else:
+            v = beta2 * v + (1 - beta2) * square
+        moved[name] = start + lr * correction * m / (v.sqrt() + tau)
+        kept |= {f"m/{name}": m, f"v/{name}": v}
+    return moved, kept
