@@ -33,6 +33,7 @@ from flower_fgl.core.unused_settings import (
     reject_unused_settings,
 )
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
@@ -198,10 +199,13 @@ def _run(
         first = resumed.server_round + 1 if resumed is not None else 1
         tracker.on_start(writer.folder, config.flat(), first)
         writer.tracker = tracker
+    from flower_fgl.strategies.base import FglStrategy  # loads torch
+
     strategy: FglStrategy | None = None
     status, error = "failed", ""
     try:
         load = METHODS[config.method].load_strategy()
+        require_half(config.method, load, FglStrategy)
         strategy = load(config, writer, checkpoints)
         with prefer_stop(grid.get_node_ids):
             strategy.start(grid, should_stop=_stop_early(config, writer))

@@ -18,6 +18,7 @@ from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar, listed
 from flower_fgl.methods import METHODS
+from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.base import DESCRIBE, INFO, check_size
 from flower_fgl.protocols.describe import Rejection
 
@@ -181,7 +182,9 @@ class Dispatcher:
     def _app(self, method: str) -> FglClientApp:
         """Return the client half of a method."""
         if method not in self._apps:
-            self._apps[method] = METHODS[method].load_client_app()(self._session)
+            half = METHODS[method].load_client_app()
+            require_half(method, half, FglClientApp)
+            self._apps[method] = half(self._session)
         return self._apps[method]
 
     def _wrapped(self, error: Exception, method: str, context: Context) -> RunError:

@@ -11,7 +11,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.settings import GeneralSettings
 
-__all__ = ["Method"]
+__all__ = ["Method", "require_half"]
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,34 @@ class Method:
     def load_network(self) -> Callable[..., Any]:
         """Import the function that builds the method's own network."""
         return _load(self.network)  # type: ignore[no-any-return]
+
+
+def require_half(method: str, half: Any, base: type[Any]) -> None:
+    """Reject a half that is no subclass of this package's base class.
+
+    Parameters
+    ----------
+    method : str
+        Name of its method.
+    half : Any
+        What :meth:`Method.load_strategy` or :meth:`Method.load_client_app` returned.
+    base : type
+        ``FglStrategy`` or ``FglClientApp``.
+
+    Raises
+    ------
+    ConfigError
+        If it is another class, e.g. a strategy of Flower.
+    """
+    if isinstance(half, type) and issubclass(half, base):
+        return
+    name = getattr(half, "__qualname__", repr(half))
+    raise ConfigError(
+        f'{getattr(half, "__module__", "")}.{name}, a half of the method "{method}", is no '
+        f"subclass of {base.__module__}.{base.__qualname__}. Flower's own strategies and "
+        f"apps do not know graphs: subclass {base.__name__} and override its hooks (see "
+        "docs/adding-a-method.md)."
+    )
 
 
 def _load(reference: str | type[Any]) -> Any:

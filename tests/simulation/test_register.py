@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam
 from torch_geometric.data import Data
 
 import flower_fgl
 from flower_fgl import METHODS, register, simulate, to_npz
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core import extensions
-from flower_fgl.core.errors import ConfigError, DataError, PayloadError
+from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
 from flower_fgl.datasets.sources.registry import SOURCES, Source, Statistics
 from flower_fgl.methods import Method, parse_config
 from flower_fgl.methods.fedavg import FedAvgSettings
@@ -63,6 +65,17 @@ def row(name: str = "mine", **values: Any) -> Method:
         "paper": "none",
     }
     return Method(name, **{**fields, **values})
+
+
+@pytest.mark.parametrize("half", ["strategy", "client_app"])
+def test_a_half_that_flower_knows_but_this_package_does_not_is_refused(
+    half: str, short: dict[str, Any]
+) -> None:
+    foreign = {"strategy": FedAdam, "client_app": ClientApp}[half]
+    register(method=row(**{half: foreign}))
+    known = {"strategy": "FglStrategy", "client_app": "FglClientApp"}[half]
+    with pytest.raises((ConfigError, RunError), match=f"no subclass of .*{known}"):
+        simulate("mine", clients=3, **short)
 
 
 def test_a_graph_runs_as_its_graph_file_does(
