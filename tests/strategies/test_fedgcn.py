@@ -346,6 +346,26 @@ def run_files(folders: list[Path], place: Path, **values: Any) -> Run:
     return run_owners(nodes, place, method="fedgcn", **values)
 
 
+def test_the_sums_before_round_1_are_opened_over_one_set_of_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the list of nodes differs without the first owner, but not a client's own part
+    nodes = []
+    for number, client in enumerate(owner_graphs(4, method="fedgcn")):
+        write_csv(folder := tmp_path / f"owner{number}", client, client.outside)
+        nodes.append({"graph": str(folder), "state-dir": str(tmp_path / "states")})
+    settings: dict[str, Any] = {"method": "fedgcn", "rounds": 1, **SECURE}
+    assert run_owners(nodes, tmp_path / "a", **settings).status == "completed"
+
+    def all_listed(borders: dict[int, Boundary]) -> Tensor:
+        """Accept edges to the missing owner, as an honest server would not."""
+        return torch.unique(torch.cat([border.own for border in borders.values()]))
+
+    monkeypatch.setattr("flower_fgl.strategies.fedgcn.check_boundaries", all_listed)
+    with pytest.raises(Exception, match="answered an equal download under another"):
+        run_owners(nodes[1:], tmp_path / "b", seed=1, **settings)
+
+
 def test_owners_files_give_the_run_of_the_partition(
     tables: list[Path], tmp_path: Path, seen: dict[int, Client]
 ) -> None:
