@@ -17,24 +17,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from flower_fgl.core.checks import check_names, check_settings
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
     ALL_TARGETS,
     DATASETS,
+    UNSEEN_SETTINGS,
     GeneralSettings,
     SyntheticSettings,
+    has_local_heads,
     has_targets,
     is_file,
     main_score_of,
     owners_name,
-)
-from flower_fgl.core.settings_validation import (
-    UNSEEN_SETTINGS,
-    check_names,
-    check_settings,
-    has_local_heads,
 )
 
 __all__ = ["RunConfig", "pyproject_table"]

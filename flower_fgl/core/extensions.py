@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal, TypeVar
 from flower_fgl.core.errors import ConfigError
 
 __all__ = [
+    "REINSTALL",
     "Kind",
     "Registered",
     "Table",
@@ -42,6 +43,11 @@ Registered = dict[str, dict[str, Any]]
 
 OURS = "flower-fgl"
 NAME = re.compile(r"[a-z][a-z0-9+-]*")
+REINSTALL = (
+    "If a package of yours adds it: a new entry point needs a reinstall of the package "
+    "(pip install -e .)."
+)
+"""End of the error for an unknown row: pip reads entry points when it installs."""
 SINGULAR = {"methods": "method", "backbones": "backbone", "datasets": "dataset"}
 
 # Tables are per process, as METHODS itself is: what a notebook registers, and why an

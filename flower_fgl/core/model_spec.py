@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import known_names
+from flower_fgl.core.extensions import REINSTALL, known_names
 from flower_fgl.core.options import nearest
 
 __all__ = [
@@ -119,7 +119,7 @@ def read_model(text: str) -> ModelName:
     name, *parts = text.split(":")
     if name not in BACKBONES and name not in known_names("backbones"):
         names = {*BACKBONES, *known_names("backbones")}
-        raise ConfigError(f'Unknown model "{name}". {nearest(name, names)}')
+        raise ConfigError(f'Unknown model "{name}". {nearest(name, names)} {REINSTALL}')
     layers = hidden = steps = None
     is_linear = parts[-1:] == ["linear"]
     for part in parts[:-1] if is_linear else parts:

@@ -20,10 +20,12 @@ __all__ = [
     "PARTITIONS",
     "TARGETS",
     "TRACKERS",
+    "UNSEEN_SETTINGS",
     "UNSUPPORTED",
     "GeneralSettings",
     "SyntheticSettings",
     "Targets",
+    "has_local_heads",
     "has_targets",
     "is_file",
     "main_score_of",
@@ -159,6 +161,8 @@ EDGE_PARTITIONS = ("metis", "louvain", "uniform")
 """Rules that assign whole graphs to clients (a test compares them)."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 """Experiment trackers in ``runs/trackers.py`` (an assertion compares them)."""
+UNSEEN_SETTINGS = ("closed-set", "open-set")
+"""Values of ``setting`` that score nodes which clients do not have in training."""
 MIN_SECURE_CLIENTS = 3
 """With one or two clients the sum reveals individual updates."""
 
@@ -691,3 +695,9 @@ def read_num_neighbors(text: str) -> tuple[int, ...]:
     if min(numbers) < 1:
         raise ValueError(text)
     return numbers
+
+
+def has_local_heads(settings: GeneralSettings) -> bool:
+    """Return whether each owner has its own classes, and keeps its head."""
+    is_default = settings.class_align == "default" and settings.setting == "graph"
+    return bool(settings.owners) and (settings.class_align == "local" or is_default)

@@ -11,8 +11,7 @@ from typing import Any
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, nearest, removed_settings
-from flower_fgl.core.settings import TARGETS, has_targets
-from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
+from flower_fgl.core.settings import TARGETS, UNSEEN_SETTINGS, has_targets
 
 __all__ = [
     "DATA_SETTINGS",

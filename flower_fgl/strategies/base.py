@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.sampling import least_uploads
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
-from flower_fgl.core.settings_validation import least_uploads
 from flower_fgl.protocols.base import METRICS, Payload, read_payload, write_tensors
 from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.sampling import num_sampled
 from flower_fgl.core.seeds import SERVER, numpy_generator
-from flower_fgl.core.settings_validation import num_sampled
 from flower_fgl.protocols.base import Payload
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
 from flower_fgl.strategies.federation import Federation

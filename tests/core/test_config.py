@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_fgl.core.checks.needs import NEEDS, Need, able_methods
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, removed_settings
+from flower_fgl.core.sampling import num_sampled
 from flower_fgl.core.settings import DATASETS, GeneralSettings
-from flower_fgl.core.settings_validation import num_sampled
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, Method, drop_removed, parse_config
 from flower_fgl.runs.files import flatten_config
@@ -224,6 +225,18 @@ def test_a_bad_setting_is_named_with_what_was_expected(
         parse_config(values)  # type: ignore[arg-type]
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_need_names_the_method_and_those_that_it_works_with(need: Need) -> None:
+    able = able_methods(need, METHODS)
+    other = sorted(METHODS.keys() - {*able})[0]  # there is one, or it is no need
+    settings = GeneralSettings(method=other, dataset="yelp")
+    assert not need.has(METHODS[other])
+    text = need.error(settings, METHODS)
+    assert text.startswith(f"{other} {need.lacks}: ")
+    assert not set(text) & {*"{}"}  # all values are filled in
+    assert (f": {', '.join(able)}." in text) == bool(need.can)
 
 
 def test_auto_takes_the_methods_default_then_the_data_sets() -> None:

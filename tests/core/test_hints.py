@@ -104,6 +104,30 @@ def test_a_wrong_table_of_an_experiment_file_suggests_the_right_one(
     assert hint in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        ({"method": "FedPG"}, 'Unknown method "FedPG". Did you mean "fedpg"?'),
+        ({"method": "FED-PUB"}, 'Did you mean "fed-pub"?'),
+        ({"dataset": "Cora"}, 'Unknown dataset "Cora". Did you mean "cora"?'),
+        ({"dataset": "CiteSeer"}, 'Did you mean "citeseer"?'),
+        ({"model": "GCN"}, 'Did you mean "gcn"?'),
+        ({"round": 5}, 'Unknown setting "round". Did you mean "rounds"?'),
+    ],
+)
+def test_names_as_papers_write_them_suggest_ours(
+    values: dict[str, Scalar], hint: str
+) -> None:
+    assert hint in message(values)
+
+
+@pytest.mark.parametrize("key", ["method", "dataset", "model"])
+def test_an_unknown_row_may_be_an_entry_point_that_pip_has_not_read(key: str) -> None:
+    assert message({key: "mine"}).endswith(
+        "a new entry point needs a reinstall of the package (pip install -e .)."
+    )
+
+
 @pytest.mark.parametrize("text", ["true", "True", "false", "False"])
 def test_python_and_toml_booleans_are_the_same(text: str, tmp_path: Path) -> None:
     expected = text.lower() == "true"

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.sampling import describe_sampling, num_sampled
 from flower_fgl.core.settings import has_targets
-from flower_fgl.core.settings_validation import describe_sampling, num_sampled
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import (
     MAX_CLASSES,

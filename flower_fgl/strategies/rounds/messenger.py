@@ -18,7 +18,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError, one_line
 from flower_fgl.core.flower_internals import ErrorCode
 from flower_fgl.core.score_names import SETTING_COLUMNS
-from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
+from flower_fgl.core.settings import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import (
     CONFIG,
     METRICS,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from flower_fgl.core.checks.data import MAX_SHOTS
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.settings_validation import MAX_SHOTS
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph

@@ -1,0 +1,41 @@
+"""Checks that settings are known, and compatible with each other and with the method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flower_fgl.core.checks.data import check_data
+from flower_fgl.core.checks.names import check_names
+from flower_fgl.core.checks.needs import check_needs
+from flower_fgl.core.checks.rounds import check_rounds
+from flower_fgl.core.checks.training import check_training
+from flower_fgl.core.settings import GeneralSettings
+
+__all__ = ["check_names", "check_settings"]
+
+
+def check_settings(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject settings that cannot be combined.
+
+    Parameters
+    ----------
+    settings : GeneralSettings
+        All general settings, each in its range.
+    method : Method
+        The row of the chosen method.
+    methods : mapping of str to Method
+        The table of methods, to name alternatives.
+
+    Raises
+    ------
+    ConfigError
+        If the method cannot do what a setting needs, or if two settings contradict each
+        other.
+    """
+    check_data(settings)
+    check_needs(settings, method, methods)
+    check_training(settings, method)
+    check_rounds(settings, method)

@@ -1,0 +1,227 @@
+"""Checks of the data: dataset, task, owners, partition and sparsity."""
+
+from __future__ import annotations
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.links import EDGE, LINK, read_time_cuts
+from flower_fgl.core.options import kebab
+from flower_fgl.core.settings import (
+    ALL_TARGETS,
+    EDGE_PARTITIONS,
+    GRAPH_PARTITIONS,
+    TARGETS,
+    UNSEEN_SETTINGS,
+    GeneralSettings,
+    has_local_heads,
+    has_targets,
+    is_file,
+)
+
+__all__ = ["MAX_SHOTS", "check_data"]
+
+MAX_SHOTS = 11
+"""A kept class has at least 26 nodes, 15 of which are test nodes (a test compares)."""
+
+
+def check_data(settings: GeneralSettings) -> None:
+    """Reject a dataset, task, partition, split or sparsity that contradict each other."""
+    if has_targets(settings):
+        _check_target(settings)
+    _check_owners(settings)
+    if settings.setting == "graph":
+        _check_graphs(settings)
+    if settings.setting in (LINK, EDGE):
+        _check_pairs(settings)
+    if settings.setting in UNSEEN_SETTINGS:
+        _check_unseen(settings)
+    if settings.setting == "few-shot":
+        _check_few_shot(settings)
+
+
+def _check_target(settings: GeneralSettings) -> None:
+    """Reject a missing target, a number out of range, and all where one is needed."""
+    (count, example), target = TARGETS[settings.dataset], settings.target
+    are_numbers = example.isdecimal()
+    if not target:
+        names = f"0 to {count - 1}" if are_numbers else "with the names in its files"
+        item = "graph" if settings.dataset.startswith("ogbg") else "node"
+        raise ConfigError(
+            f"{settings.dataset} has {count} targets, {names}, and a {item} may belong to "
+            f'several. Choose one with target, e.g. target = "{example}": the run then '
+            f'tells the classes "no {example}" and "{example}" apart. target = '
+            f'"{ALL_TARGETS}" learns all of them at once.'
+        )
+    if target == ALL_TARGETS:
+        _check_all_targets(settings)
+        return
+    if are_numbers and target not in map(str, range(count)):
+        raise ConfigError(
+            f'target = "{target}" is not one of {settings.dataset}, whose targets are the '
+            f"numbers 0 to {count - 1}."
+        )
+    classes = (f"no {target}", target)
+    if settings.setting != LINK and settings.positive_class not in ("", *classes):
+        raise ConfigError(
+            f'positive-class = "{settings.positive_class}" is no class of target = '
+            f'"{target}": its classes are "{classes[0]}" and "{target}". Use one of them, '
+            "or remove positive-class."
+        )
+
+
+def _check_all_targets(settings: GeneralSettings) -> None:
+    """Reject what needs a single class of each item, with ``target = "all"``."""
+    text = f'target = "{ALL_TARGETS}"'
+    instead = f'Choose one target, e.g. target = "{TARGETS[settings.dataset].example}".'
+    free = {
+        "setting": ("transductive", "inductive", "graph"),
+        "partition": EDGE_PARTITIONS,
+    }
+    for name, able_values in free.items():
+        if (value := getattr(settings, name)) not in able_values:
+            raise ConfigError(
+                f'{name} = "{value}" needs one class of each item: with {text} use one of '
+                f"{', '.join(able_values)}. {instead}"
+            )
+    for name in _changed(settings, "class_weights", "positive_class"):
+        raise ConfigError(
+            f"{kebab(name)} is about one class of each item, but {text} has several "
+            f"labels: remove {kebab(name)}. {instead}"
+        )
+
+
+def _changed(settings: GeneralSettings, *names: str) -> list[str]:
+    """Return those of the named settings that differ from their default."""
+    return [n for n in names if getattr(settings, n) != getattr(GeneralSettings, n)]
+
+
+def _check_owners(settings: GeneralSettings) -> None:
+    """Reject what contradicts ``owners``, or needs them."""
+    if not settings.owners:
+        for name in _changed(settings, "feature_align", "class_align"):
+            raise ConfigError(
+                f"{kebab(name)} is about the graphs of owners: set owners too, or "
+                f"remove {kebab(name)}."
+            )
+        return
+    for name in _changed(settings, "dataset", "partition"):
+        raise ConfigError(
+            f'owners = "{settings.owners}" brings the graphs of the clients: '
+            f'{name} = "{getattr(settings, name)}" is not possible. Remove one of '
+            "the two."
+        )
+    _reject_sparsity(settings, "a partition, but an owner's graph is used unchanged")
+    is_projected = settings.feature_align == "project"
+    for text, is_on in (
+        ('feature-align = "project"', is_projected),
+        ('class-align = "local"', has_local_heads(settings)),
+    ):
+        if is_on and settings.evaluate != "local":
+            raise ConfigError(
+                f"With {text} there is no complete global model: use evaluate = "
+                f'"local", got "{settings.evaluate}".'
+            )
+
+
+def _check_pairs(settings: GeneralSettings) -> None:
+    """Reject what link prediction and the classification of edges cannot use."""
+    if settings.num_neighbors:
+        raise ConfigError(
+            f'setting = "{settings.setting}" embeds the whole graph in each step: '
+            "num-neighbors is not possible. Remove it."
+        )
+    if settings.setting == EDGE:
+        _check_edges(settings)
+    elif settings.split == "public":
+        raise ConfigError(
+            'setting = "link" splits the edges of each client: split = "public" is not '
+            'possible. Use percentages of the edges, e.g. "85/5/10".'
+        )
+    else:
+        for name in _changed(settings, "class_weights", "positive_class"):
+            raise ConfigError(
+                f'{kebab(name)} is not for setting = "link", which draws as many '
+                f"pairs without a link as there are links: remove {kebab(name)}."
+            )
+    _reject_sparsity(settings, "all features, edges and labels of a client")
+
+
+def _check_edges(settings: GeneralSettings) -> None:
+    """Reject malformed times, and a partition that needs classes of nodes."""
+    try:
+        read_time_cuts(settings.time_cuts)
+    except ValueError:
+        raise ConfigError(
+            "time-cuts must be two numbers, the times at which validation and test "
+            f'begin, the second one later, as in "400,500", got "{settings.time_cuts}".'
+        ) from None
+    if settings.partition not in EDGE_PARTITIONS:
+        raise ConfigError(
+            f'partition = "{settings.partition}" is not for setting = "edge", since it '
+            'reads more than the edges: use partition = "metis", "louvain" or "uniform".'
+        )
+
+
+def _check_graphs(settings: GeneralSettings) -> None:
+    """Reject a dataset or partition rule that graph classification does not support."""
+    if not settings.owners and is_file(settings.dataset):
+        raise ConfigError(
+            f"{settings.dataset} holds one graph, for the classification of its nodes or "
+            'edges or for link prediction: setting = "graph" is not possible. Use another '
+            'setting, or a dataset of task "graph", which flower-fgl datasets lists.'
+        )
+    if not settings.owners and settings.partition not in GRAPH_PARTITIONS:
+        names = '" or "'.join(GRAPH_PARTITIONS)
+        raise ConfigError(
+            f'partition = "{settings.partition}" partitions a single graph, but setting = '
+            '"graph" assigns whole graphs to clients: use a dataset of task "graph", '
+            f'which flower-fgl datasets lists, and partition = "{names}".'
+        )
+    _reject_sparsity(
+        settings,
+        'the nodes of one graph, but setting = "graph" classifies whole graphs',
+    )
+
+
+def _reject_sparsity(settings: GeneralSettings, why: str) -> None:
+    """Reject the sparsity settings; ``why`` says which data they would remove."""
+    for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
+        if getattr(settings, name):
+            raise ConfigError(
+                f"{kebab(name)} removes data from {why}: use {kebab(name)} = 0, got "
+                f"{getattr(settings, name)}."
+            )
+
+
+def _check_unseen(settings: GeneralSettings) -> None:
+    """Reject settings that the closed-set and open-set settings do not support."""
+    if settings.partition != "metis":
+        raise ConfigError(
+            f'setting = "{settings.setting}" partitions the graph among the clients and a '
+            f'new one with METIS: use partition = "metis", got "{settings.partition}".'
+        )
+    _reject_sparsity(
+        settings,
+        f'the graph of a client, but setting = "{settings.setting}" also scores nodes '
+        "outside it",
+    )
+
+
+def _check_few_shot(settings: GeneralSettings) -> None:
+    """Reject settings that the few-shot setting does not support."""
+    if settings.shots > MAX_SHOTS:
+        raise ConfigError(
+            "A client keeps the classes with more than 25 nodes. Of these, 15 are test "
+            "nodes, which leaves at least 11 for training: shots must be at most "
+            f"{MAX_SHOTS}, got {settings.shots}."
+        )
+    if settings.split != "default":
+        raise ConfigError(
+            'setting = "few-shot" draws the training nodes and 15 test nodes per class: '
+            f'split = "{settings.split}" is not possible. Use split = "default".'
+        )
+    if settings.label_sparsity:
+        raise ConfigError(
+            'label-sparsity removes training nodes, but setting = "few-shot" has the same '
+            "number in every class: use label-sparsity = 0 and fewer shots, got "
+            f"{settings.label_sparsity}."
+        )

@@ -1,0 +1,249 @@
+"""What settings need of the method: one table for the checks and for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.links import EDGE, LINK
+from flower_fgl.core.settings import (
+    ALL_TARGETS,
+    TARGETS,
+    GeneralSettings,
+    has_local_heads,
+    has_targets,
+)
+
+__all__ = ["NEEDS", "Need", "able_methods", "check_needs"]
+
+
+class Need(NamedTuple):
+    """One use of a setting, and the methods that it works with."""
+
+    setting: str  # with its value, as the documentation shows it
+    is_used: Callable[[GeneralSettings], Any]
+    has: Callable[[Any], Any]  # whether the row of a method has what the setting needs
+    lacks: str  # what other methods do; follows their name
+    can: str = ""  # verb before the list of able methods; empty: the list is of no use
+    remedy: str = ""  # what to do besides choosing an able method; may hold {example}
+    demand: str = (
+        ""  # by default "{setting} is not possible"; {rounds}: value of rounds
+    )
+
+    def error(self, settings: GeneralSettings, methods: Mapping[str, Any]) -> str:
+        """Return the error for a method that lacks what the setting needs."""
+        values = vars(settings)
+        if settings.dataset in TARGETS:
+            values = values | {"example": TARGETS[settings.dataset].example}
+        able = ", ".join(able_methods(self, methods))
+        demand = self.demand or f"{self.setting} is not possible"
+        parts = [
+            f"{settings.method} {self.lacks}: {demand.format(**values)}.",
+            f"These methods {self.can}: {able}." if self.can else "",
+            self.remedy.format(**values),
+        ]
+        return " ".join(filter(None, parts))
+
+
+NEEDS = (
+    Need(
+        f'target = "{ALL_TARGETS}"',
+        lambda s: s.target == ALL_TARGETS and has_targets(s),
+        lambda method: method.multi_label,
+        "predicts one class of each item",
+        can="predict several labels",
+        remedy='Choose one target, e.g. target = "{example}".',
+    ),
+    Need(
+        'evaluate = "mixed"',
+        lambda s: s.evaluate == "mixed",
+        lambda method: method.sends_mixtures,
+        "does not mix a model for each client",
+        can="do",
+        remedy='Or use evaluate = "local".',
+    ),
+    Need(
+        'evaluate = "global" or "both"',
+        lambda s: s.evaluate in ("global", "both"),
+        lambda method: method.has_global_model,
+        "has no global model",
+        can="have one",
+        remedy='Or use evaluate = "local".',
+        demand='evaluate = "{evaluate}" is not possible',
+    ),
+    Need(
+        'model = "gcn,gin"',
+        lambda s: "," in s.model,
+        lambda method: method.mixes_models,
+        "cannot average different backbones",
+        can="do not average them",
+        remedy="Or give one backbone.",
+        demand='model = "{model}" is not possible',
+    ),
+    Need(
+        "rounds",
+        lambda s: s.rounds > 1,
+        lambda method: not method.is_one_shot,
+        "is one-shot (one upload, one download)",
+        remedy="Set rounds = 1, or remove it.",
+        demand="rounds must be 1, got {rounds}",
+    ),
+    Need(
+        "eval-policy",
+        lambda s: s.eval_policy != "stale",
+        lambda method: not method.is_one_shot,
+        "samples all clients in its single round",
+        demand='use eval-policy = "stale", or remove it',
+    ),
+    Need(
+        "num-neighbors",
+        lambda s: s.num_neighbors,
+        lambda method: method.samples_neighbors,
+        "has its own training steps, which do not read num-neighbors",
+        can="read it",
+        demand="remove it",
+    ),
+    Need(
+        "batch-size, check-every",
+        lambda s: s.batch_size or s.check_every,
+        lambda method: method.takes_batches,
+        "trains on all training nodes of a client at once and keeps the last weights",
+        demand="batch-size and check-every must be 0, got {batch_size} and {check_every}",
+    ),
+    Need(
+        "check-every",
+        lambda s: s.check_every,
+        lambda method: not method.counts_steps,
+        "divides by the number of steps that led to a client's weights, and check-every "
+        "keeps those of an earlier step",
+        demand="check-every must be 0, got {check_every}",
+    ),
+    Need(
+        "check-every",
+        lambda s: s.check_every,
+        lambda method: not method.sends_last_steps,
+        "uploads what the last steps of training predicted, and check-every keeps the "
+        "weights of an earlier step",
+        demand="check-every must be 0, got {check_every}",
+    ),
+    Need(
+        "batch-size",
+        lambda s: s.batch_size,
+        lambda method: not method.is_one_shot,
+        "trains on each graph as a whole",
+        demand="batch-size must be 0, got {batch_size}",
+    ),
+    Need(
+        "upload-clip",
+        lambda s: s.upload_clip,
+        lambda method: method.uploads,
+        "has no uploads to clip or to add noise to",
+        demand="remove upload-clip and upload-noise",
+    ),
+    Need(
+        'feature-align = "project"',
+        lambda s: s.owners and s.feature_align == "project",
+        lambda method: method.keeps_first_layer,
+        "cannot leave the first layer of each owner local",
+        can="can",
+        remedy='If all owners mean the same, use feature-align = "name".',
+    ),
+    Need(
+        'class-align = "local"',
+        has_local_heads,
+        lambda method: method.keeps_head,
+        "cannot leave the head of each owner local",
+        can="can",
+        remedy='If all owners mean the same, use class-align = "name".',
+    ),
+    Need(
+        'setting = "graph"',
+        lambda s: s.setting == "graph",
+        lambda method: method.graphs,
+        "classifies nodes only",
+        can="classify graphs",
+    ),
+    Need(
+        f'setting = "{LINK}"',
+        lambda s: s.setting == LINK,
+        lambda method: method.predicts_links,
+        "cannot predict links",
+        can="can",
+    ),
+    Need(
+        f'setting = "{EDGE}"',
+        lambda s: s.setting == EDGE,
+        lambda method: method.predicts_links,
+        "cannot classify edges",
+        can="can",
+    ),
+    Need(
+        'class-weights = "balanced"',
+        lambda s: s.class_weights == "balanced",
+        lambda method: method.weighs_classes,
+        "does not weigh classes",
+        can="weigh classes",
+    ),
+    Need(
+        "setting",
+        lambda s: s.setting not in ("transductive", "few-shot"),
+        lambda method: not method.needs_cross_edges,
+        "exchanges sums over the edges between clients' training graphs",
+        demand='it needs setting = "transductive" or "few-shot", got "{setting}"',
+    ),
+    Need(
+        "feature-norm",
+        lambda s: s.feature_norm == "columns",
+        lambda method: not method.needs_cross_edges,
+        'adds up features of different clients, which feature-norm = "columns" scales '
+        "differently on each",
+        demand='use "none" or "rows"',
+    ),
+    Need(
+        "secure-aggregation = true",
+        lambda s: s.secure_aggregation,
+        lambda method: method.additive,
+        "needs more than the sum of its uploads",
+        can="support it",
+    ),
+    Need(
+        'upload-noise-model = "distributed"',
+        lambda s: s.secure_aggregation and s.upload_noise_model == "distributed",
+        lambda method: method.additive and method.sums_scaled_uploads,
+        "sums other numbers than those that upload-clip bounds",
+        can="sum those",
+        remedy='Or use upload-noise-model = "local".',
+    ),
+    Need(
+        "min-clients",
+        lambda s: s.min_clients,
+        lambda method: method.takes_late_clients,
+        "needs all clients before round 1",
+        can="let clients join later",
+        demand="min-clients = {min_clients} is not possible",
+    ),
+    Need(
+        "aggregation",
+        lambda s: s.aggregation != "mean",
+        lambda method: method.robust,
+        "does more with its uploads than averaging weights",
+        can="support it",
+        demand='aggregation = "{aggregation}" is not possible',
+    ),
+)
+"""All needs; the first one that a run does not meet is its error."""
+
+
+def able_methods(need: Need, methods: Mapping[str, Any]) -> list[str]:
+    """Return the sorted names of the methods that have what a setting needs."""
+    return sorted(name for name, method in methods.items() if need.has(method))
+
+
+def check_needs(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject the first setting that needs what the method lacks."""
+    for need in NEEDS:
+        if need.is_used(settings) and not need.has(method):
+            raise ConfigError(need.error(settings, methods))

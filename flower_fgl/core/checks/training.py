@@ -1,0 +1,100 @@
+"""Checks of backbones, batches and the device."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.model_spec import (
+    BACKBONES,
+    SAMPLED,
+    SHALLOW,
+    ModelName,
+    read_model,
+    split_models,
+)
+from flower_fgl.core.options import nearest
+from flower_fgl.core.settings import (
+    TRACKERS,
+    GeneralSettings,
+    names_of_trackers,
+    read_num_neighbors,
+)
+
+__all__ = ["check_training"]
+
+
+def check_training(settings: GeneralSettings, method: Any) -> None:
+    """Reject backbones, neighbor samples, devices and trackers that cannot work."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", settings.device):
+        raise ConfigError(
+            f'device must be "auto", "cpu", "cuda" or "cuda:N", got "{settings.device}".'
+        )
+    for name in names_of_trackers(settings.track):
+        if name not in TRACKERS:
+            raise ConfigError(f'Unknown tracker "{name}". {nearest(name, TRACKERS)}')
+    models = {text: read_model(text) for text in split_models(settings.model)}
+    for text, model in models.items():
+        _check_model(text, model, settings, method)
+    if settings.num_neighbors:
+        _check_neighbors(settings, models)
+
+
+def _check_model(
+    text: str, model: ModelName, settings: GeneralSettings, method: Any
+) -> None:
+    """Reject a backbone with too few layers, of a wrong width or unfit for the method."""
+    layers = model.num_layers or settings.num_layers
+    if layers < 2 and model.name in BACKBONES and model.name not in SHALLOW:
+        where = "its name" if model.num_layers else "num-layers"
+        raise ConfigError(
+            f'model "{text}" needs at least 2 layers, got {layers} by {where}. Only '
+            f"{', '.join(SHALLOW)} work with one layer."
+        )
+    width = model.hidden_channels
+    if method.shares_embeddings and width not in (None, settings.hidden_channels):
+        raise ConfigError(
+            f"{settings.method} compares the embeddings of different clients: model "
+            f'"{text}" must have the width hidden-channels = '
+            f"{settings.hidden_channels}, got {width}. Other methods, e.g. local, "
+            "accept any widths."
+        )
+    if method.models and model.name not in method.models:
+        able = '" or "'.join(method.models)
+        raise ConfigError(
+            f'{settings.method} works with model = "{able}" only, got "{text}".'
+        )
+
+
+def _check_neighbors(settings: GeneralSettings, models: dict[str, ModelName]) -> None:
+    """Reject ``num-neighbors`` that is malformed or would have no effect."""
+    text = settings.num_neighbors
+    try:
+        numbers = read_num_neighbors(text)
+    except ValueError:
+        raise ConfigError(
+            "num-neighbors must be positive numbers, one per layer and separated by "
+            f'commas as in "10,10", got "{text}".'
+        ) from None
+    if settings.setting == "graph":
+        raise ConfigError(
+            'num-neighbors is for node classification: remove it for setting = "graph".'
+        )
+    if not settings.batch_size:
+        raise ConfigError(
+            "num-neighbors limits what a batch reads: set batch-size, or remove it."
+        )
+    for name, model in models.items():
+        layers = model.num_layers or settings.num_layers
+        if model.name in SAMPLED and len(numbers) != layers:
+            raise ConfigError(
+                f'num-neighbors = "{text}" has {len(numbers)} number(s), but model '
+                f'"{name}" has {layers} layers: give one number for each layer, the '
+                "last layer first."
+            )
+        if model.name in BACKBONES and model.name not in SAMPLED:
+            raise ConfigError(
+                f'num-neighbors does not work with model "{name}". Remove it, or use one '
+                f"of {', '.join(SAMPLED)}."
+            )
