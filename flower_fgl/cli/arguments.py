@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,9 +39,35 @@ SettingPairs = Annotated[
 ]
 
 
-def show(text: str) -> None:
+Dataset = Annotated[
+    str | None,
+    typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
+]
+Clients = Annotated[
+    int | None,
+    typer.Option(help="Number of clients; by default 10, or that of the owners."),
+]
+Rule = Annotated[
+    str | None,
+    typer.Option(help="Partition rule (default metis): louvain, dirichlet, …"),
+]
+GraphPath = Annotated[Path, typer.Argument(help="Graph: an .npz file or a CSV folder.")]
+NpzFolder = Annotated[
+    Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
+]
+NodeSet = Annotated[str, typer.Option(help="Node set: test, val, …")]
+RunFolders = Annotated[
+    list[str],
+    typer.Argument(
+        help="Run folders, folders of run folders, or patterns; FOLDER:NAME selects the "
+        "runs of one case, or of one method."
+    ),
+]
+
+
+def show(text: object, to: Console = console) -> None:
     """Print text without markup, colours or line wrapping."""
-    console.print(encodable(text), markup=False, highlight=False, soft_wrap=True)
+    to.print(encodable(str(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 def encodable(text: str) -> str:
@@ -49,24 +76,7 @@ def encodable(text: str) -> str:
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` pairs; values are TOML, bare words are strings.
-
-    Parameters
-    ----------
-    pairs : sequence of str
-        E.g. ``["rounds=5", "model=gin", "fedprox.mu=0.1"]``.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
-        Values by key.
-
-    Raises
-    ------
-    ConfigError
-        If a pair has no ``=``, an empty key, or a list or table as its value, or if a
-        key is given twice.
-    """
+    """Parse ``key=value`` pairs; values are TOML, bare words are strings."""
     out: dict[str, Scalar] = {}
     for key, text in map(split_pair, pairs):
         value = read_value(key, text)

@@ -43,14 +43,9 @@ SMALL_CLASS = 5
 class GraphReport:
     """Result of checking a graph file.
 
-    Parameters
-    ----------
-    problems : list of str
-        Reasons why the file cannot be used, each with a remedy; empty if it can.
-    notes : list of str
-        Properties that do not prevent use but deserve attention.
-    description : Description or None
-        What the server would learn, class counts included; ``None`` after a problem.
+    ``problems`` are reasons why the file cannot be used, ``notes`` what deserves
+    attention. ``description`` is what the server would learn, class counts included;
+    ``None`` after a problem.
     """
 
     problems: list[str]
@@ -63,23 +58,7 @@ def inspect_graph(
     settings: Mapping[str, Scalar],
     node: NodeSettings = NodeSettings(),  # noqa: B008 - frozen
 ) -> GraphReport:
-    """Find all problems of a data owner's graph file.
-
-    Parameters
-    ----------
-    path : Path
-        An ``.npz`` file or a CSV folder.
-    settings : mapping of str to bool, int, float or str
-        Run config of the planned run. ``split``, ``setting``, ``shots``,
-        ``share-class-counts`` and ``min-class-count`` matter.
-    node : NodeSettings
-        Node config with which the SuperNode will start.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong.
-    """
+    """Find all problems of a data owner's graph file, for a run and a node config."""
     config = parse_config(settings)
     owned, problems = inspect_graph_file(path, needs_labels=not config.has_pairs)
     if owned is None:
@@ -251,19 +230,9 @@ def _small_classes(description: Description, config: RunConfig) -> list[str]:
 def learned_by_server(
     description: Description, *, with_counts: bool
 ) -> dict[str, object]:
-    """Return exactly the fields that the server receives.
+    """Return exactly the fields that the server receives, by their name in the message.
 
-    Parameters
-    ----------
-    description : Description
-        Description in the report of :func:`inspect_graph`.
-    with_counts : bool
-        Whether ``share-class-counts`` is on.
-
-    Returns
-    -------
-    dict of str to object
-        Values by field name of the message.
+    ``with_counts`` is ``share-class-counts``.
     """
     if not with_counts:
         description = replace(description, class_counts=())
@@ -275,22 +244,7 @@ def describe_leaving(
     settings: Mapping[str, Scalar],
     node: NodeSettings = NodeSettings(),  # noqa: B008 - frozen
 ) -> list[str]:
-    """Say in an owner's words what leaves its machine, and what does not.
-
-    Parameters
-    ----------
-    description : Description
-        Description in the report of :func:`inspect_graph`.
-    settings : mapping of str to bool, int, float or str
-        Run config of the planned run.
-    node : NodeSettings
-        Node config with which the SuperNode will start.
-
-    Returns
-    -------
-    list of str
-        Lines of text.
-    """
+    """Say in an owner's words what leaves its machine, and what does not."""
     config = parse_config(settings)
     lines = ["What leaves this machine before round 1, once:"]
     lines += [f"  {text}" for text in said_once(description, config).values()]
@@ -313,17 +267,8 @@ def describe_leaving(
 def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     """Say in words what a description reveals.
 
-    Parameters
-    ----------
-    description : Description
-        Description of an owner's graph.
-    config : RunConfig
-        Settings of the planned run.
-
-    Returns
-    -------
-    dict of str to str
-        A phrase for each field of the message, or group of fields separated by spaces.
+    Returns a phrase for each field of the message, or group of fields separated by
+    spaces.
     """
     items = _items(config)
     size = "pairs of nodes to predict" if config.has_pairs else "nodes"

@@ -48,28 +48,7 @@ def principal_plane(points: Tensor) -> Tensor:
 
 
 def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
-    """Write the picture of :func:`embedding_figure` to a file.
-
-    Parameters
-    ----------
-    folder : Path
-        Run folder with a checkpoint.
-    partition_ids : sequence of int
-        Clients to draw, one panel each.
-    out : Path
-        PNG, SVG or PDF file to write, PNG without a suffix.
-
-    Returns
-    -------
-    Path
-        ``out``.
-
-    Raises
-    ------
-    RunError
-        If the folder holds no run, in the cases of :func:`embedding_figure`, or if the
-        file cannot be written.
-    """
+    """Write the picture of :func:`embedding_figure`, as PNG if ``out`` has no suffix."""
     figure = embedding_figure(Run.load(folder), partition_ids)
     try:
         plots.save_figure(figure, out, dpi=150)
@@ -83,14 +62,7 @@ def embedding_figure(
 ) -> Figure:
     """Draw the embeddings that the clients' models in a checkpoint compute.
 
-    Parameters
-    ----------
-    run : Run
-        Run with a checkpoint, which ``keep-checkpoint = true`` keeps.
-    partition_ids : sequence of int
-        Clients to draw, one panel each.
-    limit : int, positive
-        Maximum number of nodes per kind and client; the first ones are drawn.
+    Each client has a panel, with the first ``limit`` nodes of each kind.
 
     Raises
     ------

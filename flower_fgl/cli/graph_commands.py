@@ -9,6 +9,11 @@ from typing import Annotated
 import typer
 
 from flower_fgl.cli.arguments import (
+    Clients,
+    Dataset,
+    GraphPath,
+    NpzFolder,
+    Rule,
     SettingPairs,
     console,
     data_config,
@@ -36,18 +41,9 @@ __all__ += ["import_partition"]
 
 
 def partition(
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
-    ] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Number of clients; by default 10, or that of the owners."),
-    ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(help="Partition rule (default metis): louvain, dirichlet, …"),
-    ] = None,
+    dataset: Dataset = None,
+    clients: Clients = None,
+    rule: Rule = None,
     settings: SettingPairs = None,
     out: Annotated[
         Path | None,
@@ -75,21 +71,10 @@ def partition(
 
 
 def export(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
-    ],
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
-    ] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Number of clients; by default 10, or that of the owners."),
-    ] = None,
-    rule: Annotated[
-        str | None,
-        typer.Option(help="Partition rule (default metis): louvain, dirichlet, …"),
-    ] = None,
+    folder: NpzFolder,
+    dataset: Dataset = None,
+    clients: Clients = None,
+    rule: Rule = None,
     settings: SettingPairs = None,
 ) -> None:
     """Partition a dataset into one graph file per client.
@@ -111,9 +96,7 @@ def import_partition(
             help="Folder of a partition of OpenFGL, with data_0.pt, or of a FedGB dataset."
         ),
     ],
-    folder: Annotated[
-        Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
-    ],
+    folder: NpzFolder,
 ) -> None:
     """Convert a partition of OpenFGL or FedGB into one graph file per client.
 
@@ -128,7 +111,7 @@ def import_partition(
 
 
 def check_graph(
-    graph: Annotated[Path, typer.Argument(help="Graph: an .npz file or a CSV folder.")],
+    graph: GraphPath,
     settings: SettingPairs = None,
     node_config: Annotated[
         str,

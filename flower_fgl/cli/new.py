@@ -57,26 +57,7 @@ def new(
 
 
 def write_package(name: str, folder: Path) -> list[Path]:
-    """Write the package of a new method.
-
-    Parameters
-    ----------
-    name : str
-        Name of the method.
-    folder : Path
-        Folder to create.
-
-    Returns
-    -------
-    list of Path
-        The files, relative to ``folder``.
-
-    Raises
-    ------
-    ConfigError
-        If the name is malformed or taken, or the folder exists and is not empty, or cannot
-        be written.
-    """
+    """Write the package of a new method; return its files, relative to ``folder``."""
     names = _names(name)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(

@@ -27,22 +27,11 @@ __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_
 class PartitionReport:
     """Description of a partition.
 
-    Parameters
-    ----------
-    rows : list of list of str
-        Per client: partition-id, number of nodes (or graphs), numbers in the training,
-        validation and test sets and in ``columns``, number of classes, and the
-        exponential of its label entropy.
-    counts : Tensor of shape (K, C), int64
-        Labelled nodes (or graphs) by client and class.
-    class_names : tuple of str
-        Length C.
-    summary : str
-        Totals, share of edges kept, and the hash of the partition.
-    items : {"nodes", "graphs", "pairs"}
-        Unit of the counts.
-    columns : tuple of str
-        Titles of the node sets that only this setting scores.
+    A row holds a client's partition-id, number of items, numbers in the training,
+    validation and test sets and in ``columns``, number of classes, and the exponential
+    of its label entropy. ``counts``, of shape (K, C), holds labelled items by client
+    and class. ``columns`` are the titles of the node sets that only this setting
+    scores, ``items`` is the unit: nodes, graphs or pairs.
     """
 
     rows: list[list[str]]
@@ -73,18 +62,7 @@ def _sizes(client: ClientGraph, names: Iterable[str]) -> list[int]:
 
 
 def describe_clients(config: RunConfig) -> PartitionReport:
-    """Partition the dataset of a configuration and describe each client.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Data settings and ``clients``.
-
-    Raises
-    ------
-    DataError
-        If the data are missing or cannot be partitioned with these settings.
-    """
+    """Partition the dataset of a configuration and describe each client."""
     store = open_store(config, config.clients)
     counts, sizes, masked, edges = [], [], [], 0
     names: tuple[str, ...] = ()
@@ -132,20 +110,7 @@ def describe_clients(config: RunConfig) -> PartitionReport:
 
 
 def write_heat_map(report: PartitionReport, path: Path) -> None:
-    """Write a heat map of classes by client as a PNG file.
-
-    Parameters
-    ----------
-    report : PartitionReport
-        Description of the partition.
-    path : Path
-        File to write, PNG without a suffix; missing parent folders are created.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be written.
-    """
+    """Write a heat map of classes by client, as PNG if ``path`` has no suffix."""
     figure = label_heat_map(
         report.counts.numpy(), report.class_names, items=report.items
     )
@@ -158,19 +123,7 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
 
 
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:
-    """Write every client's graph as ``client-<k>.npz``.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Data settings and ``clients``.
-    folder : Path
-        Folder to write to; created if missing.
-
-    Returns
-    -------
-    list of Path
-        The written files.
+    """Write every client's graph as ``client-<k>.npz``, and return the files.
 
     Raises
     ------

@@ -60,16 +60,11 @@ class _Cell:
 
 @dataclass
 class TimeLeft:
-    """Estimate of the seconds that the runs of a grid still take.
+    """Estimate of the seconds that the runs of a grid still take, some of them at once.
 
     A round of a run is assumed to take as long as the rounds so far of runs of the same
     kind (the same row of the table), or else of all runs. The first round of a run does
     not count, because it includes the start of a process and the reading of the data.
-
-    Parameters
-    ----------
-    side_by_side : int
-        Runs at once.
     """
 
     side_by_side: int
@@ -122,20 +117,10 @@ class TimeLeft:
 
 
 class GridProgress:
-    """Show the active runs of a grid, and the time left.
+    """Show the active runs of a grid, and the time left, in a context.
 
-    Use as a context manager. It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`.
-
-    Parameters
-    ----------
-    console : Console
-        Console to print to.
-    estimate : TimeLeft
-        Holds all runs to come.
-    quiet : bool
-        Whether to print failures only.
-    now : callable
-        Clock in seconds.
+    It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`. ``estimate`` holds all runs to
+    come, ``now`` is a clock in seconds; ``quiet`` prints failures only.
     """
 
     def __init__(

@@ -35,16 +35,9 @@ ROUNDS = 3
 class Plan:
     """A checked rehearsal.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Settings of the run.
-    config : RunConfig
-        The same, parsed, with the number of owners as ``clients``.
-    owners : sequence of str
-        Names of the data owners.
-    graphs : mapping of str to Path
-        Graph file of each owner; empty if a dataset is partitioned.
+    ``values`` are the settings of the run, ``config`` the same, with the number of
+    owners as ``clients``. ``graphs`` holds each owner's file; empty if a dataset is
+    partitioned.
     """
 
     values: Mapping[str, Scalar]
@@ -63,23 +56,8 @@ def plan_rehearsal(
 ) -> Plan:
     """Check the settings and the names of the owners' graphs.
 
-    Parameters
-    ----------
-    graphs : sequence of Path
-        Graph file or CSV folder of each owner; if empty, a dataset is partitioned.
-    values : mapping of str to bool, int, float or str
-        ``method``, and ``rounds`` if it was chosen.
-    pairs : mapping of str to bool, int, float or str
-        Further settings.
-    dataset : str
-        Dataset to partition.
-    clients : int
-        Number of owners among whom it is partitioned.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong or has no effect, a graph is missing, or two have one name.
+    Without graphs, ``dataset`` is partitioned among ``clients``. ``values`` holds
+    ``method``, and ``rounds`` if it was chosen; ``pairs`` further settings.
     """
     settings: dict[str, Scalar] = {"rounds": ROUNDS, **values}
     method = METHODS.get(str(values["method"]))
@@ -120,28 +98,7 @@ def plan_rehearsal(
 def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run:
     """Run a rehearsal, print its results, and end everything that it started.
 
-    Parameters
-    ----------
-    folder : Path
-        New folder for all files.
-    plan : Plan
-        What to rehearse.
-    tls : bool
-        Whether connections are encrypted and SuperNodes authenticated.
-    timeout : float
-        Seconds within which the run must end.
-
-    Returns
-    -------
-    Run
-        The completed run.
-
-    Raises
-    ------
-    DataError
-        If a graph cannot be used.
-    RunError
-        If the folder is not empty, a program fails, or the run does not complete.
+    ``folder`` must be empty. The run must end within ``timeout`` seconds.
     """
     folder = folder.resolve()
     with sigterm_as_interrupt(), Rehearsal(folder, plan.owners, tls=tls) as stage:

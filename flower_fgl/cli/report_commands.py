@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flower_fgl.cli.arguments import console, show
+from flower_fgl.cli.arguments import NodeSet, RunFolders, console, show
 from flower_fgl.cli.table import reject_no_score
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import ConfigError, RunError
@@ -34,13 +34,7 @@ __all__ = ["compare", "embeddings", "reach", "report"]
 
 
 def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Run folders, folders of run folders, or patterns; FOLDER:NAME "
-            "selects the runs of one case, or of one method."
-        ),
-    ],
+    runs: RunFolders,
     out: Annotated[
         Path | None, typer.Option(help="HTML file or folder to write.")
     ] = None,
@@ -114,7 +108,7 @@ def compare(
         ),
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="Runs to compare with A.")],
-    column: Annotated[str, typer.Option(help="Node set: test, val, …")] = "test",
+    column: NodeSet = "test",
     metric: Annotated[
         str,
         typer.Option(
@@ -227,13 +221,8 @@ def reach(
         float,
         typer.Argument(metavar="SCORE", help="Target accuracy or AUROC, e.g. 0.8."),
     ],
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Run folders, folders of run folders, patterns, or FOLDER:NAME."
-        ),
-    ],
-    column: Annotated[str, typer.Option(help="Node set: test, val, …")] = "test",
+    runs: RunFolders,
+    column: NodeSet = "test",
     metric: Annotated[
         str,
         typer.Option(

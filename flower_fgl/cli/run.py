@@ -24,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flower_fgl.cli.arguments import show
 from flower_fgl.cli.progress import GridProgress, TimeLeft
 from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
@@ -53,20 +54,9 @@ __all__ = ["RunOptions", "resume_folder", "run_all"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Engine and display options of a run.
+    """Engine and display options of a run, as ``flower-fgl run`` takes them.
 
-    Parameters
-    ----------
-    engine : str
-        ``"local"`` or ``"ray"``.
-    workers : int or None
-        Clients that train at once with Ray; ``None`` for one per core.
-    client_gpus : float
-        GPUs per client with Ray.
-    quiet : bool
-        Whether to hide the progress bar.
-    jobs : int
-        Runs of a grid at once, each in a process of its own; 0: one per core.
+    Without ``workers``, Ray has one per core. ``jobs = 0``: one per core.
     """
 
     engine: str
@@ -87,31 +77,11 @@ def run_all(
 ) -> list[Run]:
     """Run all runs of an experiment, or the run or grid that the options describe.
 
-    Each run of a grid has a folder with a fixed name. A run that is complete is skipped,
-    and an interrupted one resumes from its checkpoint. A run that fails does not stop the
-    others.
-
-    Parameters
-    ----------
-    experiment_file : Path or None
-        Experiment file (TOML).
-    options : mapping of str to bool, int, float, str or list of these
-        Settings from the command line, which override those of the file; a list is a
-        grid.
-    run_options : RunOptions
-        Engine and display options.
-    console : Console
-        Console to print to.
-    cases : sequence of str
-        Cases of the file to run; all if empty.
-    draws : int, optional
-        Number of draws of the file to run, the first ones; by default all. Without a file
-        every run is repeated with so many partitions, splits and initial models.
-
-    Returns
-    -------
-    list of Run
-        Runs in the order of the grid.
+    Each run of a grid has a folder with a fixed name. A run that is complete is
+    skipped, and an interrupted one resumes from its checkpoint. A run that fails does
+    not stop the others. Options override the settings of the file; a list is a grid.
+    Without a file, ``draws`` repeats every run with so many partitions, splits and
+    initial models.
 
     Raises
     ------
@@ -161,15 +131,15 @@ def run_all(
             client_gpus=run_options.client_gpus,
             on_round=on_round,
         )
-    console.print(made.table(), markup=False, highlight=False, soft_wrap=True)
+    show(made.table(), console)
     return [made]
 
 
 def _ad_hoc(options: Mapping[str, Given], draws: int) -> Experiment:
     """Return the single run that options describe, or the grid of lists and draws.
 
-    The folder of a grid is named after its settings, so that the same command resumes it;
-    one with more draws adds runs to it.
+    The folder of a grid is named after its settings, so that the same command resumes
+    it; one with more draws adds runs to it.
     """
     single = {k: v for k, v in options.items() if not isinstance(v, list)}
     if len(single) == len(options) and not draws:
@@ -222,8 +192,8 @@ def _run_grid(
 ) -> list[Run]:
     """Run the missing runs of a grid; print the table and write the report.
 
-    ``every`` holds the runs of the whole experiment, for the report. ``copy`` stores the
-    experiment beside the runs, once none of them is refused.
+    ``every`` holds the runs of the whole experiment, for the report. ``copy`` stores
+    the experiment beside the runs, once none of them is refused.
     """
     # loads torch: the settings of all runs are checked first
     from flower_fgl.lab.experiments.jobs import Job, run_jobs
@@ -348,29 +318,13 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
 def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Run:
     """Resume an interrupted run; only print the results if it is complete.
 
-    Parameters
-    ----------
-    folder : Path
-        Run folder.
-    run_options : RunOptions
-        Display and Ray options; the engine is read from the checkpoint.
-    console : Console
-        Console to print to.
-
-    Returns
-    -------
-    Run
-        The completed run.
-
-    Raises
-    ------
-    FglError
-        In the cases of :func:`flower_fgl.resume`.
+    The engine is read from the checkpoint. Raises the errors of
+    :func:`flower_fgl.resume`.
     """
     before = Run.load(folder)
     if before.status == "completed":
         console.print("The run is complete: there is nothing to resume.")
-        console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
+        show(before.table(), console)
         return before
     # loads torch: a missing run folder is reported first
     from flower_fgl.lab.simulate import resume
@@ -383,7 +337,7 @@ def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Ru
             client_gpus=run_options.client_gpus,
             on_round=on_round,
         )
-    console.print(run.table(), markup=False, highlight=False, soft_wrap=True)
+    show(run.table(), console)
     return run
 
 
@@ -447,10 +401,7 @@ def _print_results(
     every: Sequence[PlannedRun],
     console: Console,
 ) -> None:
-    """Print the table and the partitions of a grid; write its report.
-
-    The report shows all complete runs of the experiment, earlier ones as well.
-    """
+    """Print the table and the partitions of a grid; write its report of ``every`` run."""
     # loads matplotlib, which a run does not need
     from flower_fgl.cli.tables import rows_table
     from flower_fgl.lab.report.page import write_report
@@ -460,7 +411,7 @@ def _print_results(
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
     console.print("partition", *hashes, sep="\n  ", markup=False, highlight=False)
     if text := _one_partition(done):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        show(text, console)
     settings = {run.label: dict(flatten_config(made.config)) for run, made in done}
     tuned = {
         run.label: experiment.tuning.get("settings", {}).get(run.row, [])
@@ -468,19 +419,17 @@ def _print_results(
     }
     versions = mixed_versions({run.name: made.environment for run, made in done})
     for text in (*unequal_settings(settings, tuned), *versions):
-        console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+        show(f"warning: {text}", console)
     tuning = describe_tuning(experiment.tuning)
     if tuning:
-        console.print(
-            f"tuning: {tuning}", markup=False, highlight=False, soft_wrap=True
-        )
+        show(f"tuning: {tuning}", console)
     folder = done[0][1].path.parent
     made = {run.name: run_made for run, run_made in done}
     shown = [made.get(run.name) or _complete_run(run) for run in every]
     found = [run for run in shown if run is not None]
     report = write_report(found, title=experiment.title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        show(text, console)
 
 
 def _one_partition(done: Sequence[tuple[PlannedRun, Run]]) -> str:

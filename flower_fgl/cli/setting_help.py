@@ -23,22 +23,9 @@ KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text
 def explain_setting(name: str) -> str:
     """Explain one setting: meaning, type, range, defaults, and how to set it.
 
-    Parameters
-    ----------
-    name : str
-        A general setting (``lr``), one with its table (``fedprox.mu``), or a setting of
-        methods without its table (``mu``), which explains that of each method. Python's
-        spelling with underscores is accepted.
-
-    Returns
-    -------
-    str
-        Several lines of text.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such setting; the message suggests the nearest one.
+    ``name`` is a general setting (``lr``), one with its table (``fedprox.mu``), or a
+    setting of methods without its table (``mu``), which explains that of each method.
+    Python's spelling with underscores is accepted.
     """
     declared = {key: (field, kind) for key, field, kind in _all_settings()}
     key = kebab(name)

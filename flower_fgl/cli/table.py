@@ -193,13 +193,7 @@ def table(
 
 
 def format_of(out: Path) -> str:
-    """Return the format of a table by the ending of its file.
-
-    Raises
-    ------
-    ConfigError
-        If the ending stands for no format.
-    """
+    """Return the format of a table by the ending of its file."""
     if out.suffix not in ENDINGS:
         raise ConfigError(
             f"{out} has none of the endings {', '.join(ENDINGS)}. Use one of them, or name "
@@ -211,21 +205,10 @@ def format_of(out: Path) -> str:
 def load_cells(
     texts: list[str], experiments: list[Path], select: str = ""
 ) -> tuple[list[Cell], list[str]]:
-    """Read cells from files, and make those of run folders.
+    """Read cells from files, and make those of run folders; also return what they lack.
 
-    Parameters
-    ----------
-    texts, experiments
-        Arguments of the command.
-    select : str
-        Validation score that selects the round of each run; empty: the run's own.
-
-    Returns
-    -------
-    list of Cell
-        In the order of the arguments.
-    list of str
-        What the cells do not hold.
+    ``select`` is the validation score that selects the round of each run; empty: its
+    own.
     """
     cells: list[Cell] = []
     notes: list[str] = []
@@ -261,23 +244,10 @@ def reject_no_score(
     column: str,
     others: Iterable[str] = (),
 ) -> None:
-    """Reject a value that is no score, e.g. a number of nodes.
+    """Reject a value of ``option`` that is no score, one of :data:`NO_SCORES`.
 
-    Parameters
-    ----------
-    option, metric : str
-        Option of the command, and its value.
-    scored : iterable of mapping
-        Scores by node set and name.
-    column : str
-        Node set.
-    others : iterable of str
-        What the option accepts besides the scores of the node set.
-
-    Raises
-    ------
-    ConfigError
-        If the value is one of :data:`~flower_fgl.core.score_names.NO_SCORES`.
+    ``scored`` holds scores by node set and name; ``others`` is what the option accepts
+    besides the scores of the node set ``column``.
     """
     if metric in NO_SCORES:
         scores = {
@@ -318,14 +288,9 @@ def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[C
 
 
 def complete_rows(cells: list[Cell], number: int = 0) -> tuple[list[Cell], list[str]]:
-    """Return the cells with all draws of their dataset, and name the others.
+    """Return the cells with all, or the first ``number``, draws of their dataset.
 
-    Parameters
-    ----------
-    cells : list of Cell
-        Rows of one or several datasets.
-    number : int
-        Only the first draws of a dataset are needed; 0: all.
+    Also return notes that name the others.
     """
     places: dict[str, set[tuple[int, int]]] = {}
     for cell in cells:
@@ -345,13 +310,7 @@ def complete_rows(cells: list[Cell], number: int = 0) -> tuple[list[Cell], list[
 
 
 def read_labels(path: Path) -> dict[str, str]:
-    """Read display names of rows, datasets and partitions.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing, is no TOML, or holds anything but texts.
-    """
+    """Read display names of rows, datasets and partitions from a TOML file."""
     try:
         found = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:

@@ -44,23 +44,8 @@ def parse_value(text: str) -> Any:
 def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, Given]:
     """Read the options of ``flower-fgl run`` that are settings, and its ``--set``.
 
-    Parameters
-    ----------
-    options : mapping of str to str
-        Text of options such as ``--method``, by setting.
-    pairs : sequence of str
-        Arguments of ``--set``, ``key=value``.
-
-    Returns
-    -------
-    dict of str to bool, int, float, str or list of these
-        Lists of at least two values for a grid, single values otherwise; by setting.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is given twice, a pair is malformed, or in the cases of
-        :func:`read_values`.
+    ``options`` holds their text by setting. Values are lists of at least two for a
+    grid, single values otherwise.
     """
     texts = dict(options)
     for pair in pairs:
@@ -79,35 +64,14 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
 def read_value(key: str, text: str) -> Any:
     """Read the single value of a setting: TOML, or the text as typed.
 
-    Parameters
-    ----------
-    key : str
-        Setting.
-    text : str
-        A TOML value or a bare word. For a setting that is a text, e.g. ``output-dir``, a
-        number, boolean, date or time is the text itself.
-
-    Returns
-    -------
-    object
-        A bool, int, float or str if the text is a single value.
+    For a setting that is a text, e.g. ``output-dir``, a number, boolean, date or time
+    is the text itself.
     """
     return _as_text(parse_value(text), text, _declared(key)[1])
 
 
 def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None:
-    """Reject a setting that both an option and ``--set`` give.
-
-    Parameters
-    ----------
-    options, pairs : collection of str
-        Settings that options, and that ``--set`` gives.
-
-    Raises
-    ------
-    ConfigError
-        Naming the setting.
-    """
+    """Reject a setting that both an option and ``--set`` give."""
     for key in pairs:
         if key in options:
             option = "rule" if key == "partition" else key
@@ -117,26 +81,10 @@ def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None
 
 
 def read_values(key: str, text: str) -> list[Scalar]:
-    """Read the values of one setting.
+    """Read the values of one setting, at least one.
 
-    Parameters
-    ----------
-    key : str
-        Setting.
-    text : str
-        A TOML value or a bare word; several of them separated by commas; ``a..b`` for the
-        whole numbers from a to b; or a TOML array.
-
-    Returns
-    -------
-    list of bool, int, float or str
-        At least one value.
-
-    Raises
-    ------
-    ConfigError
-        If a value is missing or listed twice, a range is empty, too long, or of a
-        setting that is no whole number.
+    The text is a TOML value or a bare word; several of them separated by commas;
+    ``a..b`` for the whole numbers from a to b; or a TOML array.
 
     Notes
     -----

@@ -37,22 +37,10 @@ def replacing(
 ) -> Iterator[IO[bytes]]:
     """Open a new file that replaces ``path`` when the block ends without an error.
 
-    Parameters
-    ----------
-    path : Path
-        File to create or replace; its folder must exist.
-    is_private : bool
-        Whether only the owner of the process may read and write the file (mode 0600).
-    is_synced : bool
-        Whether file and folder are synced to disk, so that the file outlives a power
-        failure. In any case a killed process leaves the old or the new file, never a part.
-    is_new : bool
-        Whether ``path`` must not exist: then it is created, and never replaced.
-
-    Yields
-    ------
-    file
-        Open for writing, in the folder of ``path``.
+    The folder of ``path`` must exist. With ``is_private`` only the owner of the process may
+    read and write the file (mode 0600). With ``is_synced`` it outlives a power failure; a
+    killed process leaves the old or the new file in any case, never a part. With ``is_new``
+    the file is created, and never replaced.
 
     Raises
     ------
@@ -86,39 +74,13 @@ def replacing(
 def write_file(
     path: Path, data: bytes, *, is_private: bool = False, is_synced: bool = True
 ) -> None:
-    """Create or replace a file atomically, see :func:`replacing`.
-
-    Parameters
-    ----------
-    path : Path
-        File to create or replace.
-    data : bytes
-        Content of the file.
-    is_private, is_synced : bool
-        As for :func:`replacing`.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; an existing file is left unchanged.
-    """
+    """Create or replace a file atomically, see :func:`replacing`."""
     with replacing(path, is_private=is_private, is_synced=is_synced) as file:
         file.write(data)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents with mode 0700; keep existing ones.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder to create.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be created.
-    """
+    """Create a folder and its missing parents with mode 0700; keep existing ones."""
     for missing in reversed([folder, *folder.parents]):
         if not missing.is_dir():
             missing.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
@@ -137,18 +99,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to disk, so that a rename in it is permanent.
-
-    Parameters
-    ----------
-    folder : Path
-        Existing folder.
-
-    Raises
-    ------
-    OSError
-        If the disk reports an error.
-    """
+    """Sync the entries of a folder to disk, so that a rename in it is permanent."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

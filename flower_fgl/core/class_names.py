@@ -31,17 +31,9 @@ MOST_OWNERS = 5
 def plain_spelling(name: str) -> str:
     """Return a class name without what people and programs spell differently.
 
-    Parameters
-    ----------
-    name : str
-        Class name of at most a few hundred characters.
-
-    Returns
-    -------
-    str
-        In small letters, with single spaces and none at the ends; a whole number such as
-        ``01`` or ``1.0`` is ``1``. Other numbers stay: ``1.1`` and ``1.10`` may be codes
-        of two classes.
+    In small letters, with single spaces and none at the ends; a whole number such as
+    ``01`` or ``1.0`` is ``1``. Other numbers stay: ``1.1`` and ``1.10`` may be codes of
+    two classes.
     """
     text = " ".join(unicodedata.normalize("NFC", name).casefold().split())
     return str(int(text.partition(".")[0])) if WHOLE.fullmatch(text) else text
@@ -57,18 +49,10 @@ def odd_spellings(
 ) -> dict[str, str]:
     """Find data owners that spell a class differently from most owners that have it.
 
-    Parameters
-    ----------
-    lists : mapping of str to collection of str
-        Each data owner's class names, by the owner's label in messages.
-    is_trusted : bool
-        Whether to find all such owners, and not the few without which the others agree.
-
-    Returns
-    -------
-    dict of str to str
-        Why the owner does not fit. If two spellings of a class are equally frequent, all
-        owners of that class are in the result.
+    ``lists`` holds each owner's class names by its label in messages. ``is_trusted`` finds
+    all such owners, and not the few without which the others agree. Returns why an owner
+    does not fit. If two spellings of a class are equally frequent, all owners of that class
+    are in the result.
 
     Notes
     -----
@@ -138,17 +122,8 @@ def _shortened(text: str) -> str:
 def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]:
     """Find data owners of which no other owner has any class.
 
-    Parameters
-    ----------
-    lists : mapping of str to collection of str
-        Each data owner's class names, by the owner's label in messages.
-
-    Returns
-    -------
-    str
-        Why the owners cannot learn from each other, if all are such owners; else empty.
-    list of str
-        A warning for each such owner.
+    Returns why the owners cannot learn from each other, empty unless all are such owners,
+    and a warning for each such owner.
     """
     holders = Counter(name for own in lists.values() for name in set(own))
     lone = {
@@ -176,16 +151,8 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Return one numbering of all classes of the data owners.
 
-    Parameters
-    ----------
-    lists : collection of tuple of str
-        Each data owner's class names in its own order, by ascending partition-id.
-
-    Returns
-    -------
-    tuple of str
-        C class names, in the order of the first data owner that has all classes. If none
-        has, they are sorted, as numbers if all names are whole numbers.
+    It is the order of the first owner, by ascending partition-id, that has all classes. If
+    none has, the C names are sorted, as numbers if all are whole numbers.
     """
     union = {name for names in lists for name in names}
     for names in lists:

@@ -106,19 +106,10 @@ class RunConfig(GeneralSettings):
         return self.target == ALL_TARGETS and has_targets(self)
 
     def decoder(self, num_classes: int, num_edge_features: int) -> str:
-        """Return the decoder of pairs of nodes, empty if the run has none.
+        """Return the decoder of pairs of nodes; empty if the run has no pairs.
 
-        Parameters
-        ----------
-        num_classes : int
-            Number of classes C of the edges.
-        num_edge_features : int
-            Width a of the features of edges.
-
-        Returns
-        -------
-        str
-            As :func:`flower_fgl.nn.link.make_decoder` reads it.
+        :func:`flower_fgl.nn.link.make_decoder` reads it. ``num_classes`` is the number
+        C of classes of the edges, ``num_edge_features`` the width a of their features.
         """
         if self.classifies_edges:
             return f"edge:{num_classes}x{num_edge_features}"
@@ -176,8 +167,7 @@ class RunConfig(GeneralSettings):
             Flat keys such as ``rounds``, ``fedprox.mu``, ``synthetic.nodes``; missing
             keys take their default.
         methods : mapping of str to Method
-            The table of methods, each with ``settings`` (a dataclass or ``None``) and
-            ``defaults`` (its own defaults of general settings).
+            The table of methods.
         datasets : iterable of str, optional
             Names of the known datasets; by default ours and those of other packages.
 
@@ -315,15 +305,7 @@ def _origins(table: str, settings: Any) -> dict[str, str]:
 def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
     """Build the table ``[tool.flwr.app.config]`` of ``pyproject.toml``.
 
-    Parameters
-    ----------
-    methods : mapping of str to Method
-        The table of methods.
-
-    Returns
-    -------
-    dict
-        General keys first, then one table per method that has settings.
+    General keys come first, then one table per method that has settings.
     """
     table: dict[str, Any] = {
         kebab(f.name): AUTO if f.metadata["auto"] else f.default

@@ -31,17 +31,9 @@ SIGNAL_SECONDS = 1.0
 
 
 def runtime_address(arguments: Sequence[str]) -> tuple[str, int] | None:
-    """Return host and port of the SuperLink from the command line of a ServerApp.
+    """Return host and port of the SuperLink from the ``sys.argv`` of ``flwr-serverapp``.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        ``sys.argv`` of ``flwr-serverapp``, with ``--runtime-api-address HOST:PORT``.
-
-    Returns
-    -------
-    tuple of str and int, or None
-        ``None`` if the command line has no such address.
+    ``None`` if it lacks ``--runtime-api-address HOST:PORT``.
     """
     for word, value in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, rest = word.partition("=")
@@ -59,24 +51,11 @@ def watch_connection(
     give_up: float = GIVE_UP_SECONDS,
     every: float = PROBE_SECONDS,
 ) -> Iterator[None]:
-    """Raise an error inside the block once the SuperLink cannot be reached any more.
+    """Raise a RunError inside the block once the SuperLink cannot be reached any more.
 
-    A thread opens a TCP connection now and then. When that has failed for some time, it
-    interrupts the main thread, wherever that waits.
-
-    Parameters
-    ----------
-    address : tuple of str and int, or None
-        Host and port of the SuperLink; ``None`` does nothing.
-    give_up : float
-        Seconds without a connection after which the block ends.
-    every : float
-        Seconds between two attempts, and the longest duration of one.
-
-    Raises
-    ------
-    RunError
-        In the block, if the SuperLink cannot be reached.
+    A thread opens a TCP connection every ``every`` seconds. When that has failed for
+    ``give_up`` seconds, it interrupts the main thread, wherever that waits. Without an
+    address nothing is watched.
 
     Notes
     -----
@@ -126,20 +105,11 @@ def watch_connection(
 
 @contextlib.contextmanager
 def prefer_stop(call: Callable[[], object]) -> Iterator[None]:
-    """Let Flower's signal end a stopped run before an error of Flower does.
+    """Let Flower's signal end a stopped run (SystemExit) before an error of Flower does.
 
     ``flwr stop`` deletes the messages of the run, so that a ServerApp that sends some
-    fails, for example by ``ObjectPushError``.
-
-    Parameters
-    ----------
-    call : callable
-        Calls the SuperLink. If the run was stopped, Flower sends the signal then.
-
-    Raises
-    ------
-    SystemExit
-        In place of an error of Flower, if the run was stopped.
+    fails, for example by ``ObjectPushError``. ``call`` calls the SuperLink: if the run was
+    stopped, Flower sends the signal then.
     """
     try:
         yield

@@ -23,16 +23,7 @@ def hidden_normal(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Draw standard normal numbers.
-
-    Parameters
-    ----------
-    shape : sequence of int
-        Shape of the result.
-    generator : torch.Generator, optional
-        Source of tests that must repeat; by default the operating system.
-    dtype : torch.dtype
-        Type of the result.
+    """Draw standard normal numbers, without a generator from the operating system.
 
     Returns
     -------
@@ -52,12 +43,7 @@ def hidden_normal(
 def hidden_uniform(
     shape: Sequence[int], *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw numbers between 0 and 1, see :func:`hidden_normal`.
-
-    Returns
-    -------
-    Tensor of shape ``shape``, float64
-    """
+    """Draw float64 numbers between 0 and 1, see :func:`hidden_normal`."""
     if generator is not None:
         return torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
     values = (_bits(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -22,19 +22,9 @@ MAX_REASON = 500
 
 
 def one_line(text: object, most: int = MAX_REASON) -> str:
-    r"""Return foreign text for a log: one line, shortened, control characters escaped.
+    r"""Return foreign text for a log: one line of at most ``most`` printable characters.
 
-    Parameters
-    ----------
-    text : object
-        Text, or an object whose text is shown.
-    most : int
-        Largest number of characters of the result.
-
-    Returns
-    -------
-    str
-        Printable characters only, e.g. ``\x1b`` for an escape character.
+    Control characters are escaped, e.g. ``\x1b``.
     """
     words = " ".join(str(text)[: 4 * most].split())
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
@@ -73,13 +63,7 @@ LACK_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 
 @contextmanager
 def report_lack_of_memory() -> Iterator[None]:
-    """Raise a :class:`RunError` where a tensor does not fit into the memory.
-
-    Raises
-    ------
-    RunError
-        In place of a ``MemoryError``, or of torch's error of a failed allocation.
-    """
+    """Raise a :class:`RunError` for a ``MemoryError`` or a failed allocation of torch."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -110,10 +94,6 @@ PLAIN_ERRORS = _PlainErrors()
 def hide_tracebacks(logger: logging.Logger) -> None:
     """Let a logger show an :class:`FglError` by its message, until the process ends.
 
-    Parameters
-    ----------
-    logger : Logger
-        E.g. Flower's logger, which logs what an app raises. Other errors keep their
-        traceback. A second call has no effect.
+    Other errors keep their traceback. A second call has no effect.
     """
     logger.addFilter(PLAIN_ERRORS)

@@ -58,15 +58,7 @@ _refused: dict[str, dict[str, str]] = {"methods": {}, "backbones": {}, "datasets
 
 @dataclass(frozen=True)
 class Installed:
-    """One row that an installed package offers.
-
-    Parameters
-    ----------
-    package, version : str
-        The package as pip knows it.
-    entry : EntryPoint
-        Its name, and a reference ``module:attribute`` to the row.
-    """
+    """One row that an installed package offers; the entry point refers to it."""
 
     package: str
     version: str
@@ -81,12 +73,9 @@ class Installed:
 
 @lru_cache(maxsize=3)
 def installed(kind: Kind) -> Mapping[str, tuple[Installed, ...]]:
-    """Find the rows of installed packages by name, without importing them.
+    """Find the rows of installed packages by sorted name, without importing them.
 
-    Returns
-    -------
-    mapping of str to tuple of Installed
-        Names are sorted; a name has several rows if several packages use it.
+    A name has several rows if several packages use it.
     """
     found: dict[str, dict[tuple[str, str], Installed]] = {}
     for entry in entry_points(group=f"flower_fgl.{kind}"):
@@ -135,13 +124,7 @@ def refusal(kind: Kind, name: str) -> str:
 
 
 def registered(kind: Kind | None = None) -> Registered:
-    """Return the rows registered in this process, by kind and name.
-
-    Parameters
-    ----------
-    kind : str, optional
-        Only this kind.
-    """
+    """Return the rows registered in this process, by kind (all by default) and name."""
     kinds = list(_registered) if kind is None else [kind]
     return {k: dict(_registered[k]) for k in kinds if _registered[k]}
 
@@ -155,16 +138,7 @@ def adopt(rows: Mapping[str, Mapping[str, Any]]) -> None:
 def register_row(kind: Kind, name: str, row: Any, own: Mapping[str, Any]) -> None:
     """Add a row to a table of this process, or replace one that was added before.
 
-    Parameters
-    ----------
-    kind : {"methods", "backbones", "datasets"}
-        The table.
-    name : str
-        Lower-case letters, digits, ``-`` and ``+``.
-    row : object
-        The row.
-    own : mapping of str to object
-        The rows of this package.
+    ``own`` holds the rows of this package.
 
     Raises
     ------
@@ -196,17 +170,8 @@ class Table(MutableMapping[str, Row], Generic[Row]):
 
     Installed rows are imported when the table is first read. A row that cannot be used is
     left out. Reading it raises an error with the reason; listing the table logs it once.
-
-    Parameters
-    ----------
-    kind : {"methods", "backbones", "datasets"}
-        Which rows.
-    own : mapping of str to Row
-        The rows of this package.
-    read : callable
-        Checks and converts a row of another package, given its name and the object.
-    is_light : bool
-        Whether rows must not import torch, since the command line reads the table.
+    ``read`` checks and converts a row of another package. Rows of a light table must not
+    import torch, since the command line reads it.
     """
 
     def __init__(
@@ -225,15 +190,7 @@ class Table(MutableMapping[str, Row], Generic[Row]):
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> Row:
-        """Return a row.
-
-        Raises
-        ------
-        KeyError
-            If there is none of this name.
-        ConfigError
-            If an installed package offers it and it cannot be used.
-        """
+        """Return a row; ConfigError if a package offers it and it cannot be used."""
         if name in self.own:
             return self.own[name]
         given = _registered[self._kind]

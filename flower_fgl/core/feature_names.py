@@ -13,18 +13,7 @@ SHOWN = 5
 
 
 def hash_names(names: Sequence[str]) -> str:
-    """Return the SHA-256 of names in their order, as hexadecimal text.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Length d; empty if the columns have no names.
-
-    Returns
-    -------
-    str
-        64 characters; empty without names.
-    """
+    """Return the SHA-256 of names in their order, hexadecimal; empty without names."""
     if not names:
         return ""
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
@@ -33,15 +22,8 @@ def hash_names(names: Sequence[str]) -> str:
 def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | None:
     """Return the columns in which ``names`` become ``wanted``.
 
-    Parameters
-    ----------
-    names, wanted : sequence of str
-        Length d, distinct.
-
-    Returns
-    -------
-    list of int, or None
-        ``names[order[i]] == wanted[i]``; ``None`` if the two have other names.
+    That is, ``names[order[i]] == wanted[i]``; ``None`` if the two have other names. The
+    names of each list are distinct.
     """
     place = {name: column for column, name in enumerate(names)}
     if place.keys() != set(wanted) or len(names) != len(wanted):
@@ -50,12 +32,9 @@ def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | Non
 
 
 def differing_names(names: Sequence[str], wanted: Sequence[str]) -> str:
-    """Describe how names differ from the wanted ones.
+    """Describe how names differ from the wanted ones; empty for equal sets.
 
-    Returns
-    -------
-    str
-        For example ``missing: age; not expected: weight``; empty for equal sets.
+    For example ``missing: age; not expected: weight``.
     """
     parts = []
     for text, here, there in (

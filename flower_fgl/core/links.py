@@ -30,12 +30,7 @@ ones to classify edges."""
 
 
 def read_time_cuts(text: str) -> tuple[float, float] | None:
-    """Return the two times of the setting ``time-cuts``, ``None`` if it is empty.
-
-    Parameters
-    ----------
-    text : str
-        Two numbers separated by a comma, e.g. ``"400,500"``.
+    """Return the two times of ``time-cuts``, e.g. ``"400,500"``; ``None`` if it is empty.
 
     Raises
     ------

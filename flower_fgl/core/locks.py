@@ -19,15 +19,9 @@ def hold(
 ) -> Iterator[None]:
     """Lock a run folder; the lock is released when the block or the process ends.
 
-    Parameters
-    ----------
-    folder : Path
-        The run folder; the lock file lies beside it.
-    is_server : bool
-        Whether the caller is the server of the run. The launcher holds the lock beside
-        the folder meanwhile, so the server uses a second lock inside the folder.
-    timeout : float
-        Seconds to wait until another process releases the lock.
+    The lock file lies beside the folder. The launcher holds it while the server of the run
+    (``is_server``) works, which uses a second lock inside the folder. ``timeout`` is the
+    number of seconds to wait for another process.
 
     Raises
     ------

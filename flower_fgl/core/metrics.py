@@ -252,15 +252,7 @@ def _one_against_rest(
 def score_areas(
     scores: Scores, logits: Tensor, y: Tensor, mask: Tensor, num_classes: int
 ) -> Scores:
-    """Add AUROC and AUPRC of nodes, graphs or classified edges.
-
-    Parameters
-    ----------
-    scores : Scores
-        Accuracy and F1 of the same items.
-    logits, y, mask, num_classes
-        See :func:`auroc` and :func:`auprc`.
-    """
+    """Add AUROC and AUPRC of nodes, graphs or classified edges to their other scores."""
     return replace(
         scores,
         auroc=auroc(logits, y, mask, num_classes),

@@ -31,17 +31,8 @@ __all__ = [
 __all__ += ["read_model", "split_models"]
 
 BACKBONES = [
-    "appnp",
-    "gamlp",
-    "gat",
-    "gcn",
-    "gcnii",
-    "gin",
-    "graphsage",
-    "mlp",
-    "sgc",
-    "sign",
-    "ssgc",
+    *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "graphsage", "mlp"),
+    *("sgc", "sign", "ssgc"),
 ]
 """Our own names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
@@ -84,18 +75,7 @@ class ModelName:
 
 
 def split_models(models: str) -> list[str]:
-    """Split the setting ``model`` at its commas.
-
-    Returns
-    -------
-    list of str
-        At least one name, each checked by :func:`read_model`.
-
-    Raises
-    ------
-    ConfigError
-        See :func:`read_model`.
-    """
+    """Split the setting ``model`` at its commas; check each name by :func:`read_model`."""
     names = [part.strip() for part in models.split(",")]
     for name in names:
         read_model(name)
@@ -103,12 +83,7 @@ def split_models(models: str) -> list[str]:
 
 
 def read_model(text: str) -> ModelName:
-    """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``.
-
-    Parameters
-    ----------
-    text : str
-        E.g. ``"gcn:3x512"``.
+    """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``, e.g. ``gcn:3x512``.
 
     Raises
     ------

@@ -176,15 +176,7 @@ class NodeSettings:
 def read_node_config(text: str) -> dict[str, Scalar]:
     """Read the text of ``--node-config`` as Flower does, and refuse what Flower drops.
 
-    Parameters
-    ----------
-    text : str
-        Pairs ``key=value`` separated by blanks, or the path of a TOML file.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
-        Values by key.
+    The text holds pairs ``key=value`` separated by blanks, or is the path of a TOML file.
 
     Raises
     ------
@@ -228,11 +220,6 @@ def _dropped(words: Sequence[str]) -> str:
 def node_config_text(values: Mapping[str, Scalar]) -> str:
     """Write a node config as text for ``--node-config``.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Values by key.
-
     Notes
     -----
     1. Flower ends a text at its next quotation mark, also after a backslash. So both
@@ -247,18 +234,7 @@ def node_config_text(values: Mapping[str, Scalar]) -> str:
 
 
 def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the floors that a node config sets.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flower's ``context.node_config``.
-
-    Raises
-    ------
-    RunError
-        If the node config is wrong.
-    """
+    """Return the floors that a node config sets; RunError if it is wrong."""
     settings = parse_node_config(values)
     floors = {
         f.name: f.default for f in fields(NodeSettings) if kebab(f.name) in FLOORS
@@ -268,16 +244,7 @@ def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
-    """Parse and check a node config.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flower's ``context.node_config``.
-
-    Returns
-    -------
-    NodeSettings
+    """Parse and check Flower's ``context.node_config``.
 
     Raises
     ------
@@ -363,29 +330,14 @@ def broken_floors(
     uploads: bool,
     known_methods: Collection[str],
 ) -> list[str]:
-    """Compare the settings of a run with the floors of a data owner.
+    """Say which effective settings of a run are weaker than the floors of a data owner.
 
-    Parameters
-    ----------
-    node : NodeSettings
-        The owner's limits.
-    run : mapping of str to bool, int, float or str
-        The run's effective settings, by kebab-case key.
-    uploads : bool
-        Whether the method uploads anything. A method without uploads has none to
-        protect.
-    known_methods : collection of str
-        Names of all methods that this process knows.
-
-    Returns
-    -------
-    list of str
-        One phrase for each setting that is weaker than its floor; empty if none is.
+    A method that uploads nothing has no uploads to protect.
 
     Raises
     ------
     RunError
-        If the node config lists an unknown method.
+        If the node config lists a method that is not in ``known_methods``.
     """
     _require_known("methods", node.methods, known_methods)
     found = []

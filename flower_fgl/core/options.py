@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import operator
 import os
 import re
 import tomllib
@@ -31,6 +32,8 @@ __all__ = [
 
 Scalar = bool | int | float | str
 AUTO = "auto"
+BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+"""Bounds of :func:`option`, named as in ``operator``, and their signs."""
 BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
 """Texts that count as booleans: in TOML, in Python, and each of them in quotes."""
 
@@ -100,13 +103,7 @@ def kebab(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the closest known name and the list of all, for an error message.
-
-    Returns
-    -------
-    str
-        ``'Did you mean "a"? Known: a, b.'``
-    """
+    """Return the closest name and the list: ``'Did you mean "a"? Known: a, b.'``."""
     names = sorted(known)
     # papers write "FedPG" and "FED-PUB", users "round" for "rounds"
     given = _letters(name)
@@ -131,13 +128,7 @@ def _letters(name: str) -> str:
 
 
 def load_toml(text: str) -> dict[str, Any]:
-    """Parse TOML that may write booleans as Python does, ``True`` and ``False``.
-
-    Raises
-    ------
-    tomllib.TOMLDecodeError
-        If the text is not TOML.
-    """
+    """Parse TOML that may write booleans as Python does, ``True`` and ``False``."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -174,19 +165,16 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
             f"{key} must be {finite}of type {kind.__name__}{hint}, got {value!r} "
             f"({type(value).__name__}). {key}: {metadata['text']}."
         )
-    bounds = [
-        f"{sign} {_shown(metadata[name])}"
-        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+    bounds = {
+        name: (sign, metadata[name])
+        for name, sign in BOUNDS.items()
         if metadata[name] is not None
-    ]
-    ok = (
-        (metadata["ge"] is None or value >= metadata["ge"])
-        and (metadata["gt"] is None or value > metadata["gt"])
-        and (metadata["le"] is None or value <= metadata["le"])
-        and (metadata["lt"] is None or value < metadata["lt"])
-    )
-    if not ok:
-        raise ConfigError(f"{key} must be {' and '.join(bounds)}, got {value!r}.")
+    }
+    if not all(getattr(operator, n)(value, bound) for n, (_, bound) in bounds.items()):
+        text = " and ".join(
+            f"{sign} {_shown(bound)}" for sign, bound in bounds.values()
+        )
+        raise ConfigError(f"{key} must be {text}, got {value!r}.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise ConfigError(
             f'{key} = "{value}" is unknown. {nearest(str(value), metadata["choices"])}'
@@ -199,13 +187,7 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
 
 @cache
 def fields_by_key(cls: Any) -> Mapping[str, Field[Any]]:
-    """Return the fields of a settings dataclass by kebab-case key.
-
-    Parameters
-    ----------
-    cls : type
-        A dataclass whose fields are declared with :func:`option`.
-    """
+    """Return the fields of a settings dataclass by kebab-case key."""
     return {kebab(f.name): f for f in fields(cls)}
 
 
@@ -216,17 +198,9 @@ def _types_of(cls: Any) -> dict[str, Any]:
 
 
 def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:
-    """Return the former settings of a settings class, with their fixed values.
+    """Return the former settings of a settings class, with the values used now.
 
-    Parameters
-    ----------
-    cls : type or None
-        A settings dataclass. Its class variable ``REMOVED``, if any, maps the kebab-case
-        key of each former setting to the value that the code now uses.
-
-    Returns
-    -------
-    mapping of str to bool, int, float or str
+    They are its class variable ``REMOVED``, by kebab-case key, if it has one.
     """
     removed: Mapping[str, Scalar] = getattr(cls, "REMOVED", {})
     return removed
@@ -235,23 +209,9 @@ def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:
 def drop_removed(
     cls: type[Any] | None, values: Mapping[str, Any], *, prefix: str = ""
 ) -> dict[str, Any]:
-    """Leave out the former settings of a settings class.
+    """Leave out the former settings of a settings class, which earlier run folders hold.
 
-    Run folders and model files of earlier versions hold such keys.
-
-    Parameters
-    ----------
-    cls : type or None
-        A settings dataclass.
-    values : mapping of str to bool, int, float or str
-        Kebab-case keys without prefix.
-    prefix : str
-        Table name for messages, e.g. ``"fedprox"``.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
-        ``values`` without the removed keys.
+    ``prefix`` is the table's name for messages, e.g. ``"fedprox"``.
 
     Raises
     ------
@@ -270,17 +230,10 @@ def drop_removed(
 
 
 def parse_settings(cls: Any, values: Mapping[str, Any], *, prefix: str = "") -> Any:
-    """Build a settings dataclass from kebab-case values.
+    """Build a settings dataclass, declared by :func:`option`, from kebab-case values.
 
-    Parameters
-    ----------
-    cls : type
-        A dataclass whose fields are declared with :func:`option`.
-    values : mapping of str to bool, int, float or str
-        Kebab-case keys without prefix; missing keys take their default. A removed key
-        is accepted with its fixed value, see :func:`drop_removed`.
-    prefix : str
-        Table name for messages, e.g. ``"fedprox"``.
+    Missing keys take their default. ``prefix`` is the table's name for messages, e.g.
+    ``"fedprox"``.
 
     Raises
     ------

@@ -58,19 +58,9 @@ def balanced_weights(counts: Tensor) -> Tensor:
 
 
 def average_precision(probability: Tensor, is_member: Tensor) -> float:
-    """Return the area under the precision-recall curve as average precision.
+    """Return the area under the precision-recall curve as average precision, from n items.
 
-    Parameters
-    ----------
-    probability : Tensor of shape (n,), float in [0, 1]
-        Probability of the class.
-    is_member : Tensor of shape (n,), bool
-        Whether an item belongs to the class.
-
-    Returns
-    -------
-    float in [0, 1]
-        NaN unless there are members and non-members.
+    NaN unless there are members and non-members.
     """
     if not _is_defined(is_member):
         return math.nan
@@ -80,19 +70,7 @@ def average_precision(probability: Tensor, is_member: Tensor) -> float:
 def precision_at_k(probability: Tensor, is_member: Tensor, k: int) -> float:
     """Return the share of members among the K items with the highest probability.
 
-    Parameters
-    ----------
-    probability : Tensor of shape (n,), float
-        Probability of the class.
-    is_member : Tensor of shape (n,), bool
-        Whether an item belongs to the class.
-    k : int
-        K, at least 1; of fewer items, all count.
-
-    Returns
-    -------
-    float in [0, 1]
-        NaN unless there are members and non-members.
+    Of fewer than K items, all count. NaN unless there are members and non-members.
 
     Notes
     -----
@@ -110,22 +88,11 @@ def precision_at_k(probability: Tensor, is_member: Tensor, k: int) -> float:
 
 
 def best_threshold(probability: Tensor, is_member: Tensor) -> float:
-    """Return the threshold of ``THRESHOLDS`` with the largest F1 of the class.
+    """Return the threshold of ``THRESHOLDS`` with the largest F1 on the n validation items.
 
     The grid is fixed, since the threshold leaves the client: the probability of an item
-    would reveal the item's features.
-
-    Parameters
-    ----------
-    probability : Tensor of shape (n,), float in [0, 1]
-        Probability of the class on validation items.
-    is_member : Tensor of shape (n,), bool
-        Whether an item belongs to the class.
-
-    Returns
-    -------
-    float in [0, 1]
-        Of equally good ones the largest; NaN unless there are members and non-members.
+    would reveal the item's features. Of equally good ones the largest is returned; NaN
+    unless there are members and non-members.
     """
     if not _is_defined(is_member):
         return math.nan
@@ -145,19 +112,8 @@ def scores_at_threshold(
 ) -> tuple[float, float, float]:
     """Return precision, recall and F1 of predicting the class from a threshold on.
 
-    Parameters
-    ----------
-    probability : Tensor of shape (n,), float in [0, 1]
-        Probability of the class.
-    is_member : Tensor of shape (n,), bool
-        Whether an item belongs to the class; some do, and some do not.
-    threshold : float
-        Smallest probability that predicts the class.
-
-    Returns
-    -------
-    precision, recall, f1 : float in [0, 1]
-        The precision is 0 if the class is never predicted.
+    Some of the n items belong to the class, and some do not. The precision is 0 if the
+    class is never predicted.
     """
     predicted = probability >= threshold
     hits, found = int((predicted & is_member).sum()), int(predicted.sum())
@@ -189,8 +145,7 @@ def score_positive_class(
     Returns
     -------
     dict of str to Scores
-        The threshold is chosen on the column ``val`` and never scored there. It is one of
-        ``THRESHOLDS``.
+        The threshold is chosen on the column ``val`` and never scored there.
     """
     columns = {
         name: (logits.to(torch.float64).softmax(dim=-1)[:, positive], y == positive)

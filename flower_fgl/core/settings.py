@@ -36,88 +36,29 @@ __all__ = [
 ]
 
 DATASETS = [
-    "synthetic",
-    "cora",
-    "citeseer",
-    "pubmed",
-    "cora-full",
-    "cora-ml",
-    "citeseer-full",
-    "dblp",
-    "computers",
-    "photo",
-    "cs",
-    "physics",
-    "flickr",
-    "reddit",
-    "reddit2",
-    "yelp",
-    "actor",
-    "chameleon",
-    "squirrel",
-    "chameleon-filtered",
-    "squirrel-filtered",
-    "cornell",
-    "texas",
-    "wisconsin",
-    "roman-empire",
-    "amazon-ratings",
-    "minesweeper",
-    "tolokers",
-    "questions",
-    "airports-usa",
-    "airports-brazil",
-    "airports-europe",
-    "twitch-de",
-    "twitch-en",
-    "twitch-es",
-    "twitch-fr",
-    "twitch-pt",
-    "twitch-ru",
-    "lastfm-asia",
-    "deezer-europe",
-    "facebook-page-page",
-    "wiki-cs",
-    "ogbn-arxiv",
-    "ogbn-products",
-    "ogbn-papers100m",
-    "ogbn-proteins",
-    "mutag",
-    "proteins",
-    "nci1",
-    "imdb-binary",
-    "collab",
-    "ogbg-molhiv",
-    "ogbg-molbace",
-    "ogbg-molbbbp",
-    "ogbg-molclintox",
-    "ogbg-molmuv",
-    "ogbg-molpcba",
-    "ogbg-molsider",
-    "ogbg-moltox21",
-    "ogbg-moltoxcast",
-    "ogbg-ppa",
-    "amazon-clothing",
-    "dblp-few-shot",
-    "fold-ppi",
+    *("synthetic", "cora", "citeseer", "pubmed", "cora-full", "cora-ml"),
+    *("citeseer-full", "dblp", "computers", "photo", "cs", "physics", "flickr"),
+    *("reddit", "reddit2", "yelp", "actor", "chameleon", "squirrel"),
+    *("chameleon-filtered", "squirrel-filtered", "cornell", "texas", "wisconsin"),
+    *("roman-empire", "amazon-ratings", "minesweeper", "tolokers", "questions"),
+    *("airports-usa", "airports-brazil", "airports-europe", "twitch-de", "twitch-en"),
+    *("twitch-es", "twitch-fr", "twitch-pt", "twitch-ru", "lastfm-asia"),
+    *("deezer-europe", "facebook-page-page", "wiki-cs", "ogbn-arxiv", "ogbn-products"),
+    *("ogbn-papers100m", "ogbn-proteins", "mutag", "proteins", "nci1", "imdb-binary"),
+    *("collab", "ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp", "ogbg-molclintox"),
+    *("ogbg-molmuv", "ogbg-molpcba", "ogbg-molsider", "ogbg-moltox21"),
+    *("ogbg-moltoxcast", "ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi"),
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
 
 
 class Targets(NamedTuple):
-    """Targets of a dataset whose items may belong to several of them at once.
+    """Targets of a dataset whose items may belong to several of them at once."""
 
-    Parameters
-    ----------
-    number : int
-        Number T of targets.
-    example : str
-        Name of one of them. If it is a number, the names are 0 to T - 1;
-        otherwise the files contain them.
-    """
-
-    number: int
-    example: str
+    number: int  # T
+    example: (
+        str  # name of one; if a number, all are 0 to T - 1, else the files name them
+    )
 
 
 TARGETS: Mapping[str, Targets] = {
@@ -157,8 +98,9 @@ PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
 )
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
-EDGE_PARTITIONS = ("metis", "louvain", "uniform")
 """Rules that assign whole graphs to clients (a test compares them)."""
+EDGE_PARTITIONS = ("metis", "louvain", "uniform")
+"""Rules that read no classes of nodes."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 """Experiment trackers in ``runs/trackers.py`` (an assertion compares them)."""
 UNSEEN_SETTINGS = ("closed-set", "open-set")
@@ -648,25 +590,13 @@ def main_score_of(
 
 
 def needs_classes(settings: Any) -> bool:
-    """Return whether a run reads classes of nodes or graphs.
-
-    Parameters
-    ----------
-    settings : GeneralSettings
-        ``setting`` and ``partition``.
-    """
+    """Return whether a run reads classes of nodes or graphs."""
     has_pairs = settings.setting in (LINK, EDGE)
     return not has_pairs or settings.partition not in EDGE_PARTITIONS
 
 
 def has_targets(settings: Any) -> bool:
-    """Return whether a run chooses one of several labels, see :data:`TARGETS`.
-
-    Parameters
-    ----------
-    settings : GeneralSettings
-        ``dataset``, ``owners``, ``setting`` and ``partition``.
-    """
+    """Return whether a run chooses one of several labels, see :data:`TARGETS`."""
     is_known = settings.dataset in TARGETS and not settings.owners
     return is_known and needs_classes(settings)
 
@@ -677,18 +607,7 @@ def is_file(dataset: str) -> bool:
 
 
 def read_num_neighbors(text: str) -> tuple[int, ...]:
-    """Return the numbers of the setting ``num-neighbors``.
-
-    Parameters
-    ----------
-    text : str
-        Positive numbers separated by commas, or nothing.
-
-    Raises
-    ------
-    ValueError
-        If a part is not a positive number.
-    """
+    """Return the numbers of ``num-neighbors``; ValueError unless all are positive."""
     if not text:
         return ()
     numbers = tuple(int(part) for part in text.split(","))

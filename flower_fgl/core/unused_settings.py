@@ -132,16 +132,9 @@ OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
 def changed_settings(
     values: Mapping[str, Scalar], defaults: Mapping[str, Any]
 ) -> list[str]:
-    """Return the settings whose value differs from their default.
+    """Return the settings whose value differs from the table by ``pyproject_table``.
 
     Flower passes all settings to an app, so that only a changed one shows what a user set.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flower's flat run config.
-    defaults : mapping
-        Table by :func:`~flower_fgl.core.config.pyproject_table`.
     """
     known = {key: value for key, value in defaults.items() if isinstance(value, Scalar)}
     for table, entries in defaults.items():
@@ -153,16 +146,9 @@ def changed_settings(
 def check_app_table(folders: Iterable[str]) -> None:
     """Reject a misspelt ``[tool.flwr.app.config]``, which Flower ignores in silence.
 
-    Parameters
-    ----------
-    folders : iterable of str
-        Folders from which Flower loaded the app, its own first (``sys.path``). The first
-        one whose ``pyproject.toml`` describes a Flower app counts.
-
-    Raises
-    ------
-    ConfigError
-        Naming the table and the right one.
+    ``folders`` are those from which Flower loaded the app, its own first
+    (``sys.path``). The first one whose ``pyproject.toml`` describes a Flower app
+    counts.
     """
     for folder in folders:
         try:
@@ -181,37 +167,17 @@ def check_app_table(folders: Iterable[str]) -> None:
 
 
 def unused_settings(keys: Iterable[str], config: RunConfig) -> list[str]:
-    """Return those of the given settings that have no effect in one run.
-
-    Parameters
-    ----------
-    keys : iterable of str
-        Settings that were given.
-    config : RunConfig
-        Configuration of the run.
-    """
+    """Return those of the given settings that have no effect in one run."""
     return [key for key in keys if _why_unused(key, [config])]
 
 
 def reject_unused_settings(
     keys: Iterable[str], configs: Collection[RunConfig], *, where: str = ""
 ) -> None:
-    """Reject a setting that has no effect in any of the runs.
+    """Reject a setting that the user gave and that has no effect in any of the runs.
 
-    Parameters
-    ----------
-    keys : iterable of str
-        Settings that the user gave.
-    configs : collection of RunConfig
-        Configurations of all runs.
-    where : str
-        File of the settings, with which the message begins. Former settings, which a file
-        of an earlier version may hold, are accepted there.
-
-    Raises
-    ------
-    ConfigError
-        Naming the unused key and the setting it needs, or a former setting.
+    ``where`` is the file of the settings, with which the message begins. Former settings,
+    which a file of an earlier version may hold, are accepted there.
     """
     for key in keys:
         if reason := _why_unused(key, configs):
@@ -233,19 +199,7 @@ def reject_unread_settings(
 ) -> None:
     """Reject a setting that a command which trains nothing does not read.
 
-    Parameters
-    ----------
-    keys : iterable of str
-        Settings that the user gave.
-    read : collection of str
-        General settings and tables that the command reads.
-    command : str
-        Name of the command.
-
-    Raises
-    ------
-    ConfigError
-        Naming the setting, and those that the command reads.
+    ``read`` holds the general settings and tables that the command reads.
     """
     for key in keys:
         if key.partition(".")[0] not in read:

@@ -143,13 +143,7 @@ class FedLogSettings:
     )
 
     def prompt_batch(self, num_nodes: int) -> int:
-        """Return the batch size of a prompt generator's training; 0: all nodes.
-
-        Parameters
-        ----------
-        num_nodes : int
-            The client's training nodes.
-        """
+        """Return the batch size of a client's prompt generator; 0: all training nodes."""
         is_large = num_nodes > MANY_NODES
         return self.prompt_batch_size or (SAMPLED_NODES if is_large else 0)
 

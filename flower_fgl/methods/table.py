@@ -45,32 +45,12 @@ METHODS: Table[Method] = Table("methods", _collect(), _read)
 
 
 def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
-    """Parse a flat run config and check it against all methods.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat keys, see :meth:`~flower_fgl.core.config.RunConfig.parse`.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown method, dataset or key, a wrong type or a value out of range.
-    """
+    """Parse a flat run config and check it with all methods, see ``RunConfig.parse``."""
     return RunConfig.parse(values, METHODS)
 
 
 def drop_removed(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Leave out the former settings of all methods from a flat run config.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat keys, e.g. those of the ``config.toml`` of an earlier version.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
 
     Raises
     ------

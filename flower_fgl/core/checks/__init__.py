@@ -18,22 +18,13 @@ __all__ = ["check_names", "check_settings"]
 def check_settings(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
-    """Reject settings that cannot be combined.
-
-    Parameters
-    ----------
-    settings : GeneralSettings
-        All general settings, each in its range.
-    method : Method
-        The row of the chosen method.
-    methods : mapping of str to Method
-        The table of methods, to name alternatives.
+    """Reject settings that the method, or another setting, rules out.
 
     Raises
     ------
     ConfigError
         If the method cannot do what a setting needs, or if two settings contradict each
-        other.
+        other. It names the methods of the table that can.
     """
     check_data(settings)
     check_needs(settings, method, methods)
