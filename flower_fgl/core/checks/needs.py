@@ -182,7 +182,7 @@ NEEDS = (
         'class-weights = "balanced"',
         lambda s: s.class_weights == "balanced",
         lambda method: method.weighs_classes,
-        "does not weigh classes",
+        "does not read class-weights",
         can="weigh classes",
     ),
     Need(
