@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from flower_fgl.core.checks import check_names, check_settings
 from flower_fgl.core.extensions import known_names
@@ -34,7 +34,17 @@ from flower_fgl.core.settings import (
     owners_name,
 )
 
-__all__ = ["RunConfig", "pyproject_table"]
+__all__ = ["RunConfig", "S", "pyproject_table"]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", covariant=True, default=Any)
+else:  # a default needs Python 3.13
+    from typing import TypeVar
+
+    S = TypeVar("S")
+"""Settings class of a method; a plain ``RunConfig`` has those of any method."""
 
 INSTEAD: Mapping[str, frozenset[str]] = {
     "participation": frozenset({"participants"}),
@@ -47,14 +57,14 @@ SETTING_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {LINK: {"weight-decay": 0
 
 
 @dataclass(frozen=True)
-class RunConfig(GeneralSettings):
-    """All settings of one run.
+class RunConfig(GeneralSettings, Generic[S]):
+    """All settings of one run, ``RunConfig[FedPGSettings]`` of one with FedPG.
 
     Parameters
     ----------
     synthetic : SyntheticSettings
         Settings of the synthetic dataset.
-    method_config : object or None
+    method_config : S
         Settings of the method (its settings dataclass), ``None`` if it has none.
     sources : mapping of str to str
         Origin of each value: ``user``, ``method``, ``data set``, ``setting`` or
@@ -69,7 +79,7 @@ class RunConfig(GeneralSettings):
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
-    method_config: Any = None
+    method_config: S = None  # type: ignore[assignment]
     sources: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     needs_cross_edges: bool = False
@@ -198,6 +208,7 @@ class RunConfig(GeneralSettings):
             for name in (tables.keys() & methods.keys()) | {chosen}
             if methods[name].settings is not None
         }
+        method_config: Any = settings.get(chosen)
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         is_one = has_targets(read) and read.target != ALL_TARGETS
@@ -207,12 +218,12 @@ class RunConfig(GeneralSettings):
         synthetic = parse_settings(
             SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
         )
-        for table, own in (("synthetic", synthetic), (chosen, settings.get(chosen))):
+        for table, own in (("synthetic", synthetic), (chosen, method_config)):
             sources |= _origins(table, own)
         return cls(
             **vars(read),
             synthetic=synthetic,
-            method_config=settings.get(chosen),
+            method_config=method_config,
             sources=sources,
             unread=method.unread,
             needs_cross_edges=method.needs_cross_edges,

@@ -31,8 +31,10 @@ from flower_fgl.algorithms.adpfedgnn.network import (
     build_backbone,
     build_networks,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.model_spec import read_model
+from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
@@ -53,6 +55,8 @@ class ADPFedGNN(FglStrategy):
     2. The algorithm's last line also masks θ_μ, θ_σ and θ_q, but the paper defines no
        masks for them. The server takes their weighted mean without masks.
     """
+
+    config: RunConfig[ADPFedGNNSettings]
 
     down = SharedWeights
     up = MaskedWeights

@@ -35,7 +35,9 @@ from flower_fgl.algorithms.clusteredsampling import (
     table_by_size,
     update_angles,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
+from flower_fgl.methods.clusteredsampling import ClusteredSamplingSettings
 from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
@@ -56,6 +58,8 @@ class ClusteredSampling(FedAvg):
     3. With ``clusters = "similarity"`` the server stores the last update of each client:
        4·K·P bytes.
     """
+
+    config: RunConfig[ClusteredSamplingSettings]
 
     def prepare(self) -> None:
         """Build the initial model and start without client updates."""

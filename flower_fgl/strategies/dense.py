@@ -11,8 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.methods.dense import DenseSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
@@ -36,6 +38,8 @@ class Dense(FedAvg):
     4. The server runs on its CPU. The pool of generated nodes takes 4·E·b·d bytes for E
        epochs and batches of b nodes.
     """
+
+    config: RunConfig[DenseSettings]
 
     scores_uploads = False
     distiller: ClassVar[type[Distiller]] = Distiller

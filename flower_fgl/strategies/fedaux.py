@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedaux import DIRECTION, build_network
 from flower_fgl.algorithms.personal_mix import cosine_similarity, softmax_weights
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fedaux import FedAuxSettings
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import build_own
@@ -28,6 +30,8 @@ class FedAux(PersonalMix):
     1. The text of the paper recommends α = 1. The default is 10, as in its appendix, its
        tables and the published code.
     """
+
+    config: RunConfig[FedAuxSettings]
 
     up = Weights
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.body_head import BODY
 from flower_fgl.nn.models import local_names
@@ -239,7 +240,8 @@ class FedAvg(FglStrategy):
 
     def finish(self) -> None:
         """Fine-tune on every client if ``finetune-epochs`` is set."""
-        if not self.config.method_config.finetune_epochs:
+        settings: FedAvgSettings = self.config.method_config
+        if not settings.finetune_epochs:
             return
         number, able = self.config.rounds + 1, self.federation.trainable
         with self.phase("finetune", number, is_scored=True):

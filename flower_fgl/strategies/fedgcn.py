@@ -13,7 +13,9 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.methods.fedgcn import FedGCNSettings
 from flower_fgl.protocols.base import Empty, Payload, read_payload
 from flower_fgl.protocols.differential_privacy import check_clipped
 from flower_fgl.protocols.fedgcn import (
@@ -44,6 +46,8 @@ class FedGCN(FedAvg):
     3. Rows of the sums are normalised by the degrees of the whole graph. The published
        code cuts subgraphs, whose outermost nodes have too small degrees.
     """
+
+    config: RunConfig[FedGCNSettings]
 
     def prepare(self) -> None:
         """Build the initial model; form the sums unless the run is resumed.

@@ -18,8 +18,10 @@ from flower_fgl.algorithms.fedgen import (
     diversity_loss,
     ensemble_loss,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.ensemble import Ensemble
 from flower_fgl.protocols.fedavg import Weights
@@ -47,6 +49,8 @@ class FedGen(FedAvg):
        those of the round's clients, since a class that none of them has would weigh 0.
     3. Until the generator has been trained, the download tells the clients not to use it.
     """
+
+    config: RunConfig[FedGenSettings]
 
     down = GeneratorDownload
     up = Weights
@@ -129,7 +133,8 @@ class FedGen(FedAvg):
             loss = ensemble_loss(clients.classify(made, graph), labels, weights)
             diversity = diversity_loss(noise, made)
             self.optimizer.zero_grad()
-            (loss + settings.diversity_weight * diversity).backward()
+            loss = loss + settings.diversity_weight * diversity
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if step + 1 == settings.server_steps:
                 numbers = {

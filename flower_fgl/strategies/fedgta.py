@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.personal_mix import cosine_similarity, threshold_weights
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedgta import MomentWeights
 from flower_fgl.strategies.base import Upload
@@ -31,6 +33,8 @@ class FedGTA(PersonalMix):
     3. A confidence below 0 counts as 0. Clients report it, so a client can raise its own
        weight.
     """
+
+    config: RunConfig[FedGTASettings]
 
     up = MomentWeights
 

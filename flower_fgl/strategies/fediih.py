@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fediih import build_network, factor_similarity
 from flower_fgl.algorithms.personal_mix import Part, softmax_weights
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.strategies.base import Upload
@@ -30,6 +32,8 @@ class FedIIH(PersonalMix):
        last bias is averaged with equal weights.
     2. A similarity below 0 is kept as it is.
     """
+
+    config: RunConfig[FedIIHSettings]
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial network."""

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.fedkd import compress, energy_threshold
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.fedkd import FedKDSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedkd import FactoredWeights
@@ -34,6 +36,8 @@ class FedKD(FglStrategy):
     2. The server keeps the mean of the uploads whole; each download keeps the energy of
        its round.
     """
+
+    config: RunConfig[FedKDSettings]
 
     down = FactoredWeights
     up = FactoredWeights

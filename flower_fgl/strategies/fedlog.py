@@ -35,8 +35,10 @@ from flower_fgl.algorithms.fedlog.synthetic import (
     blend_nodes,
     permute_slots,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -69,6 +71,8 @@ class FedLog(FglStrategy):
     3. Clients evaluate the models they trained. The averaged model has no learnable
        nodes and is not evaluated.
     """
+
+    config: RunConfig[FedLogSettings]
 
     down = FedLogDownload
     up = FedLogUpload

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from flower_fgl.algorithms.fednh import PROTOTYPES, build_network, move_prototypes
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fednh import FedNHSettings
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import CountedTable
@@ -30,6 +32,8 @@ class FedNH(FedAvg):
     1. The default ``weight-by = "equal"`` averages the bodies as the published code does.
     2. A class that no client uploads in a round keeps its prototype.
     """
+
+    config: RunConfig[FedNHSettings]
 
     down = Weights
     up = ModelAndMeans

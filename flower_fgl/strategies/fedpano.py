@@ -24,6 +24,8 @@ from __future__ import annotations
 from torch import nn
 
 from flower_fgl.algorithms.fedpano.shared import SharedParts
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedPANO"]
@@ -38,6 +40,8 @@ class FedPANO(FedAvg):
        over all clients, although only five of them take part in a round.
     2. The size of V_i is the number of training nodes, because the losses need labels.
     """
+
+    config: RunConfig[FedPANOSettings]
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial shared parts."""

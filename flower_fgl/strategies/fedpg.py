@@ -43,7 +43,9 @@ from flower_fgl.algorithms.prototypes.universal import (
     personalise_prototypes,
     topology_loss,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.methods.fedpg import FedPGSettings
 from flower_fgl.protocols.prototypes import (
     CountedTable,
     LocalPrototypes,
@@ -79,6 +81,8 @@ class FedPG(FglStrategy):
     4. The number ``fused-pairs`` of a round is the share of pairs of clients in which
        Eq. (5) blends the second client's prototype into the first one's.
     """
+
+    config: RunConfig[FedPGSettings]
 
     down = Prototypes
     up = LocalPrototypes

@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.model_spec import read_model
+from flower_fgl.methods.fedpub import FedPubSettings
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedpub import EmbeddedWeights
 from flower_fgl.strategies.base import Upload
@@ -77,6 +79,8 @@ class FedPub(PersonalMix):
        last mixture.
     3. There is no global model: that average is never evaluated.
     """
+
+    config: RunConfig[FedPubSettings]
 
     up = EmbeddedWeights
 

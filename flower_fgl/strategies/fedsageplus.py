@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from flwr.app import RecordDict
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.methods.fedsageplus import FedSagePlusSettings
 from flower_fgl.protocols.base import Empty, Payload, read_payload
 from flower_fgl.protocols.differential_privacy import check_clipped
 from flower_fgl.protocols.fedsageplus import (
@@ -48,6 +50,8 @@ class FedSagePlus(FedAvg):
        the client that trains the generator. With ``upload-noise`` a client sends zeros
        with noise instead, and an empty gradient is a failure of the client that sent it.
     """
+
+    config: RunConfig[FedSagePlusSettings]
 
     def prepare(self) -> None:
         """Build the initial model; train the generators unless the run is resumed.

@@ -27,8 +27,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, numpy_generator
+from flower_fgl.methods.fedsem import FedSEMSettings
 from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
@@ -104,6 +106,8 @@ class FedSEM(FedAvg):
     3. A client without an upload gets the mean of the centres, each weighted by the total
        weight of its members. Before round 1 it gets the initial model.
     """
+
+    config: RunConfig[FedSEMSettings]
 
     def prepare(self) -> None:
         """Build the initial model and start without centres.

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from flower_fgl.algorithms.fedspray import PROXIES, SprayEncoder, combine_proxies
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.fedspray import FedSpraySettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fednh import ModelAndMeans
@@ -30,6 +32,8 @@ class FedSpray(FedAvg):
     1. A class that no client uploads in a round keeps its proxy; the published code
        divides 0 by 0.
     """
+
+    config: RunConfig[FedSpraySettings]
 
     down = Weights
     up = ModelAndMeans

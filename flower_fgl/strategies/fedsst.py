@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from flower_fgl.algorithms.fedsst import shares
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
@@ -31,6 +33,8 @@ class FedSST(HiddenLayers):
     2. The mean is over the clients of the round: their weights are scaled to a sum of 1.
        They take the place of ``weight-by``.
     """
+
+    config: RunConfig[FedSSTSettings]
 
     down = DescribedWeights
     up = DescribedWeights

@@ -23,8 +23,10 @@ from flower_fgl.algorithms.fedtad import (
     normalise_reliability,
     row_weights,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.fedtad import FedTADSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.ensemble import Ensemble
 from flower_fgl.protocols.fedavg import Weights
@@ -51,6 +53,8 @@ class FedTAD(FedAvg):
     4. A negative reliability, of nodes unlike their neighbours, counts as 0. The published
        code divides by the sum over the clients without this cut.
     """
+
+    config: RunConfig[FedTADSettings]
 
     down = Weights
     up = ReliableWeights

@@ -9,6 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import class_spread, topology_loss
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fedtgp import FedTGPSettings
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.fedproto import FedProto
 from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
@@ -23,6 +25,8 @@ MARGIN_LIMIT = 100.0
 
 class FedTGP(FedProto):
     """Replace FedProto's average by trained prototypes."""
+
+    config: RunConfig[FedTGPSettings]
 
     def prepare(self) -> None:
         """Draw the initial table P̂ and network F."""

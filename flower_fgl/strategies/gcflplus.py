@@ -24,6 +24,8 @@ from flower_fgl.algorithms.gcflplus import (
     splits,
     update_norms,
 )
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.gcflplus import GCFLPlusSettings
 from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
@@ -49,6 +51,8 @@ class GCFLPlus(HiddenLayers):
     3. A cluster splits only when the series of all clients that ever uploaded are long
        enough. After a split all series start again.
     """
+
+    config: RunConfig[GCFLPlusSettings]
 
     up = DescribedWeights
 

@@ -47,6 +47,7 @@ from flower_fgl.algorithms.opfgl.pseudo_graph import (
     generate,
     pseudo_counts,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.opfgl import OPFGLSettings
@@ -81,6 +82,8 @@ class OPFGL(FglStrategy):
        runs it on the CPU and logs a warning. X' and g_θ start from the same draws on every
        device.
     """
+
+    config: RunConfig[OPFGLSettings]
 
     down = GraphDownload
     up = LocalStatistics

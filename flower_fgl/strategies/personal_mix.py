@@ -20,6 +20,7 @@ from flower_fgl.algorithms.personal_mix import (
     mixture_table,
 )
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.personalmix import PersonalMixSettings
 from flower_fgl.protocols.base import Payload, Shapes
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
@@ -106,7 +107,8 @@ class PersonalMix(FedAvg):
         states = [payload.tensors for payload in payloads]
         mixed = mix_states(states, attention.float(), self.parts())
         made = dict(zip(uploads, map(Weights, mixed), strict=True))
-        kept = self.personal if self.config.method_config.absent == "last" else {}
+        settings: PersonalMixSettings = self.config.method_config
+        kept = self.personal if settings.absent == "last" else {}
         self.personal = {**kept, **made}
         self.log(**mix_numbers(attention, similarity))
         if len(uploads) <= MOST_IN_TABLE:

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, derive_seed, numpy_generator, seeded
+from flower_fgl.methods.pfedfsl import PFedFSLSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
@@ -54,6 +56,8 @@ class PFedFSL(FglStrategy):
        of the heaviest candidate (``heaviest_candidate``). Both are 1 / (1 + m) if all m
        candidates count alike.
     """
+
+    config: RunConfig[PFedFSLSettings]
 
     down = CandidateModels
     up = ScoredModel

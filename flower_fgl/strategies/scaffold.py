@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flower_fgl.methods.scaffold import ScaffoldSettings
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.scaffold import ControlledWeights
@@ -55,7 +56,8 @@ class Scaffold(FedAvg):
         payloads = [upload.payload for upload in uploads.values()]
         equal = [1.0] * len(payloads)
         mean = weighted_mean([payload.tensors for payload in payloads], equal)
-        rate = self.config.method_config.server_lr
+        settings: ScaffoldSettings = self.config.method_config
+        rate = settings.server_lr
         if rate != 1:
             old = self.weights.tensors
             mean = {

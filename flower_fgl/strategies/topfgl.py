@@ -18,7 +18,9 @@ from flower_fgl.algorithms.topfgl import (
     probe_graph,
     structural_encoding,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
@@ -37,6 +39,8 @@ class TopFGL(PersonalMix):
        round, from the run's seed.
     2. The first rounds, a share ``warmup`` of all, average by ``weight-by``.
     """
+
+    config: RunConfig[TopFGLSettings]
 
     up = Weights
 
