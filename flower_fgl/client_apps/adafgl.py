@@ -26,14 +26,17 @@ from flower_fgl.algorithms.adafgl.network import (
 from flower_fgl.algorithms.adafgl.propagation import homophily_confidence
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["AdaFGLClientApp"]
+
+Client = AnyClient[AdaFGLSettings]
 
 CONFIDENCE = "confidence"
 """Name of h in the state of the network of the second step."""

@@ -50,13 +50,16 @@ from flower_fgl.algorithms.adpfedgnn.network import (
 )
 from flower_fgl.client_apps.adpfedgnn_training import LocalTraining
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
 __all__ = ["ADPFedGNNClientApp"]
+
+Client = AnyClient[ADPFedGNNSettings]
 
 
 class ADPFedGNNClientApp(FglClientApp):

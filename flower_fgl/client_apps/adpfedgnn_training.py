@@ -28,7 +28,7 @@ from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
     sample_block,
 )
 from flower_fgl.algorithms.adpfedgnn.network import TwoBranchNet
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     make_optimizer,
     optimizer_tensors,
@@ -36,10 +36,13 @@ from flower_fgl.client_apps.runtime.training import (
     train_and_check,
 )
 from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 
 __all__ = ["LocalTraining"]
+
+Client = AnyClient[ADPFedGNNSettings]
 
 log = logging.getLogger(__name__)
 

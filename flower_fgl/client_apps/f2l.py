@@ -29,15 +29,17 @@ from flower_fgl.algorithms.f2l import (
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
 from flower_fgl.client_apps.fedproto import labelled_embeddings
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import torch_generator
-from flower_fgl.methods.f2l import ADAPTATION
+from flower_fgl.methods.f2l import ADAPTATION, F2LSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["F2LClientApp", "F2LNetwork"]
+
+Client = AnyClient[F2LSettings]
 
 INNER_LR = 0.1
 """Learning rate (SGD) of the adaptation steps on a support set."""

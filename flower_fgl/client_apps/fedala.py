@@ -33,14 +33,17 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import DataLoss, TrainingSet, load_state
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.methods.fedala import FedALASettings
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import layer_of
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
+
+Client = AnyClient[FedALASettings]
 
 WEIGHT_LR = 1.0
 """η, step size of the blending weights W."""

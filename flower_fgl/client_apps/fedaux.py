@@ -12,11 +12,14 @@ from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet, build_network
 from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.own_network import OwnNetworkClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.fedaux import FedAuxSettings
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedAuxClientApp"]
+
+Client = AnyClient[FedAuxSettings]
 
 MASK = "mask"
 """Group of the client's state that holds the private masks."""

@@ -17,6 +17,7 @@ from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state, state_of
+from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
@@ -94,7 +95,8 @@ class FedAvgClientApp(FglClientApp):
         ``train`` takes ``epochs`` and ``after_epoch``, see :meth:`Client.train`. If
         training diverges, the loss is that of the last epoch before.
         """
-        epochs = client.config.method_config.finetune_epochs
+        settings: FedAvgSettings = client.config.method_config
+        epochs = settings.finetune_epochs
         if client.config.check_every:
             return train(epochs=epochs)
         best_score, best_state = _validation(client, model), state_of(model)

@@ -14,13 +14,16 @@ from torch import Tensor
 from flower_fgl.algorithms.feddc import drift_penalty, gradient_correction
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.feddc import FedDCSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.scaffold import ControlledWeights
 
 __all__ = ["FedDCClientApp"]
+
+Client = AnyClient[FedDCSettings]
 
 STEPS = "feddc-steps"
 """Optimizer steps of the client's last round."""

@@ -15,10 +15,13 @@ from torch import Tensor
 from flower_fgl.algorithms.feddistill import distillation_term, sum_by_class
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.methods.feddistill import FedDistillSettings
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
 __all__ = ["FedDistillClientApp"]
+
+Client = AnyClient[FedDistillSettings]
 
 
 class FedDistillClientApp(PrototypeClientApp):

@@ -23,12 +23,15 @@ from torch import Tensor
 
 from flower_fgl.client_apps.distillation import distillation, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import DataLoss
+from flower_fgl.methods.feded import FedEDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedEDClientApp", "absent_distillation", "corrected_entropy", "suppression"]
+
+Client = AnyClient[FedEDSettings]
 
 LEAST_PRIOR = 1e-9
 """Lower bound of a class's share: the logarithm of an absent class would be infinite."""

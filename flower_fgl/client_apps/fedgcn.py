@@ -25,7 +25,7 @@ from flower_fgl.algorithms.fedgcn import (
 )
 from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.secure_aggregation import pack_masked
 from flower_fgl.client_apps.runtime.session import Session
@@ -33,6 +33,7 @@ from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.fedgcn import FedGCNSettings
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedgcn import (
@@ -48,6 +49,8 @@ from flower_fgl.protocols.fedgcn import (
 log = logging.getLogger(__name__)
 
 __all__ = ["FedGCNClientApp"]
+
+Client = AnyClient[FedGCNSettings]
 
 KEPT = "sums"
 """Group of the client's state that holds the sums, and value with their hash."""

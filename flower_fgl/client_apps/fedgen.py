@@ -19,14 +19,17 @@ from flower_fgl.algorithms.fedgen import (
 )
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state
 from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedgen import GeneratorDownload
 
 __all__ = ["FedGenClientApp"]
+
+Client = AnyClient[FedGenSettings]
 
 
 class FedGenClientApp(FedAvgClientApp):

@@ -19,11 +19,14 @@ from flower_fgl.algorithms.fedgta import (
     sharpen,
 )
 from flower_fgl.client_apps.described import DescribingClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedgta import MomentWeights
 
 __all__ = ["FedGTAClientApp"]
+
+Client = AnyClient[FedGTASettings]
 
 
 class FedGTAClientApp(DescribingClientApp):

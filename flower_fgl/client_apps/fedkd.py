@@ -18,18 +18,21 @@ from flower_fgl.algorithms.fedkd import (
     mutual_loss,
 )
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     refuse_non_finite,
     train_epochs,
 )
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.fedkd import FedKDSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedkd import FactoredWeights
 
 __all__ = ["FedKDClientApp"]
+
+Client = AnyClient[FedKDSettings]
 
 MOST = 10.0
 """Largest norm of a gradient, of teacher, student and W^h each, as in the published

@@ -27,6 +27,7 @@ prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from flwr.app import Context, Message
@@ -35,14 +36,19 @@ from torch import Tensor
 from flower_fgl.algorithms.fedlog.matching import PromptTask
 from flower_fgl.algorithms.fedlog.network import FedLogBranchNet, LinearTop, start_nodes
 from flower_fgl.algorithms.fedlog.prompts import make_generator, train_prompt_generator
-from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
+from flower_fgl.algorithms.fedlog.synthetic import (
+    ClassNoise,
+    class_rates,
+    disguise_rates,
+)
 from flower_fgl.client_apps.base import FglClientApp, Fit, once
 from flower_fgl.client_apps.fedlog_training import LocalLearner
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -53,6 +59,8 @@ from flower_fgl.protocols.fedlog import (
 )
 
 __all__ = ["FedLogClientApp"]
+
+Client = AnyClient[FedLogSettings]
 
 PATIENCE = 10
 """Epochs without improvement that end pretraining, as in the published code."""
@@ -135,7 +143,7 @@ class FedLogClientApp(FglClientApp):
         # the server knows the run's seed and could undo noise drawn from it
         rates = disguise_rates(
             class_rates(data.labels.cpu(), classes),
-            method_config.class_rate_noise,
+            cast(ClassNoise, method_config.class_rate_noise),
             scale=method_config.noise_scale,
             shared=counts >= config.min_class_count,
         )

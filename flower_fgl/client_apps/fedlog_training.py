@@ -6,6 +6,7 @@ Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,10 +19,13 @@ from flower_fgl.algorithms.fedlog.network import (
 )
 from flower_fgl.algorithms.fedlog.prompts import apply_generators, prompt_pairs
 from flower_fgl.algorithms.fedlog.synthetic import scale_nodes, update_scaling
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.fedlog import FedLogSettings
 
 __all__ = ["LocalLearner"]
+
+Client = AnyClient[FedLogSettings]
 
 
 class LocalLearner:
@@ -135,8 +139,8 @@ class LocalLearner:
         )
         loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
         nodes = [self.network.nodes[name] for name in BRANCH_NAMES]
-        beta: float = self.method_config.beta
-        return loss + beta * node_norm(nodes, kind=self.method_config.norm)
+        kind = cast(Literal["fro", "sum"], self.method_config.norm)
+        return loss + self.method_config.beta * node_norm(nodes, kind=kind)
 
     def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return h_v and n_v of a batch of training nodes, FedLoG Eqs. (1) and (7).

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from flower_fgl.client_apps.distillation import distillation, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import DataLoss
+from flower_fgl.methods.fedntd import FedNTDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedNTDClientApp", "not_true_distillation"]
+
+Client = AnyClient[FedNTDSettings]
 
 
 def not_true_distillation(

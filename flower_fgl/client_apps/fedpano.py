@@ -46,7 +46,7 @@ from flower_fgl.client_apps.fedpano_modules import (
     build_parts,
     training_part,
 )
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
@@ -60,6 +60,8 @@ from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPANOClientApp", "Trainer"]
+
+Client = AnyClient[FedPANOSettings]
 
 LOSSES = ("generic", "own", "generator", "synthetic")
 """L^s, L^c, L^g and L^ĉ of Eq. (9)."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.fedpano.generator import NodeGenerator, mean_rows
 from flower_fgl.algorithms.fedpano.model import PersonalNet
 from flower_fgl.algorithms.fedpano.shared import SharedParts
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
@@ -25,6 +25,8 @@ from flower_fgl.nn.normalize import RepNorm
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["Parts", "TrainingPart", "assemble_modules", "build_parts", "training_part"]
+
+Client = AnyClient[FedPANOSettings]
 
 
 @dataclass(frozen=True, eq=False)

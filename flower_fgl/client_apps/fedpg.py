@@ -52,13 +52,16 @@ from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.methods.fedpg import FedPGSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
 __all__ = ["FedPGClientApp"]
+
+Client = AnyClient[FedPGSettings]
 
 ROUNDING = 1e-4
 """Relative error of a sum of weights in float32 that still counts as equal."""

@@ -16,6 +16,8 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.methods.fedproto import FedProtoSettings
+from flower_fgl.methods.fedtgp import FedTGPSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
@@ -130,7 +132,8 @@ class FedProtoClientApp(PrototypeClientApp):
         data = client.data.training
         target = download.values[:, 0].to(client.device)
         present = download.present[:, 0].to(client.device)
-        weight = client.config.method_config.proto_weight
+        settings: FedProtoSettings | FedTGPSettings = client.config.method_config
+        weight = settings.proto_weight
         return lambda: (
             weight * class_distance(*labelled_embeddings(model, data), target, present)
         )

@@ -23,13 +23,16 @@ from torch import Tensor
 from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.fedpub import FedPubSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 
 __all__ = ["FedPubClientApp", "mask_penalty"]
+
+Client = AnyClient[FedPubSettings]
 
 
 def mask_penalty(

@@ -18,10 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from flower_fgl.client_apps.fedper import FedPerClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.methods.fedrep import FedRepSettings
 from flower_fgl.nn import Backbone
 
 __all__ = ["FedRepClientApp"]
+
+Client = AnyClient[FedRepSettings]
 
 
 class FedRepClientApp(FedPerClientApp):

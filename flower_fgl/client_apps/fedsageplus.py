@@ -40,12 +40,13 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
     mended_data,
     noise_of,
 )
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
+from flower_fgl.methods.fedsageplus import FedSagePlusSettings
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.describe import MAX_ITEMS
 from flower_fgl.protocols.fedavg import Weights
@@ -60,6 +61,8 @@ from flower_fgl.protocols.fedsageplus import (
 log = logging.getLogger(__name__)
 
 __all__ = ["FedSagePlusClientApp", "judge_generator", "train_generator"]
+
+Client = AnyClient[FedSagePlusSettings]
 
 GENERATOR_EPOCHS = 5
 """Adam steps of a generator in each round of generator training."""

@@ -23,7 +23,7 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.client_apps.fggp import TwoViews
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
@@ -31,12 +31,15 @@ from flower_fgl.client_apps.runtime.training import (
     restore_optimizer,
 )
 from flower_fgl.core.seeds import seeded
+from flower_fgl.methods.fedspray import FedSpraySettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import LocalPrototypes
 
 __all__ = ["FedSprayClientApp"]
+
+Client = AnyClient[FedSpraySettings]
 
 
 class FedSprayClientApp(FglClientApp):

@@ -20,12 +20,15 @@ from flower_fgl.algorithms.fedsst import (
 )
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.nn import GIN, Backbone
 from flower_fgl.protocols.described import DescribedWeights
 
 __all__ = ["FedSSTClientApp"]
+
+Client = AnyClient[FedSSTSettings]
 
 
 class FedSSTClientApp(HiddenLayersClientApp):

@@ -38,6 +38,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.methods.fggp import FGGPSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
@@ -112,7 +113,8 @@ class FGGPClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, model: TwoViews
     ) -> Callable[[], Tensor]:
         """Return a function for all loss terms beside the first view's cross-entropy."""
-        method_config, data = client.config.method_config, client.data.training
+        method_config: FGGPSettings = client.config.method_config
+        data = client.data.training
         inputs, classes = data.inputs, client.data.num_classes
         near = nearest_neighbours(model.at_rest(inputs), method_config.neighbors)
         pairs = union_pairs(inputs.num_nodes, inputs.edge_index, near)

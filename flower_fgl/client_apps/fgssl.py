@@ -15,14 +15,17 @@ from flower_fgl.algorithms.prototypes.graph_views import union_pairs
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.methods.fgssl import FGSSLSettings
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FGSSLClientApp"]
+
+Client = AnyClient[FGSSLSettings]
 
 
 class FGSSLClientApp(FedAvgClientApp):

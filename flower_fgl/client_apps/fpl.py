@@ -20,13 +20,16 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.fggp import FGGPClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.fpl import FPLSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
 
 __all__ = ["FPLClientApp"]
+
+Client = AnyClient[FPLSettings]
 
 
 class FPLClientApp(FGGPClientApp):

@@ -21,12 +21,15 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.moon import MoonSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["MoonClientApp", "model_contrast"]
+
+Client = AnyClient[MoonSettings]
 
 
 def model_contrast(

@@ -55,7 +55,7 @@ from flower_fgl.algorithms.opfgl.local_statistics import (
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import (
     load_state,
@@ -65,13 +65,15 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import seeded
-from flower_fgl.methods.opfgl import VARIANTS, Variant
+from flower_fgl.methods.opfgl import VARIANTS, OPFGLSettings, Variant
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.sparse import SparseOperator
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.opfgl import MIN_COUNT, GraphDownload, LocalStatistics
 
 __all__ = ["OPFGLClientApp"]
+
+Client = AnyClient[OPFGLSettings]
 
 
 class OPFGLClientApp(FglClientApp):

@@ -10,13 +10,16 @@ from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.nearest_mean import NearestMean, held_out_loss
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.methods.pfedfsl import PFedFSLSettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
 
 __all__ = ["PFedFSLClientApp"]
+
+Client = AnyClient[PFedFSLSettings]
 
 
 WORST = 100.0

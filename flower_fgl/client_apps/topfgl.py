@@ -20,7 +20,7 @@ from flower_fgl.algorithms.topfgl import (
 )
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
@@ -29,11 +29,14 @@ from flower_fgl.client_apps.runtime.training import (
     restore_optimizer,
 )
 from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["TopFGLClientApp"]
+
+Client = AnyClient[TopFGLSettings]
 
 LEARNER = "learner."
 """Prefix of the learner's tensors in both directions."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import flower_fgl
 from flower_fgl import METHODS
 from flower_fgl.testing import (
     ExchangeContract,
@@ -57,6 +60,36 @@ def test_the_tests_of_gradients_without_a_weight_exist() -> None:
             ]
             text_of = "".join(file.read_text("utf-8") for file in found)
             assert re.search(r"\.grad\b|autograd\.grad|changes_only|train_the", text_of)
+
+
+def test_the_settings_that_mypy_checks_in_each_half_are_those_of_the_row() -> None:
+    for name, row in METHODS.own.items():
+        known = {cls.__name__ for cls in getattr(row.settings, "__mro__", ())}
+        for cls in row.load_strategy().__mro__:
+            if config := vars(cls).get("__annotations__", {}).get("config"):
+                assert config.removeprefix("RunConfig[").removesuffix("]") in known, (
+                    name
+                )
+                break
+        module = sys.modules[row.load_client_app().__module__]
+        (kind,) = get_args(module.Client) or (object,)
+        assert kind is object or kind.__name__ in known, name
+
+
+@pytest.mark.parametrize("folder", ["strategies", "client_apps"])
+def test_no_half_reads_settings_that_mypy_does_not_know(folder: str) -> None:
+    typed = re.compile(
+        r"(RunConfig|AnyClient)\[\w+Settings\]|: [\w| ]+Settings = \S+\.method_config"
+        r"|method_config: \w+Settings"
+    )
+    read = re.compile(r"\.method_config(\.\w|$)", re.MULTILINE)
+    texts = {
+        path.name: path.read_text("utf-8")
+        for path in (Path(flower_fgl.__file__).parent / folder).glob("*.py")
+    }
+    found = {name for name, text in texts.items() if read.search(text)}
+    assert found
+    assert not {name for name in found if not typed.search(texts[name])}
 
 
 class TestExchanges(ExchangeContract):

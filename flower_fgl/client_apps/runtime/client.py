@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from flower_fgl.client_apps.runtime.training import (
     train_and_check,
     train_epochs,
 )
-from flower_fgl.core.config import RunConfig
+from flower_fgl.core.config import RunConfig, S
 from flower_fgl.core.metrics import (
     AbsentClasses,
     Scores,
@@ -52,8 +52,8 @@ Entry = TypeVar("Entry")
 
 
 @dataclass(eq=False)
-class Client:
-    """One client as a method's hooks see it.
+class Client(Generic[S]):
+    """One client as a method's hooks see it, ``Client[FedPGSettings]`` with FedPG.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Client:
         Device of all computations.
     """
 
-    config: RunConfig
+    config: RunConfig[S]
     partition_id: int
     num_partitions: int
     data: ClientData
