@@ -133,8 +133,8 @@ class FedGen(FedAvg):
             loss = ensemble_loss(clients.classify(made, graph), labels, weights)
             diversity = diversity_loss(noise, made)
             self.optimizer.zero_grad()
-            loss = loss + settings.diversity_weight * diversity
-            loss.backward()  # type: ignore[no-untyped-call]
+            total_loss = loss + settings.diversity_weight * diversity
+            total_loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             if step + 1 == settings.server_steps:
                 numbers = {
