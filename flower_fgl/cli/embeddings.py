@@ -25,18 +25,10 @@ __all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
 
 
 def principal_plane(points: Tensor) -> Tensor:
-    """Project points onto their first two principal components.
+    """Project n points of shape (n, p) onto their first two principal components, (n, 2).
 
-    Parameters
-    ----------
-    points : Tensor of shape (n, p), float32
-        Embeddings, at least one.
-
-    Returns
-    -------
-    Tensor of shape (n, 2), float32
-        Centred coordinates. The sign of each axis makes its largest absolute coordinate
-        positive. Directions without variance are 0.
+    The result is centred. The sign of each axis makes its largest absolute coordinate
+    positive. Directions without variance are 0.
     """
     centred = points - points.mean(dim=0)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)

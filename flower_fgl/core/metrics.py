@@ -183,21 +183,7 @@ def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
 def auprc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
     """Return the area under the precision-recall curve (average precision).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, C), float
-        One score per class.
-    y : Tensor of shape (N,), int64
-        Classes; -1 (unknown) is ignored.
-    mask : Tensor of shape (N,), bool
-        Nodes, graphs or edges to score.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    float in [0, 1]
-        NaN if no class has both members and non-members in the mask.
+    Arguments and the mean over classes are as for :func:`auroc`.
 
     Notes
     -----
@@ -217,19 +203,10 @@ def auprc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
 
 
 def precision_recall_area(probability: Tensor, is_member: Tensor) -> Tensor:
-    """Return the area under the precision-recall curve of one class.
+    """Return the area under the precision-recall curve of one class, from n items.
 
-    Parameters
-    ----------
-    probability : Tensor of shape (n,), float in [0, 1]
-        Probability of the class.
-    is_member : Tensor of shape (n,), bool
-        Whether an item belongs to the class; some do, and some do not.
-
-    Returns
-    -------
-    Tensor of shape ()
-        A float32 sum, which may be slightly above 1.
+    Some items belong to the class, and some do not. The result, a float32 sum of shape
+    (), may be slightly above 1.
     """
     from torchmetrics.functional.classification import binary_average_precision
 
@@ -325,21 +302,13 @@ def link_ranking(score: Tensor, y: Tensor, *, k: int) -> tuple[float, float]:
 
 
 def pool(scores: Sequence[Scores]) -> dict[str, float]:
-    """Average the scores of the clients.
+    """Average the scores of the clients that have nodes.
 
-    Parameters
-    ----------
-    scores : sequence of Scores
-        One per client; clients without nodes are ignored.
-
-    Returns
-    -------
-    dict of str to float
-        ``num_nodes`` (the sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
-        weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``,
-        ``mean_macro_recall`` (unweighted means over the clients with nodes); NaN if no
-        client has nodes. If a client has ``auroc``, also ``auroc`` and ``mean_auroc``,
-        over the clients that have it; likewise ``auprc``, ``mrr`` and ``hits``.
+    Returns ``num_nodes`` (the sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
+    weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``, ``mean_macro_recall``
+    (unweighted means); NaN if no client has nodes. If a client has ``auroc``, also
+    ``auroc`` and ``mean_auroc``, over the clients that have it; likewise every other
+    extra score.
     """
     counted = [entry for entry in scores if entry.num_nodes > 0]
     num_nodes = int(sum(entry.num_nodes for entry in counted))

@@ -53,18 +53,11 @@ STEPS = re.compile(r"k([1-9]\d*)")
 
 @dataclass(frozen=True)
 class ModelName:
-    """One backbone of the setting ``model``.
+    """One backbone of the setting ``model``, of this or of another package.
 
-    Parameters
-    ----------
-    name : str
-        One of ``BACKBONES``, or a backbone of another package.
-    num_layers, hidden_channels : int or None
-        ``None`` for the general setting.
-    steps : int or None
-        Propagation steps; ``None`` for the backbone's own number.
-    has_linear_head : bool
-        Whether the classifier is a linear map instead of the last of the layers.
+    Sizes that are ``None`` are those of the general settings, ``steps`` that of the
+    backbone. With a linear head the classifier is a linear map instead of the last of
+    the layers.
     """
 
     name: str

@@ -39,8 +39,8 @@ THRESHOLDS = tuple(
 def balanced_weights(counts: Tensor) -> Tensor:
     """Return the weight of each class in the cross-entropy, n / (m · n_c).
 
-    n is the number of training items, n_c the number of those of class c, and m the number
-    of classes that have any.
+    n is the number of training items, n_c the number of those of class c, and m the
+    number of classes that have any.
 
     Parameters
     ----------

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedEDSettings"]
 
 
 @dataclass(frozen=True)
-class FedEDSettings:
+class FedEDSettings(FedAvgSettings):
     """Settings of FedED."""
 
     distill_weight: float = option(
@@ -23,12 +24,6 @@ class FedEDSettings:
     )
     suppress_weight: float = option(
         0.005, "κ, weight of the suppression of non-label logits", ge=0
-    )
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round (fine-tuning); keeps the epoch with the "
-        "best validation accuracy; 0: no fine-tuning",
-        ge=0,
     )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedNTDSettings"]
 
 
 @dataclass(frozen=True)
-class FedNTDSettings:
+class FedNTDSettings(FedAvgSettings):
     """Settings of FedNTD."""
 
     beta: float = option(1.0, "β, weight of the not-true distillation", ge=0)
@@ -24,12 +25,6 @@ class FedNTDSettings:
         "τ, temperature of the distillation; the published code also has a default of "
         "3",
         gt=0,
-    )
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round (fine-tuning); keeps the epoch with the "
-        "best validation accuracy; 0: no fine-tuning",
-        ge=0,
     )
 
 

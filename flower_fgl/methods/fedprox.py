@@ -8,23 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedProxSettings"]
 
 
 @dataclass(frozen=True)
-class FedProxSettings:
+class FedProxSettings(FedAvgSettings):
     """Settings of FedProx."""
 
     mu: float = option(
         1e-3, "μ, weight of the proximal term (μ/2)‖θ − w‖²; typical: 1e-4 to 1", ge=0
-    )
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round (fine-tuning); keeps the epoch with the "
-        "best validation accuracy; 0: no fine-tuning",
-        ge=0,
     )
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flower_fgl.core.options import Scalar, option
+from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedSagePlusSettings"]
 
 
 @dataclass(frozen=True)
-class FedSagePlusSettings:
+class FedSagePlusSettings(FedAvgSettings):
     """Settings of FedSage+."""
 
     REMOVED: ClassVar[Mapping[str, Scalar]] = {
@@ -49,12 +50,6 @@ class FedSagePlusSettings:
     )
     peer_weight: float = option(
         1.0, "α, weight of the gradients from other clients", ge=0
-    )
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round (fine-tuning); keeps the epoch with the "
-        "best validation accuracy; 0: no fine-tuning",
-        ge=0,
     )
 
 

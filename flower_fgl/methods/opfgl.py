@@ -20,27 +20,18 @@ __all__ = ["METHOD", "VARIANTS", "OPFGLSettings", "Variant"]
 
 @dataclass(frozen=True)
 class Variant:
-    """Describe the method or one of its ablations, Sec. V of the paper.
-
-    Parameters
-    ----------
-    distill : {"node", "fixed", "none"}
-        Distillation weight: γ of Eq. (19), the constant β, or no distillation.
-    expands : bool
-        Whether reliable nodes enter the class statistics, Eq. (8).
-    weighs_classes : bool
-        Whether rare classes have a larger weight in the cross-entropy.
-    starts_anew : bool
-        Whether stage 2 starts from the initial weights instead of the global model.
-    personalises : bool
-        Whether clients run stage 2, the personalization.
-    """
+    """Describe the method or one of its ablations, Sec. V of the paper."""
 
     distill: Literal["node", "fixed", "none"] = "node"
+    """Distillation weight: γ of Eq. (19), the constant β, or no distillation."""
     expands: bool = False
+    """Whether reliable nodes enter the class statistics, Eq. (8)."""
     weighs_classes: bool = False
+    """Whether rare classes have a larger weight in the cross-entropy."""
     starts_anew: bool = False
+    """Whether stage 2 starts from the initial weights instead of the global model."""
     personalises: bool = True
+    """Whether clients run stage 2, the personalization."""
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(

@@ -27,9 +27,7 @@ class Need(NamedTuple):
     lacks: str  # what other methods do; follows their name
     can: str = ""  # verb before the list of able methods; empty: the list is of no use
     remedy: str = ""  # what to do besides choosing an able method; may hold {example}
-    demand: str = (
-        ""  # by default "{setting} is not possible"; {rounds}: value of rounds
-    )
+    demand: str = ""  # else "SETTING is not possible"; {rounds} is the run's value
 
     def error(self, settings: GeneralSettings, methods: Mapping[str, Any]) -> str:
         """Return the error for a method that lacks what the setting needs."""
