@@ -119,8 +119,8 @@ class TimeLeft:
 class GridProgress:
     """Show the active runs of a grid, and the time left, in a context.
 
-    It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`. ``estimate`` holds all runs to
-    come, ``now`` is a clock in seconds; ``quiet`` prints failures only.
+    It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`. ``estimate`` holds all
+    runs to come, ``now`` is a clock in seconds; ``quiet`` prints failures only.
     """
 
     def __init__(
