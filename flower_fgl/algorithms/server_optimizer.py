@@ -53,8 +53,10 @@ def server_step(
         Result of the last step; empty before the first one.
     lr, tau : float > 0
         η and τ.
-    beta1, beta2 : float in [0, 1)
-        β1, with ``"momentum"`` the momentum; β2 is used by ``"adam"`` and ``"yogi"``.
+    beta1 : float in [0, 1)
+        β1; not used by ``"adagrad"``, which has β1 = 0 in the paper's experiments.
+    beta2 : float in [0, 1)
+        β2; used by ``"adam"`` and ``"yogi"``.
     correction : float
         Factor of η.
     starts_at_zero : bool
@@ -69,9 +71,7 @@ def server_step(
 
     Notes
     -----
-    1. ``"adagrad"`` has β1 = 0 in the paper's experiments. Here ``beta1`` applies to it
-       too, as Algorithm 2 prints it.
-    2. ``"momentum"`` is not damped: m_t = β1 m_{t-1} + Δ_t. With β1 = 0 and η = 1 the
+    1. ``"momentum"`` is not damped: m_t = β1 m_{t-1} + Δ_t. With β1 = 0 and η = 1 the
        result is the mean.
     """
     moved, kept = {}, {}
@@ -83,7 +83,8 @@ def server_step(
             moved[name] = start + lr * m
             kept[f"m/{name}"] = m
             continue
-        m = beta1 * m + (1 - beta1) * change
+        decay = 0.0 if kind == "adagrad" else beta1
+        m = decay * m + (1 - decay) * change
         first = 0.0 if starts_at_zero else tau**2
         v = moments.get(f"v/{name}", torch.full_like(start, first))
         square = change.square()

@@ -394,6 +394,34 @@ class GeneralSettings:
         "median of the norms in the round",
         ge=0,
     )
+    server_optimizer: str = option(
+        "none",
+        "what the server does with the mean of the clients' weights; none: it is the new "
+        "global model, else the mean change is a gradient for FedAvgM (momentum), FedAdam, "
+        "FedYogi or FedAdagrad",
+        choices="none momentum adam yogi adagrad",
+    )
+    server_lr: float = option(
+        0.0,
+        "step size η of the server optimizer; 0: 1 with momentum, 0.1 with adam and "
+        "adagrad, 0.01 with yogi",
+        ge=0,
+    )
+    server_momentum: float = option(
+        0.9, "decay β1 of the mean change of the weights", ge=0, lt=1
+    )
+    server_beta2: float = option(
+        0.99, "decay β2 of the squared mean change", ge=0, lt=1
+    )
+    server_tau: float = option(
+        1e-3, "adaptivity τ, added to the root of the squared change", gt=0
+    )
+    server_moments: str = option(
+        "paper",
+        "paper: the squared change starts at τ² and no bias is corrected; flower: it "
+        "starts at 0, and FedAdam's step has the factor of Flower",
+        choices="paper flower",
+    )
     participation: float = option(
         1.0,
         "share of the trainable clients that a round samples, rounded up; 1: all",

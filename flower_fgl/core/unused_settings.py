@@ -49,6 +49,12 @@ def _has_validation(split: str) -> bool:
     return len(shares) == 1 or (len(shares) > 2 and shares[1].strip(" 0.") != "")
 
 
+def _server(*kinds: str) -> Rule:
+    """Return the condition that ``server-optimizer`` is one of some rules."""
+    words = " or ".join(f'"{kind}"' for kind in kinds)
+    return f"server-optimizer = {words}", lambda c: c.server_optimizer in kinds
+
+
 NEEDED: Mapping[str, Rule] = {
     "partition": _PARTITIONED,
     "dataset": _PARTITIONED,
@@ -83,6 +89,11 @@ NEEDED: Mapping[str, Rule] = {
     "krum-attackers": _aggregation("krum"),
     "krum-keep": _aggregation("krum"),
     "norm-bound": _aggregation("norm-clip"),
+    "server-lr": _server("momentum", "adam", "yogi", "adagrad"),
+    "server-momentum": _server("momentum", "adam", "yogi"),
+    "server-beta2": _server("adam", "yogi"),
+    "server-tau": _server("adam", "yogi", "adagrad"),
+    "server-moments": _server("adam", "yogi", "adagrad"),
     "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
     "upload-noise-model": ("upload-noise above 0", lambda config: config.upload_noise),
     "secure-threshold": _SECURE,

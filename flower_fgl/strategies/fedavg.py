@@ -7,11 +7,13 @@ Data", AISTATS 2017.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.server_optimizer import server_step
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
@@ -30,6 +32,10 @@ from flower_fgl.strategies.aggregation import (
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.federation import Federation
+
+MOMENTS = "moments/"
+STEPS = {"momentum": 1.0, "adam": 0.1, "adagrad": 0.1, "yogi": 0.01}
+"""Default ``server-lr``, as in Flower."""
 
 __all__ = ["FedAvg", "build_own", "common_model", "draw_model"]
 
@@ -143,6 +149,7 @@ class FedAvg(FglStrategy):
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
+    moments: Mapping[str, Tensor] = MappingProxyType({})
 
     def prepare(self) -> None:
         """Build the initial model, the same architecture for all clients."""
@@ -154,6 +161,7 @@ class FedAvg(FglStrategy):
             {n: t.detach() for n, t in model.state_dict().items() if n not in kept}
         )
         self.shapes = {n: s for n, s in state_shapes(model).items() if n not in kept}
+        self.trained = frozenset(dict(model.named_parameters()))
         if not self.shapes:
             raise RunError(
                 f"Nothing of {name} is left to average: its first layer and its head stay "
@@ -201,7 +209,7 @@ class FedAvg(FglStrategy):
                 self.config, states, weights, self.weights.tensors
             )
             self.log(**numbers)
-        self.weights = Weights(mean)
+        self.move_to(mean, server_round)
         if len(states) > 1:
             names = [name for name in states[0] if name.startswith(BODY)]
             encoders = [{name: state[name] for name in names} for state in states]
@@ -220,7 +228,45 @@ class FedAvg(FglStrategy):
         PayloadError
             If Σ n_k differs from the clients' descriptions.
         """
-        self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
+        mean = mean_of_sums(sums, sum(weights.values()), self.shapes)
+        self.move_to(mean, server_round)
+
+    def move_to(self, mean: Mapping[str, Tensor], server_round: int) -> None:
+        """Replace the weights by a mean, or by the step of ``server-optimizer`` to it.
+
+        Parameters
+        ----------
+        mean : mapping of str to Tensor, float32
+            Mean of the clients' weights. Buffers, e.g. running variances, are replaced.
+        server_round : int
+            Round, for Flower's factor of FedAdam.
+        """
+        kind = self.config.server_optimizer
+        if kind == "none":
+            self.weights = Weights(mean)
+            return
+        config, is_flower = self.config, self.config.server_moments == "flower"
+        factor = 1.0
+        if kind == "adam" and is_flower:
+            betas, power = (
+                (config.server_momentum, config.server_beta2),
+                server_round + 1,
+            )
+            factor = (1 - betas[1] ** power) ** 0.5 / (1 - betas[0] ** power)
+        start = {n: t for n, t in self.weights.tensors.items() if n in self.trained}
+        moved, self.moments = server_step(
+            kind,
+            start,
+            mean,
+            self.moments,
+            lr=config.server_lr or STEPS[kind],
+            beta1=config.server_momentum,
+            beta2=config.server_beta2,
+            tau=config.server_tau,
+            correction=factor,
+            starts_at_zero=is_flower,
+        )
+        self.weights = Weights({n: moved.get(n, tensor) for n, tensor in mean.items()})
 
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
@@ -228,15 +274,26 @@ class FedAvg(FglStrategy):
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
-        """Return the aggregated weights."""
-        return Snapshot(self.weights.tensors)
+        """Return the aggregated weights, and the moments of the server optimizer."""
+        moments = {f"{MOMENTS}{name}": t for name, t in self.moments.items()}
+        return Snapshot({**self.weights.tensors, **moments})
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore the weights; names and shapes must be the model's."""
-        found = {name: tuple(tensor.shape) for name, tensor in state.tensors.items()}
+        moments = {
+            name.removeprefix(MOMENTS): tensor
+            for name, tensor in state.tensors.items()
+            if name.startswith(MOMENTS)
+        }
+        found = {
+            name: tuple(tensor.shape)
+            for name, tensor in state.tensors.items()
+            if not name.startswith(MOMENTS)
+        }
         if found != self.shapes:
             raise ValueError(f"weights of shapes {found}, expected {self.shapes}")
         self.weights = Weights({name: state.tensors[name] for name in self.shapes})
+        self.moments = moments
 
     def finish(self) -> None:
         """Fine-tune on every client if ``finetune-epochs`` is set."""

@@ -50,10 +50,10 @@ def test_two_steps_of_each_rule_by_hand() -> None:
     _, moments = step("yogi", 1.0, 0.5, small)
     assert float(moments["v/w"]) == pytest.approx(1.0 - 0.01 * 0.25)
 
-    after, moments = step("adagrad", 0.0, 1.0, {}, beta1=0.0)
+    after, moments = step("adagrad", 0.0, 1.0, {})
     v = 1e-6 + 1.0
     assert after == pytest.approx(0.1 * 1.0 / (v**0.5 + 1e-3))
-    after, _ = step("adagrad", 1.0, 0.5, moments, beta1=0.0)
+    after, _ = step("adagrad", 1.0, 0.5, moments)
     assert after == pytest.approx(1.0 - 0.1 * 0.5 / ((v + 0.25) ** 0.5 + 1e-3))
 
 
@@ -94,7 +94,7 @@ def of_flower(strategy: Any, rounds: list[list[dict[str, Tensor]]]) -> dict[str,
          {"lr": 0.5, "beta1": 0.9}),
         ("adam", FedAdam(eta=0.1, beta_1=0.9, beta_2=0.99, tau=1e-3), {"lr": 0.1}),
         ("yogi", FedYogi(eta=0.01, beta_1=0.9, beta_2=0.99, tau=1e-3), {"lr": 0.01}),
-        ("adagrad", FedAdagrad(eta=0.1, tau=1e-3), {"lr": 0.1, "beta1": 0.0}),
+        ("adagrad", FedAdagrad(eta=0.1, tau=1e-3), {"lr": 0.1}),
     ],
 )  # fmt: skip
 def test_a_rule_takes_flowers_steps_with_flowers_constants(

@@ -222,6 +222,14 @@ NEEDS = (
         demand="min-clients = {min_clients} is not possible",
     ),
     Need(
+        "server-optimizer",
+        lambda s: s.server_optimizer != "none",
+        lambda method: method.robust,
+        "does more with its uploads than averaging weights",
+        can="support it",
+        demand='server-optimizer = "{server_optimizer}" is not possible',
+    ),
+    Need(
         "aggregation",
         lambda s: s.aggregation != "mean",
         lambda method: method.robust,
