@@ -305,6 +305,11 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         "its model, as the server assigned them",
         "public-key": "a public key, if the run uses secure aggregation; it is no secret",
     }
+    if description.prepared:
+        said["prepared-sha256"] = (
+            "a hash of the recipe and vocabulary of flower-fgl prepare, which owners "
+            f"compare: {description.prepared}"
+        )
     if not config.share_class_counts:
         said["class-counts"] = (
             f"not the number of training {items} of each class (share-class-counts = false)"

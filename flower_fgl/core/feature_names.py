@@ -6,8 +6,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-__all__ = ["column_order", "differing_names", "hash_names"]
+__all__ = ["column_order", "differing_names", "differing_recipes", "hash_names"]
+__all__ += ["NOT_PREPARED"]
 
+NOT_PREPARED = (
+    "The graphs of %s were not made by flower-fgl prepare, others were: whether their "
+    "features mean the same is not checked."
+)
+"""Warning with the names of owners."""
 SHOWN = 5
 """Largest number of names of a kind in a message."""
 
@@ -29,6 +35,30 @@ def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | Non
     if place.keys() != set(wanted) or len(names) != len(wanted):
         return None
     return [place[name] for name in wanted]
+
+
+def differing_recipes(own: str, agreed: str) -> str:
+    """Describe that a graph was prepared in another way than those of others.
+
+    Parameters
+    ----------
+    own, agreed : str
+        Hashes of recipe and vocabulary, see ``flower-fgl prepare``; empty for a graph that
+        was made in another way, which is not compared.
+
+    Returns
+    -------
+    str
+        Empty if the two do not differ.
+    """
+    if not own or not agreed or own == agreed:
+        return ""
+    return (
+        "its features were prepared with another recipe or vocabulary than those of the "
+        f"other clients (hash {own[:8]} instead of {agreed[:8]}): equal numbers mean "
+        "different things. Agree on one vocabulary and on the kinds of the columns, and "
+        "run flower-fgl prepare again."
+    )
 
 
 def differing_names(names: Sequence[str], wanted: Sequence[str]) -> str:

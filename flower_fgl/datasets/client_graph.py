@@ -359,6 +359,9 @@ class ClientGraph:
         for the split in the owner's file, and for a partition of a dataset.
     replaces_split : bool
         Whether the drawn split replaces one in the owner's file.
+    prepared : str
+        Hash of the recipe and vocabulary of the file, see ``flower-fgl prepare``; else
+        empty.
     """
 
     partition_id: int
@@ -373,6 +376,7 @@ class ClientGraph:
     name: str = ""
     drawn_from: tuple[tuple[str, bool | int | float | str], ...] = ()
     replaces_split: bool = False
+    prepared: str = ""
 
     @property
     def num_features(self) -> int:

@@ -22,7 +22,11 @@ import torch
 from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.feature_names import differing_names
+from flower_fgl.core.feature_names import (
+    NOT_PREPARED,
+    differing_names,
+    differing_recipes,
+)
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.core.settings import TARGETS, needs_classes
 from flower_fgl.datasets.build import default_split
@@ -391,6 +395,13 @@ def _agree_on_features(
         for name, text in reasons.items()
         if text
     ]
+    prepared = [client for client in named if client.prepared]
+    for client in prepared:
+        recipe = Counter(c.prepared for c in prepared).most_common(1)[0][0]
+        if text := differing_recipes(client.prepared, recipe):
+            wrong.append(f"{client.name}: {text}")
+    if 0 < len(prepared) < len(named):
+        log.warning(NOT_PREPARED, ", ".join(c.name for c in named if not c.prepared))
     if wrong:
         raise DataError(
             f"{len(wrong)} of {len(clients)} owners cannot be used. " + "\n".join(wrong)

@@ -93,8 +93,8 @@ class StoreIndex:
     feature_names : list of str
         Length d; empty if the dataset has no names.
     owners : list of dict
-        Length K with natural owners, else empty: each owner's ``name``, ``class_names``
-        and ``feature_names``.
+        Length K with natural owners, else empty: each owner's ``name``, ``class_names``,
+        ``feature_names`` and ``prepared``.
     notes : list of list of str
         Length K: notes of :func:`suspect_data` on each client's data; none on the
         benchmark datasets of this package.
@@ -207,6 +207,7 @@ class ClientStore:
             _unpack(data, partition_id, tuple(schema["class_names"])),
             feature_names=tuple(schema["feature_names"]),
             name=schema.get("name", ""),
+            prepared=schema.get("prepared", ""),
         )
         is_dense = client.graph.x.layout == torch.strided
         if self.config.scale_of_features(is_dense=is_dense) == "rows":
@@ -570,6 +571,7 @@ def _fill(
                 "name": client.name,
                 "class_names": list(client.class_names),
                 "feature_names": list(client.feature_names),
+                "prepared": client.prepared,
             }
             for client in clients
             if client.name

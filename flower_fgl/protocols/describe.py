@@ -45,6 +45,7 @@ KEY_SIZES = (0, 32, 128)
 """Bytes of no key, of a key, and of a key with an owner's identity and signature."""
 SCALES = ("none", "rows", "columns")
 EDGE_FEATURES = "num-edge-features"
+PREPARED = "prepared-sha256"
 _INTEGERS = {
     "partition-id": MAX_PARTITIONS - 1,
     "num-partitions": MAX_PARTITIONS,
@@ -97,6 +98,9 @@ class Description(Payload):
     num_edge_features : int
         With ``setting = "edge"``, width a of the features of edges; their names follow
         those of the nodes' features. The record has it only if it is not 0.
+    prepared : str
+        Hash of the recipe and vocabulary of the client's file, see ``flower-fgl prepare``.
+        The record has it only if the file was made so.
     """
 
     partition_id: int
@@ -117,6 +121,7 @@ class Description(Payload):
     feature_names: tuple[str, ...] = ()
     features_sha256: str = ""
     num_edge_features: int = 0
+    prepared: str = ""
     records = (INFO,)
 
     @property
@@ -139,6 +144,8 @@ class Description(Payload):
         values["features-sha256"] = self.features_sha256
         if self.num_edge_features:
             values[EDGE_FEATURES] = self.num_edge_features
+        if self.prepared:
+            values[PREPARED] = self.prepared
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -201,6 +208,9 @@ class Description(Payload):
             raise PayloadError(
                 '"features-sha256" must be the hash of the feature names, or empty.'
             )
+        prepared = _read_text(info, PREPARED) if PREPARED in info else ""
+        if len(prepared) not in (0, 64):
+            raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
         return cls(
             feature_names=feature_names,
             features_sha256=features_sha256,
@@ -212,6 +222,7 @@ class Description(Payload):
             name=_read_text(info, "name"),
             scale=scale,
             num_edge_features=num_edge_features,
+            prepared=prepared,
             **values,
         )
 
@@ -222,7 +233,7 @@ class Description(Payload):
             len(name.encode()) for name in (*self.class_names, *self.feature_names)
         )
         texts = (self.model, self.partition_sha256, self.name, self.scale)
-        names += len(self.features_sha256)
+        names += len(self.features_sha256) + len(self.prepared)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         numbers = len(_INTEGERS) + bool(self.num_edge_features) + len(self.class_counts)
         return 8 * numbers + names + text

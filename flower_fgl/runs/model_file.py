@@ -98,6 +98,9 @@ class ModelCard:
         :func:`~flower_fgl.nn.link.make_decoder`; else empty.
     multi_label : bool
         Whether an item may have several of the classes.
+    prepared : str
+        Hash of the recipe and vocabulary of the training data, see ``flower-fgl
+        prepare``; empty if they were made in another way.
     """
 
     method: str
@@ -117,12 +120,14 @@ class ModelCard:
     features_sha256: str = ""
     link: str = ""
     multi_label: bool = False
+    prepared: str = ""
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
         values = {k.replace("_", "-"): v for k, v in asdict(self).items()}
-        if not self.multi_label:  # as in files of earlier versions
-            del values["multi-label"]
+        for key in ("multi-label", "prepared"):  # as in files of earlier versions
+            if not values[key]:
+                del values[key]
         return json.dumps(values)
 
     @classmethod
@@ -145,7 +150,7 @@ class ModelCard:
         read: dict[str, Any] = {k.replace("-", "_"): v for k, v in values.items()}
         # absent from files of earlier versions
         later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
-        later |= {"multi_label"}
+        later |= {"multi_label", "prepared"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.feature_names import column_order, differing_names, hash_names
+from flower_fgl.core.feature_names import (
+    column_order,
+    differing_names,
+    differing_recipes,
+    hash_names,
+)
 from flower_fgl.datasets.client_graph import NodeDataset, Scaling
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
@@ -125,6 +130,12 @@ def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
         raise DataError(
             f"The model {task}, but predict classifies the nodes of one graph, {where}. "
             "Use a model trained on nodes."
+        )
+    if differing_recipes(owned.prepared, saved.card.prepared):
+        raise DataError(
+            f"{where} was prepared with another recipe or vocabulary than the training "
+            f"data (hash {owned.prepared[:8]} instead of {saved.card.prepared[:8]}). Run "
+            "flower-fgl prepare --no-labels with the recipe of the training."
         )
     dataset, note = _match_columns(_undo_scaling(owned, saved, where), saved, where)
     dataset, how = _match_model(dataset, saved, owned.scaling, where)

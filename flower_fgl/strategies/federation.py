@@ -146,5 +146,7 @@ def client_lines(
     for client in clients:
         about = asdict(client)
         del about["public_key"]  # new in every run
+        if not client.prepared:
+            del about["prepared"]
         lines.append({"round": server_round, **about, "trains": client.num_train > 0})
     return lines

@@ -178,4 +178,5 @@ def describe(
         feature_names=graph.feature_names if share_feature_names else (),
         features_sha256=hash_names(graph.feature_names),
         num_edge_features=graph.num_edge_features,
+        prepared=graph.prepared,
     )

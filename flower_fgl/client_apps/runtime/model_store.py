@@ -225,4 +225,5 @@ def card_of(
         feature_names=graph.feature_names,
         features_sha256=hash_names(graph.feature_names),
         multi_label=config.is_multi_label,
+        prepared=graph.prepared,
     )

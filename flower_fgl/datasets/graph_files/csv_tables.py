@@ -22,6 +22,9 @@
     Optional: ``source``, the id of a node in ``nodes.csv``, and ``target``, the id of a
     node of another data owner, as in that owner's ``nodes.csv``. Only methods that use
     edges between owners read it.
+``prepared.csv``
+    Optional, written by ``flower-fgl prepare``: ``sha256``, the hash of its recipe and
+    vocabulary, which owners compare.
 
 Blank lines and spaces around text are ignored. Rows are converted one by one, so that
 memory and time grow with the number of cells, however wide a table is.
@@ -130,6 +133,10 @@ def read_csv_folder(
     if index is not None:
         arrays |= attempt(_edges, folder / "edges.csv", index, attempt) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
+        if os.path.exists(folder / "prepared.csv"):
+            arrays["prepared"] = attempt(
+                _single_cell, folder / "prepared.csv", "sha256"
+            )
         if os.path.exists(folder / "outside.csv"):
             found = attempt(_outside_edges, folder / "outside.csv", index)
             arrays["outside_edges"] = found
@@ -540,6 +547,16 @@ def hash_ids(ids: Sequence[str]) -> Array:
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
     numbers = np.frombuffer(b"".join(hashes), dtype="<u8") >> np.uint64(1)
     return numbers.astype(np.int64)
+
+
+def _single_cell(path: Path, column: str) -> Array:
+    """Return the only cell of a table as text."""
+    rows = _rows(path, (column,), more=False)
+    next(rows)
+    cells = [row[0].strip() for _, row in rows]
+    if len(cells) != 1:
+        raise DataError(f"{show_path(path)} must have one line, got {len(cells)}.")
+    return np.array(cells[0], dtype=np.str_)
 
 
 def _outside_edges(path: Path, index: dict[str, int]) -> Array:

@@ -40,6 +40,9 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     their features.
 ``edge_train_mask``, ``edge_val_mask``, ``edge_test_mask``
     (M,) bool, optional: a split of the edges.
+``prepared``
+    Text, optional, written by ``flower-fgl prepare``: the hash of its recipe and
+    vocabulary, which owners compare.
 ``evaluation_0_x``, …
     Optional: additional graphs for evaluation only, each with the keys above.
 
@@ -119,6 +122,8 @@ class LocalGraphFile:
         Edges to nodes of other data owners; ``None`` if the file has no table of them.
     notes : tuple of str
         Sentences for the owner on how the file was read.
+    prepared : str
+        Hash of the recipe and vocabulary of ``flower-fgl prepare``, else empty.
     """
 
     dataset: NodeDataset
@@ -128,6 +133,7 @@ class LocalGraphFile:
     scaling: Scaling | None = None
     outside: OutsideEdges | None = None
     notes: tuple[str, ...] = ()
+    prepared: str = ""
 
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
@@ -165,6 +171,7 @@ class LocalGraphFile:
             feature_names=self.dataset.feature_names,
             outside=self.outside,
             edges=self.dataset.edges,
+            prepared=self.prepared,
         )
 
 
@@ -261,13 +268,16 @@ def _load(
     scaling = attempt(_scaling, arrays, dataset.num_features, where)
     outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
     columns = attempt(_feature_names, arrays, dataset.num_features, where) or ()
+    prepared = attempt(_prepared, arrays, where) or ""
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
     names, notes = (
         tuple(arrays.get(k, np.empty(0)).tolist()) for k in ("names", "notes")
     )
-    return LocalGraphFile(dataset, node_ids, evaluation, names, scaling, outside, notes)
+    return LocalGraphFile(
+        dataset, node_ids, evaluation, names, scaling, outside, notes, prepared
+    )
 
 
 def _check_kind(path: Path) -> None:
@@ -308,6 +318,7 @@ def _is_known(key: str) -> bool:
         "declared_classes",
         "feature_names",
         "node_ids",
+        "prepared",
         *OUTSIDE,
         *SCALING,
         *EDGE_KEYS,
@@ -345,6 +356,17 @@ def _scaling(
             "Use 1 for a feature that is constant."
         )
     return Scaling(kind, torch.from_numpy(mean), torch.from_numpy(std))
+
+
+def _prepared(arrays: Mapping[str, Array], where: str) -> str:
+    """Return the hash of the recipe of a prepared file, else an empty text."""
+    text = str(arrays.get("prepared", ""))
+    if not re.fullmatch("([0-9a-f]{64})?", text):
+        raise DataError(
+            f"{where}: prepared must be a hash of 64 digits as flower-fgl prepare writes "
+            f'it, got "{clip(text)}". Remove it, or prepare the graph again.'
+        )
+    return text
 
 
 def _feature_names(

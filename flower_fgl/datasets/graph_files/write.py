@@ -65,6 +65,8 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         if client.scaling.statistics is not None:
             mean, std = client.scaling.statistics
             arrays |= {"feature_mean": mean.numpy(), "feature_std": std.numpy()}
+    if client.prepared:
+        arrays["prepared"] = np.array(client.prepared)
     for i, graph in enumerate(client.evaluation):
         arrays |= _graph_arrays(graph, f"evaluation_{i}_")
     with replacing(path) as file:

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.feature_names import NOT_PREPARED
 from flower_fgl.core.sampling import describe_sampling, num_sampled
 from flower_fgl.core.settings import has_targets
 from flower_fgl.nn import assign_models
@@ -287,7 +288,7 @@ def _agree_on_schema(
 
 
 def _warn_of_unnamed_features(described: Mapping[int, Description]) -> None:
-    """Warn once of graphs whose columns cannot be compared."""
+    """Warn once of graphs whose columns, or recipes, cannot be compared."""
     unnamed = [d.name for d in described.values() if not d.features_sha256]
     if unnamed:
         log.warning(
@@ -295,6 +296,9 @@ def _warn_of_unnamed_features(described: Mapping[int, Description]) -> None:
             "is not checked.",
             ", ".join(sorted(unnamed)),
         )
+    others = [d.name for d in described.values() if not d.prepared]
+    if len(others) < len(described) and others:
+        log.warning(NOT_PREPARED, ", ".join(sorted(others)))
 
 
 def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:

@@ -143,6 +143,7 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
             f"the other clients have {federation.num_edge_features}."
         )
     named = [d for d in federation.clients.values() if d.features_sha256]
+    named.sort(key=lambda d: not d.prepared)  # one with a recipe can be compared
     reason = differing_features(candidate, named[0]) if named else ""
     if reason:
         return f"{label} does not fit: {reason}"

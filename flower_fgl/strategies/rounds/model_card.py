@@ -34,4 +34,5 @@ def describe_model(
         feature_names=named[0].feature_names if named else (),
         features_sha256=named[0].features_sha256 if named else "",
         multi_label=config.is_multi_label,
+        prepared=max((client.prepared for client in named), default=""),
     )

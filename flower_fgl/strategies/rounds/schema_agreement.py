@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import differing_names, hash_names
+from flower_fgl.core.feature_names import (
+    differing_names,
+    differing_recipes,
+    hash_names,
+)
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
 __all__ = [
@@ -112,13 +116,14 @@ def agree_features(described: Mapping[str, Description]) -> Description | None:
     Returns
     -------
     Description or None
-        The first data owner of the majority, in the order of ``described``; ``None`` if
-        no graph has names of its features.
+        The first data owner of the majority, in the order of ``described``, of those with
+        the most frequent recipe if some graphs were prepared; ``None`` if no graph has
+        names of its features.
 
     Raises
     ------
     RunError
-        If no majority decides between two lists of features.
+        If no majority decides between two lists of features, or two recipes.
     """
     named = {label: d for label, d in described.items() if d.features_sha256}
     groups: dict[object, list[str]] = {}
@@ -134,7 +139,17 @@ def agree_features(described: Mapping[str, Description]) -> Description | None:
             "The data owners' graphs have different features without a majority. "
             f"{others[0][0]} against {first[0]}: {reason}"
         )
-    return named[first[0]]
+    recipes = Counter(named[label].prepared for label in first)
+    recipes.pop("", None)
+    most = recipes.most_common(2) or [("", 0)]
+    one = next(named[n] for n in first if named[n].prepared == most[0][0])
+    if len(most) > 1 and most[1][1] == most[0][1]:
+        other = next(named[n] for n in first if named[n].prepared == most[1][0])
+        raise RunError(
+            "The data owners' graphs were prepared in different ways without a majority. "
+            f"{other.name} against {one.name}: {differing_features(other, one)}"
+        )
+    return one
 
 
 def differing_features(candidate: Description, agreed: Description) -> str:
@@ -143,16 +158,19 @@ def differing_features(candidate: Description, agreed: Description) -> str:
     Returns
     -------
     str
-        Empty if they have the same names (in any order, if the names are shared), or if
-        one of the two has no names.
+        Empty if they have the same names (in any order, if the names are shared) and the
+        same recipe, or if one of the two has no names.
     """
+    recipes = differing_recipes(candidate.prepared, agreed.prepared)
     if not candidate.features_sha256 or not agreed.features_sha256:
         return ""
     if candidate.features_sha256 == agreed.features_sha256:
-        return ""
+        return recipes
     if candidate.feature_names and agreed.feature_names:
         text = differing_names(candidate.feature_names, agreed.feature_names)
-        return text and f"its features differ from those of the other clients: {text}."
+        if not text:
+            return recipes
+        return f"its features differ from those of the other clients: {text}."
     return (
         "the names of its features, or their order, differ from those of the other "
         "clients (another hash). Use the same columns in the same order, or set "
