@@ -25,6 +25,7 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.cli.commands import App
+from flower_fgl.cli.prepare import prepare
 from flower_fgl.cli.tables import make_table
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
@@ -331,6 +332,7 @@ def _number(value: object) -> str:
 for command in (
     graph_commands.partition,
     graph_commands.export,
+    prepare,
     graph_commands.check_graph,
     graph_commands.import_partition,
     graph_commands.predict,

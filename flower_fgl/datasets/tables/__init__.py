@@ -1,0 +1,1 @@
+"""Graph files from the tables of a data owner, by a recipe: ``flower-fgl prepare``."""

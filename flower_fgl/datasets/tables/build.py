@@ -1,0 +1,372 @@
+"""Nodes and edges of a graph from the tables of a data owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.options import nearest
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.precision import check_whole_numbers
+from flower_fgl.datasets.graph_files.problems import clip, show_path
+from flower_fgl.datasets.tables.columns import OTHER, encode, read_cells, read_keys
+from flower_fgl.datasets.tables.read import Block, read_blocks
+from flower_fgl.datasets.tables.recipe import (
+    FEATURES,
+    FOREIGN,
+    KEYS,
+    Column,
+    Recipe,
+    TableRecipe,
+    match_column,
+)
+from flower_fgl.datasets.tables.vocabulary import words_of
+
+__all__ = ["Part", "encode_part", "read_graph"]
+
+CONSTANT = "constant"
+"""Feature of nodes without another one."""
+SHOWN = 5
+"""Columns or values that a line of the summary names."""
+
+
+@dataclass
+class Part:
+    """All N nodes, or all M edges, before their features are encoded."""
+
+    ids: Array  # (N,) text; of edges empty
+    pairs: Array  # (M, 2) numbers of the nodes at the ends; of nodes empty
+    columns: dict[str, Column]
+    values: dict[
+        str, Array
+    ]  # features, label, split and time, as read_cells returns them
+    is_foreign: Array  # (N,) or (M,) bool: nodes of others, which only edges name
+    lines: list[str]  # what was read and what was dropped
+
+
+@dataclass
+class _Rows:
+    """All rows of one file."""
+
+    name: str
+    rows: Array
+    keys: dict[str, Array]
+    columns: dict[str, Column]
+    values: dict[str, Array]
+
+    def place(self, row: int) -> str:
+        """Name a row for a message."""
+        return f"{self.name}, row {int(self.rows[row]):,}"
+
+
+def read_graph(recipe: Recipe, paths: Sequence[Path]) -> tuple[Part, Part]:
+    """Read nodes and edges from the tables of an owner.
+
+    Several files may belong to one table of the recipe. A ``DataError`` names a table that
+    is missing or unknown, a column or cell that cannot be read, an id that is repeated, or
+    an edge that ends at no node.
+    """
+    import pandas as pd
+
+    files = _assign(recipe, paths)
+    edges = [_read(p, t, recipe) for t in recipe.edges for p in files[t.table]]
+    ends = [np.concatenate([rows.keys[key] for rows in edges]) for key in KEYS["edges"]]
+    own = [
+        (table, _read(path, table, recipe))
+        for table in filter(recipe.needs, recipe.nodes)
+        for path in files.get(table.table, ())
+    ]
+    nodes = _join(recipe, own, edges, ends)
+    index = pd.Index(nodes.ids)
+    pairs = np.stack([index.get_indexer(names) for names in ends], axis=1)
+    columns, values = _stack(edges, [*_ranges(edges)], len(pairs))
+    lines = [f"{rows.name}: {len(rows.rows):,} edges" for rows in edges]
+    none = np.zeros(len(pairs), dtype=np.bool_)
+    found = Part(np.empty(0), pairs, columns, values, none, lines)
+    return nodes, _sorted_by_time(found)
+
+
+def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the files of each table of the recipe."""
+    import fnmatch  # of file names only, which have no brackets with a meaning here
+
+    tables = [table for table in (*recipe.nodes, *recipe.edges) if table.table]
+    files: dict[str, list[Path]] = {table.table: [] for table in tables}
+    for path in paths:
+        found = [name for name in files if fnmatch.fnmatchcase(path.name, name)]
+        if not found:
+            raise DataError(
+                f"{show_path(path)} is no table of {show_path(recipe.path)}. "
+                f"{nearest(path.name, files)} Rename the file, or table = in the recipe; "
+                "* stands for any text."
+            )
+        for name in found:
+            files[name].append(path)
+    for table in tables:
+        if not files[table.table] and recipe.needs(table):
+            raise DataError(
+                f'{show_path(recipe.path)} names the table "{clip(table.table)}", which is '
+                "not given. Add its file to the command."
+            )
+    return files
+
+
+def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
+    """Read one file as its recipe says."""
+    blocks: list[tuple[Array, dict[str, Array], dict[str, Array]]] = []
+    columns: dict[str, Column] = {}
+    for block in read_blocks(path, table):
+        used = _used(block, table, recipe)
+        columns = {column.name: column for column in used.values()}
+        keys = {
+            kind: read_keys(block, {k: c for k, c in used.items() if c.kind == kind})
+            for kind in KEYS[table.part]
+        }
+        values = {
+            column.name: read_cells(block, key, column, table.decimal)
+            for key, column in used.items()
+            if column.kind not in KEYS[table.part]
+        }
+        for column in used.values():
+            if column.cuts:
+                values["split"] = _cut(values.pop("time"), column.cuts)
+                columns["split"] = column
+        blocks.append((block.rows, keys, values))
+    if not blocks or not sum(len(rows) for rows, _, _ in blocks):
+        raise DataError(f"{show_path(path)} has no rows. Leave it out of the command.")
+    rows, keys, values = (
+        np.concatenate([block[0] for block in blocks]),
+        *(
+            {k: np.concatenate([b[i][k] for b in blocks]) for k in blocks[0][i]}
+            for i in (1, 2)
+        ),
+    )
+    is_value = {
+        name: c for name, c in columns.items() if c.kind not in KEYS[table.part]
+    }
+    return _Rows(path.name, rows, keys, is_value, values)
+
+
+def _cut(times: Array, cuts: tuple[float, ...]) -> Array:
+    """Return the part of the split of each node by its time."""
+    parts = np.array(["train", "val", "test"], dtype=object)
+    found: Array = parts[np.searchsorted(np.array(cuts), times)]
+    return found
+
+
+def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:
+    """Return the columns to read, by their name in the table."""
+    only_for_labels = {"label", "split", "time"}
+    if table.part == "edges":
+        only_for_labels |= set(FEATURES)
+    left_out = set() if recipe.has_labels else only_for_labels
+    where = show_path(recipe.path)
+    used: dict[str, Column] = {}
+    for name in block.columns:
+        column = match_column(name, table.columns)
+        if column is None:
+            raise DataError(
+                f'{block.name} has the column "{clip(name)}", which {where} does not '
+                f'declare. Declare it, e.g. "{clip(name)}" = "ignore"; "*" = "ignore" '
+                "ignores all others."
+            )
+        if column.kind in {"ignore", *left_out}:
+            continue
+        if column.kind in FEATURES and column.name in {c.name for c in used.values()}:
+            raise DataError(
+                f'{block.name} has two columns with the name "{clip(column.name)}" in '
+                f'{where}. Add another name = "…" to one.'
+            )
+        used[name] = column
+    for key, column in table.columns.items():
+        is_there = any(match_column(name, {key: column}) for name in block.columns)
+        if not is_there and column.kind not in {"ignore", *left_out}:
+            is_label = column.kind in ("label", "split")
+            raise DataError(
+                f'{where} declares the column "{clip(key)}", which {block.name} lacks. '
+                f"{nearest(key, block.columns)}"
+                + " With --no-labels a table may lack labels, for predict."
+                * is_label
+            )
+    return used
+
+
+def _join(
+    recipe: Recipe,
+    own: Sequence[tuple[TableRecipe, _Rows]],
+    edges: Sequence[_Rows],
+    ends: Sequence[Array],
+) -> Part:
+    """Return the nodes of all tables, and those that only edges name."""
+    import pandas as pd
+
+    lists = [rows for table, rows in own if not table.join]
+    lines = [f"{rows.name}: {len(rows.rows):,} nodes" for rows in lists]
+    _require_unique(lists)
+    listed = pd.Index(_concatenated([rows.keys["id"] for rows in lists]))
+    others = pd.Index(pd.unique(_concatenated(ends))).difference(listed, sort=False)
+    is_own = any(not table.table for table in recipe.nodes)
+    if len(others) and not is_own and recipe.foreign == "refuse":
+        raise _unknown_end(edges, listed, recipe)
+    index = listed.append(others)
+    is_foreign = np.zeros(len(index), dtype=np.bool_)
+    is_foreign[len(listed) :] = not is_own
+    if len(others):
+        what = "nodes" if is_own else "foreign nodes, without a row in a table of nodes"
+        lines.append(f"ends of edges: {len(others):,} {what}")
+    tables, places = [*lists], [*_ranges(lists)]
+    for rows in (rows for table, rows in own if table.join):
+        _require_unique([rows])
+        place = index.get_indexer(rows.keys["id"])
+        known = place >= 0
+        lines.append(
+            f"{rows.name}: columns of {int(known.sum()):,} nodes, "
+            f"{int((~known).sum()):,} rows dropped, which name no node"
+        )
+        rows.values = {name: cells[known] for name, cells in rows.values.items()}
+        tables.append(rows)
+        places.append(place[known])
+    columns, values = _stack(tables, places, len(index))
+    ids = index.to_numpy(dtype=object)
+    return Part(ids, np.empty((0, 2)), columns, values, is_foreign, lines)
+
+
+def _concatenated(arrays: Sequence[Array]) -> Array:
+    """Return arrays of text as one."""
+    return np.concatenate([np.empty(0, dtype=object), *arrays])
+
+
+def _ranges(tables: Sequence[_Rows]) -> Iterator[Array]:
+    """Yield the numbers of the rows of each table, below each other."""
+    first = 0
+    for rows in tables:
+        yield np.arange(first, first + len(rows.rows))
+        first += len(rows.rows)
+
+
+def _require_unique(tables: Sequence[_Rows]) -> None:
+    """Reject two rows with one id."""
+    import pandas as pd
+
+    ids = _concatenated([rows.keys["id"] for rows in tables])
+    twice = pd.Series(ids, dtype=object).duplicated().to_numpy().nonzero()[0]
+    if not len(twice):
+        return
+    names = np.repeat([rows.name for rows in tables], [len(r.rows) for r in tables])
+    numbers = np.concatenate([rows.rows for rows in tables])
+    first = int((ids == ids[twice[0]]).argmax())
+    one, other = (f"{names[i]}, row {numbers[i]:,}" for i in (first, twice[0]))
+    raise DataError(
+        f'{one} and {other} have one id, "{clip(ids[twice[0]])}". Keep one row for each '
+        f"node ({len(twice):,} rows repeat an id). If a table adds columns to nodes of "
+        "another one, write join = true into the recipe."
+    )
+
+
+def _unknown_end(edges: Sequence[_Rows], listed: Any, recipe: Recipe) -> DataError:
+    """Return the error for edges that end at no node; it names the first one."""
+    first, number, name = "", 0, ""
+    for rows in edges:
+        missing = {key: listed.get_indexer(rows.keys[key]) < 0 for key in rows.keys}
+        number += int(np.logical_or(*missing.values()).sum())
+        for key, bad in missing.items():
+            if not first and bad.any():
+                first = f"{rows.place(int(bad.argmax()))}, {key}"
+                name = rows.keys[key][int(bad.argmax())]
+    return DataError(
+        f'{first}: "{clip(name)}" has no row in the tables of nodes ({number:,} such '
+        'edges). Accounts of others become nodes with foreign = "flag" in '
+        f"{show_path(recipe.path)}; otherwise add their rows, or remove the edges."
+    )
+
+
+def _stack(
+    tables: Sequence[_Rows], places: Sequence[Array], number: int
+) -> tuple[dict[str, Column], dict[str, Array]]:
+    """Return the columns of all tables, with the values at their nodes or edges."""
+    columns: dict[str, Column] = {}
+    values: dict[str, Array] = {}
+    filled: dict[str, Array] = {}
+    for rows, place in zip(tables, places, strict=True):
+        for name, cells in rows.values.items():
+            columns[name] = rows.columns[name]
+            empty: Any = "" if cells.dtype == object else np.nan
+            whole = values.setdefault(name, np.full(number, empty, dtype=cells.dtype))
+            is_filled = filled.setdefault(name, np.zeros(number, dtype=np.bool_))
+            if is_filled[place].any():
+                raise DataError(
+                    f'{rows.name} gives "{clip(name)}" to a node that has it from another '
+                    'table. Declare one of the columns as "ignore".'
+                )
+            whole[place], is_filled[place] = cells, True
+    return columns, values
+
+
+def _sorted_by_time(edges: Part) -> Part:
+    """Sort edges by time, as a graph file demands."""
+    time = edges.values.get("time")
+    if time is None or not (time[1:] < time[:-1]).any():
+        return edges
+    order = np.argsort(time, kind="stable")
+    edges.lines.append("The edges were sorted by time.")
+    return replace(
+        edges,
+        pairs=edges.pairs[order],
+        values={name: cells[order] for name, cells in edges.values.items()},
+    )
+
+
+def encode_part(recipe: Recipe, part: str, of: Part) -> dict[str, Array]:
+    """Return the features of all nodes or edges by name, float32 or bool of shape (N,).
+
+    ``of.lines`` gets what was filled, and what the vocabulary lacks. A ``DataError`` names
+    a value without a rule or an entry in the vocabulary, and two features of one name.
+    """
+    features: dict[str, Array] = {}
+    is_foreign = of.is_foreign
+    for name, values in of.values.items():
+        column = of.columns[name]
+        if column.kind not in FEATURES:
+            continue
+        missing = values == "" if values.dtype == object else np.isnan(values)
+        missing &= ~is_foreign
+        if missing.any() and column.missing is None:
+            raise DataError(
+                f'{int(missing.sum()):,} {part} have no "{clip(name)}": they are in no '
+                "table with that column. Declare what that means in the recipe, e.g. "
+                f'{{kind = "{column.kind}", missing = "zero"}}.'
+            )
+        if missing.any():
+            of.lines.append(
+                f'{name}: {int(missing.sum()):,} empty, filled by "{column.missing}"'
+            )
+        for feature, cells in encode(column, values, words_of(recipe, part, column)):
+            if feature in features:
+                raise DataError(
+                    f'Two features of {part} have the name "{clip(feature)}". Add another '
+                    'name = "…" to a column of the recipe.'
+                )
+            cells[is_foreign] = 0
+            if cells.dtype != np.bool_:
+                check_whole_numbers(cells[:, None], part, [feature])
+                cells = cells.astype(np.float32)
+            features[feature] = cells
+            if feature == f"{name}={OTHER}" and cells.any():
+                others = sorted(set(values[cells]))
+                of.lines.append(
+                    f"{name}: {int(cells.sum()):,} cells are not in the vocabulary: "
+                    f"{clip(', '.join(others[:SHOWN]))}{', …' * (len(others) > SHOWN)}"
+                )
+    if part == "nodes" and not features:
+        of.lines.append(
+            f'The nodes have no feature: "{CONSTANT}" is 1 for all of them.'
+        )
+        features[CONSTANT] = np.ones(len(of.ids), dtype=np.bool_)
+    if part == "nodes" and recipe.foreign == "flag":
+        features[FOREIGN] = is_foreign
+    return features

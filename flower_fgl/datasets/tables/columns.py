@@ -1,0 +1,281 @@
+"""Cells of a table as numbers or text, and columns as features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.problems import clip
+from flower_fgl.datasets.tables.read import Block
+from flower_fgl.datasets.tables.recipe import Column
+
+__all__ = ["OTHER", "cells_as_text", "encode", "read_cells", "read_keys"]
+
+OTHER = "(other)"
+"""Place of all values of a category that the vocabulary lacks."""
+EXACT = 1 << 53
+"""From here on, float64 does not hold every whole number."""
+DAY = 86_400.0
+
+
+def read_cells(block: Block, key: str, column: Column, decimal: str) -> Array:
+    """Return the cells of a column, neither of a key nor ignored, shape (n,).
+
+    Numbers, dates (days), times (seconds, if they are dates) and yes/no (1, 0) are
+    float64, NaN where a cell is empty. Categories, labels and splits are text, ``""``
+    where it is empty. A ``DataError`` names the row of a cell that cannot be read.
+    """
+    cells = block.columns[key]
+    is_date = column.kind == "date" or bool(column.format)
+    if column.kind in ("number", "time", "date") and cells.dtype.kind == "M":
+        values = _seconds(cells)
+    elif is_date:
+        values = _dates(block, key, column)
+    elif column.kind in ("number", "time"):
+        values = _numbers(block, key, column, decimal)
+    else:
+        return _texts(block, key, column)
+    if column.kind == "date":
+        since = datetime.fromisoformat(column.since)
+        since = since if since.tzinfo else since.replace(tzinfo=UTC)
+        values = (values - since.timestamp()) / DAY
+    _require_filled(block, key, column, np.isnan(values))
+    if column.log:
+        values = np.sign(values) * np.log1p(np.abs(values))
+    return values
+
+
+def read_keys(block: Block, keys: Mapping[str, Column]) -> Array:
+    """Return the text of an id; of several columns, joined by colons.
+
+    A ``DataError`` names the row of an id that is empty, or may have lost digits.
+    """
+    parts = []
+    for key, column in keys.items():
+        cells = block.columns[key]
+        if cells.dtype.kind == "f":
+            large = np.abs(cells) >= EXACT
+            _require(
+                block, key, ~large, "an id that lost digits as a floating-point number",
+                "Write ids as text or as whole numbers.",
+            )  # fmt: skip
+        text = cells_as_text(cells, column.empty)
+        _require(block, key, text != "", "an id", "Fill the cell, or remove the row.")
+        if len(keys) > 1:
+            has_none = np.array([":" not in part for part in text], dtype=np.bool_)
+            _require(block, key, has_none, "no colon: ids are joined by it",
+                     "Replace the colons.")  # fmt: skip
+        parts.append(text)
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole + ":" + part
+    return whole
+
+
+def cells_as_text(cells: Array, empty: Sequence[str] = ()) -> Array:
+    """Return cells as text without blanks around it; ``""`` for empty ones.
+
+    Whole numbers have no decimals: 3.0 is ``3``.
+    """
+    import pandas as pd
+
+    if cells.dtype.kind == "f":
+        is_whole = (
+            np.isfinite(cells) & (cells == np.floor(cells)) & (np.abs(cells) < EXACT)
+        )
+        text = cells.astype(str).astype(object)
+        text[is_whole] = cells[is_whole].astype(np.int64).astype(str)
+        text[np.isnan(cells)] = ""
+    elif cells.dtype.kind == "M":
+        text = cells.astype(str).astype(object)
+        text[np.isnat(cells)] = ""
+    else:
+        text = cells if cells.dtype == object else cells.astype(str).astype(object)
+    codes, known = pd.factorize(text)
+    plain = np.array([word.strip() for word in known], dtype=object)
+    plain[np.isin(plain, np.array(empty, dtype=object))] = ""
+    found: Array = plain[codes]
+    return found
+
+
+def _require(block: Block, key: str, good: Array, what: str, remedy: str) -> None:
+    """Raise an error that names the first bad row, and counts the others."""
+    bad = (~np.asarray(good, dtype=np.bool_)).nonzero()[0]
+    if not len(bad):
+        return
+    cell = str(block.columns[key][bad[0]])
+    got = (
+        f'"{clip(cell)}"' if cell.strip() not in ("", "nan", "NaT") else "an empty cell"
+    )
+    more = f" The same in {len(bad) - 1:,} more rows." if len(bad) > 1 else ""
+    raise DataError(
+        f'{block.place(bad[0])}, column "{clip(key)}": expected {what}, got {got}. '
+        f"{remedy}{more}"
+    )
+
+
+def _require_filled(block: Block, key: str, column: Column, missing: Array) -> None:
+    """Reject empty cells of a feature or of a time without a rule."""
+    if column.kind in ("label", "split") or column.missing is not None:
+        return
+    remedy = "Give every edge a time." if column.kind == "time" else _rules(column)
+    _require(block, key, ~missing, _expected(column), remedy)
+
+
+def _rules(column: Column) -> str:
+    """Say how to declare what an empty cell means."""
+    rule = "median" if column.kind in ("number", "date") else "zero"
+    return (
+        "Declare what an empty cell means in the recipe, e.g. "
+        f'{{kind = "{column.kind}", missing = "{rule}"}}, or fill it.'
+    )
+
+
+def _expected(column: Column) -> str:
+    """Say what a cell of a column holds."""
+    form = f'of the form "{column.format}"' if column.format else "such as 2026-01-31"
+    return {
+        "number": "a number",
+        "time": f"a date {form}" if column.format else "a number",
+        "date": f"a date {form}",
+        "yes/no": f"one of {', '.join((*column.yes, *column.no))}",
+    }.get(column.kind, f"a {column.kind}")
+
+
+def _unreadable(column: Column, cell: str) -> str:
+    """Say what to do with a cell that cannot be read."""
+    text = (
+        f'If it stands for an empty cell, add empty = ["{clip(cell)}"] to the column.'
+    )
+    if column.kind == "number":
+        return f'{text} If the column holds words, declare it as "category".'
+    if column.kind == "yes/no":
+        return f"{text} Other words are listed in yes = [] and no = []."
+    return f'{text} Another form of dates is named by format = "%d.%m.%Y".'
+
+
+def _numbers(block: Block, key: str, column: Column, decimal: str) -> Array:
+    """Return a column of numbers; NaN where a cell is empty."""
+    import pandas as pd
+
+    cells = block.columns[key]
+    if cells.dtype.kind in "iuf":
+        values = cells.astype(np.float64)
+        text, missing = cells, np.isnan(values)
+        if column.empty:
+            missing |= cells_as_text(cells, column.empty) == ""
+    else:
+        text = cells_as_text(cells, column.empty)
+        missing = text == ""
+        plain = pd.Series(text, dtype=object)
+        if decimal != ".":
+            plain = plain.str.replace(decimal, ".", regex=False)
+        values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+    values = np.where(missing, np.nan, values)
+    good = missing | np.isfinite(values)
+    first = str(text[int(np.argmin(good))]) if not good.all() else ""
+    _require(block, key, good, _expected(column), _unreadable(column, first))
+    exact = ~((np.abs(values) >= EXACT) & (values == np.floor(values)))
+    _require(
+        block, key, exact, "a number below 9,007,199,254,740,992",
+        'Such a number loses digits: if it is an account number, declare it as "id" or '
+        '"ignore".',
+    )  # fmt: skip
+    return values
+
+
+def _seconds(dates: Array) -> Array:
+    """Return dates as seconds since 1970-01-01; NaN for none."""
+    whole = dates.astype("datetime64[us]")
+    seconds: Array = whole.astype(np.int64) / 1e6
+    return np.where(np.isnat(whole), np.nan, seconds)
+
+
+def _dates(block: Block, key: str, column: Column) -> Array:
+    """Return a column of dates in text as seconds; NaN where a cell is empty."""
+    import pandas as pd
+
+    text = cells_as_text(block.columns[key], column.empty)
+    missing = text == ""
+    form = "ISO8601" if column.format in ("", "iso") else column.format
+    plain = pd.Series(text, dtype=object).where(~missing, None)
+    try:
+        found = pd.to_datetime(plain, format=form, errors="coerce", utc=True)
+    except ValueError as error:  # of the format itself
+        raise DataError(
+            f'{block.name}, column "{clip(key)}": format = "{clip(column.format)}" is no '
+            f"form of dates ({clip(error)}). Write it as %Y-%m-%d."
+        ) from error
+    values = _seconds(found.dt.tz_localize(None).to_numpy())
+    good = missing | ~np.isnan(values)
+    first = str(text[int(np.argmin(good))]) if not good.all() else ""
+    _require(block, key, good, _expected(column), _unreadable(column, first))
+    return values
+
+
+def _texts(block: Block, key: str, column: Column) -> Array:
+    """Return a column of words, or of yes and no as 1 and 0."""
+    text = cells_as_text(block.columns[key], column.empty)
+    missing = text == ""
+    _require_filled(block, key, column, missing)
+    if column.kind == "yes/no":
+        small = np.array([word.lower() for word in text], dtype=object)
+        yes, no = np.isin(small, column.yes), np.isin(small, column.no)
+        good = yes | no | missing
+        first = str(text[int(np.argmin(good))]) if not good.all() else ""
+        _require(block, key, good, _expected(column), _unreadable(column, first))
+        return np.where(missing, np.nan, yes.astype(np.float64))
+    option = "classes" if column.kind == "label" else "parts"
+    names = getattr(column, option)
+    if column.kind == "category" or not names:
+        return text
+    known = np.array([*names, ""], dtype=object)
+    listed = ", ".join(names)
+    _require(
+        block, key, np.isin(text, known), f"one of {clip(listed, 200)}",
+        f"Add the text to {option}, or to empty = [] if it means that the {column.kind} is "
+        "unknown.",
+    )  # fmt: skip
+    names = {**names, "": ""}
+    return np.array([names[word] for word in text], dtype=object)
+
+
+def encode(
+    column: Column, values: Array, words: Mapping[str, Any]
+) -> Iterator[tuple[str, Array]]:
+    """Yield the features of a column: a name, and float64 or bool of shape (N,).
+
+    ``words`` is the entry of the column in the vocabulary: ``mean``, ``std`` and ``median``
+    of a number (of its logarithm with ``log``), ``values`` of a category; empty if a
+    number stays as it is.
+    """
+    if column.kind == "category":
+        missing = values == ""
+        found = missing.copy()
+        for word in words["values"]:
+            here = values == word
+            found |= here
+            yield f"{column.name}={word}", here
+        yield f"{column.name}={OTHER}", ~found
+    else:
+        missing = np.isnan(values)
+        filled = np.where(missing, _filling(column, words), values)
+        if column.kind == "yes/no":
+            yield column.name, filled == 1
+        else:
+            yield column.name, (filled - words.get("mean", 0.0)) / words.get("std", 1.0)
+    if column.missing is not None:
+        yield f"{column.name} missing", missing
+
+
+def _filling(column: Column, words: Mapping[str, Any]) -> float:
+    """Return the number in place of an empty cell."""
+    if column.missing in ("mean", "median"):
+        return float(words[str(column.missing)])
+    number = 0.0 if column.missing in (None, "zero") else float(column.missing or 0)
+    return float(np.sign(number) * np.log1p(abs(number))) if column.log else number

@@ -1,0 +1,390 @@
+"""Recipe that turns an owner's tables into a graph: which columns mean what.
+
+``docs/prepare.md`` describes the TOML file, ``examples/recipes/`` holds some.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.options import load_toml, nearest
+from flower_fgl.datasets.graph_files.problems import clip, show_path
+
+__all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_recipe"]
+__all__ += ["FOREIGN", "KEYS", "PARTS"]
+
+FEATURES = ("number", "category", "date", "yes/no")
+"""Kinds of columns that become features."""
+OPTIONS = {
+    "number": {"empty", "missing", "name", "log"},
+    "category": {"empty", "missing", "name"},
+    "date": {"empty", "missing", "name", "format", "since"},
+    "yes/no": {"empty", "missing", "name", "yes", "no"},
+    "id": {"empty"},
+    "source": {"empty"},
+    "target": {"empty"},
+    "label": {"empty", "classes"},
+    "split": {"empty", "parts"},
+    "time": {"empty", "format", "cuts"},
+    "ignore": set(),
+}
+"""Options of each kind of column."""
+KEYS = {"nodes": ("id",), "edges": ("source", "target")}
+"""Columns that every table of nodes, or of edges, has."""
+PARTS = ("train", "val", "test")
+FOREIGN = "foreign"
+"""Feature of nodes that only edges name."""
+RESERVED = {"id", "label", "split", "source", "target", "time", "constant", FOREIGN}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column means.
+
+    ``name`` is that of the feature, and the kind for ``label``, ``split`` and ``time``.
+    """
+
+    name: str
+    kind: str
+    missing: str | float | None = None  # None: an empty cell is an error
+    empty: tuple[str, ...] = ()  # texts that count as an empty cell
+    log: bool = False  # sign(x)·log(1 + |x|)
+    format: str = ""  # of dates; empty: ISO 8601, and times are numbers
+    since: str = "1970-01-01"  # a date is the number of days since then
+    yes: tuple[str, ...] = ("yes", "y", "true", "t", "1")
+    no: tuple[str, ...] = ("no", "n", "false", "f", "0")
+    classes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by text; empty: the texts
+    parts: Mapping[str, str] = field(default_factory=lambda: _same(PARTS))
+    cuts: tuple[float, ...] = ()  # last times of training and of validation nodes
+
+    @property
+    def meaning(self) -> tuple[Any, ...]:
+        """What determines the feature, apart from how an owner's table spells it."""
+        return self.name, self.kind, self.missing, self.log, self.since
+
+
+@dataclass(frozen=True)
+class TableRecipe:
+    """A table of nodes or edges; in its name and in those of columns * is any text."""
+
+    part: str
+    table: str = ""  # empty: all ends of edges are nodes
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    header: bool = True  # without one the columns are 1, 2, …
+    separator: str = ","
+    decimal: str = "."
+    join: bool = False  # whether rows add columns to nodes of other tables
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All tables of an owner, and the vocabulary if the recipe names one.
+
+    Without ``has_labels``, labels, splits, times and features of edges are not read.
+    """
+
+    path: Path
+    nodes: tuple[TableRecipe, ...]
+    edges: tuple[TableRecipe, ...]
+    foreign: str
+    vocabulary: Mapping[str, Any] | None
+    has_labels: bool
+
+    def needs(self, table: TableRecipe) -> bool:
+        """Return whether a table has more than labels that are not read."""
+        kinds = {column.kind for column in table.columns.values()}
+        return self.has_labels or not table.join or bool(kinds.intersection(FEATURES))
+
+    def columns(self, part: str) -> Iterator[Column]:
+        """Yield the columns of all tables of nodes, or of edges."""
+        for table in getattr(self, part):
+            yield from table.columns.values()
+
+    def classes(self, part: str) -> list[str]:
+        """Return the classes that the recipe lists; empty if it lists none."""
+        listed = (name for c in self.columns(part) for name in c.classes.values())
+        return [*dict.fromkeys(listed)]
+
+
+def match_column(name: str, columns: Mapping[str, Column]) -> Column | None:
+    """Return what a column of a table means; ``None`` if the recipe does not know it."""
+    if name in columns:
+        return columns[name]
+    for key, column in columns.items():
+        if "*" in key and re.fullmatch(".*".join(map(re.escape, key.split("*"))), name):
+            return replace(column, name=name) if column.kind in FEATURES else column
+    return None
+
+
+def read_recipe(
+    path: Path, *, has_labels: bool = True, needs_vocabulary: bool = True
+) -> Recipe:
+    """Read and check a recipe, and the vocabulary that it names.
+
+    Raises
+    ------
+    DataError
+        If a key is unknown or has a wrong value, or nodes or edges are missing.
+    """
+    values, where = _read_toml(path), show_path(path)
+    _check_keys(values, {"nodes", "edges", "foreign", "vocabulary"}, where)
+    for part, remedy in (
+        ("nodes", 'or from = "edges" in it if the ends of all edges are the nodes'),
+        ("edges", "with columns of the kinds source and target"),
+    ):
+        given = values.setdefault(part, [])
+        if not given or not isinstance(given, list):
+            raise DataError(
+                f"{where} has no {part}. Add a table [[{part}]], with two brackets, for "
+                f"each of your tables of {part}, {remedy}."
+            )
+        values[part] = tuple(
+            _read_table(one, part, f"{where}, [[{part}]] {number}")
+            for number, one in enumerate(given, start=1)
+        )
+    if all(table.join for table in values["nodes"]):
+        raise DataError(
+            f"{where}: all tables of nodes have join = true. One must list the nodes."
+        )
+    foreign = values.get("foreign", "refuse")
+    if foreign not in ("refuse", "flag"):
+        raise DataError(
+            f'{where}: foreign must be "refuse" or "flag", got {foreign!r}.'
+        )
+    words = values.get("vocabulary")
+    if isinstance(words, str):
+        words = _read_toml(path.parent / words) if needs_vocabulary else None
+    if not isinstance(words, dict | None):
+        raise DataError(f"{where}: vocabulary must be the name of a file, or a table.")
+    recipe = Recipe(path, values["nodes"], values["edges"], foreign, words, has_labels)
+    _check_whole(recipe, where)
+    return recipe
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Read a recipe or a vocabulary."""
+    try:
+        return load_toml(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"Cannot read {show_path(path)}: {error.strerror}.") from error
+    except ValueError as error:
+        raise DataError(
+            f"{show_path(path)} is no TOML file: {clip(error, 200)}."
+        ) from error
+
+
+def _check_keys(values: Any, known: set[str], where: str) -> None:
+    """Reject unknown keys, and what is no table."""
+    if not isinstance(values, dict):
+        raise DataError(f"{where} must be a table, got {clip(repr(values))}.")
+    for key in values:
+        if key not in known:
+            raise DataError(
+                f'{where}: unknown key "{clip(key)}". {nearest(key, known)}'
+            )
+
+
+def _checked(
+    values: dict[str, Any],
+    checks: Mapping[str, tuple[Callable[[Any], Any], str]],
+    where: str,
+) -> dict[str, Any]:
+    """Return the values as their checks convert them."""
+    found = {}
+    for key, value in values.items():
+        check, expected = checks[key]
+        try:
+            found[key] = check(value)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{where}: {key} must be {expected}, got {clip(repr(value))}."
+            ) from error
+    return found
+
+
+def _text(value: Any) -> str:
+    """Return a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise TypeError
+    return value
+
+
+def _flag(value: Any) -> bool:
+    """Return a Boolean."""
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return a list of texts."""
+    if not isinstance(value, list):
+        raise TypeError
+    return tuple(one if one == "" else _text(one) for one in value)
+
+
+def _small(value: Any) -> tuple[str, ...]:
+    """Return a list of texts in small letters."""
+    return tuple(text.lower() for text in _texts(value))
+
+
+def _same(names: tuple[str, ...]) -> dict[str, str]:
+    """Return names that stand for themselves."""
+    return dict(zip(names, names, strict=True))
+
+
+def _names(value: Any) -> dict[str, str]:
+    """Return a name for each text; of a list, each text is its own name."""
+    if isinstance(value, list):
+        return _same(_texts(value))
+    return {key: _text(name) for key, name in value.items()}
+
+
+def _split_parts(value: Any) -> dict[str, str]:
+    """Return the part of the split that each text means."""
+    parts = _names(value)
+    if not set(parts.values()) <= set(PARTS):
+        raise ValueError
+    return parts
+
+
+def _cuts(value: Any) -> tuple[float, float]:
+    """Return two ascending numbers."""
+    first, last = map(float, value)
+    if not first <= last:
+        raise ValueError
+    return first, last
+
+
+def _rule(value: Any) -> str | float:
+    """Return a rule for empty cells."""
+    if value in ("mean", "median", "zero"):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    return float(value)
+
+
+def _decimal(value: Any) -> str:
+    """Return a decimal mark."""
+    if value not in (".", ","):
+        raise ValueError
+    return str(value)
+
+
+def _date(value: Any) -> str:
+    """Return a date as text, if it is one."""
+    datetime.fromisoformat(value)
+    return str(value)
+
+
+CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "table": (_text, 'the name of a file, e.g. "accounts.csv" or "accounts-*.csv"'),
+    "header": (_flag, "true or false"),
+    "join": (_flag, "true or false"),
+    "separator": (_text, "a text"),
+    "decimal": (_decimal, '"." or ","'),
+    "name": (_text, "a text"),
+    "missing": (_rule, '"mean", "median", "zero" or a number'),
+    "empty": (_texts, 'a list of texts, e.g. ["NA", "-1"]'),
+    "log": (_flag, "true or false"),
+    "format": (_text, 'a text such as "%d.%m.%Y" or "iso"'),
+    "since": (_date, 'a date such as "2000-01-31"'),
+    "yes": (_small, "a list of texts"),
+    "no": (_small, "a list of texts"),
+    "classes": (_names, 'a list, or a table such as {"1" = "fraud", "0" = "ok"}'),
+    "parts": (
+        _split_parts,
+        'a table such as {"0" = "train", "1" = "val", "2" = "test"}',
+    ),
+    "cuts": (_cuts, "two ascending numbers, the last times of training and validation"),
+}
+"""How each option is checked, and what it must be."""
+
+
+def _read_table(values: Any, part: str, where: str) -> TableRecipe:
+    """Read one table of a recipe."""
+    known = {"table", "columns", "header", "join", "separator", "decimal"}
+    _check_keys(values, known | {"from"}, where)
+    if "from" in values:
+        if part != "nodes" or values != {"from": "edges"}:
+            raise DataError(
+                f'{where}: from = "edges" is for nodes without a table, and stands alone.'
+            )
+        return TableRecipe(part)
+    declared = values.pop("columns", {})
+    options = _checked({"table": None, **values}, CHECKS, where)
+    _check_keys(declared, set(declared), f"{where}: columns")
+    columns = {key: _read_column(key, one, where) for key, one in declared.items()}
+    kinds = Counter(column.kind for column in columns.values())
+    for kind in ("id", "source", "target"):
+        if bool(kinds[kind]) != (kind in KEYS[part]):
+            raise DataError(
+                f"{where}: a table of {part} needs columns of the kind "
+                f"{' and '.join(KEYS[part])}, and no other key. Declare them, e.g. "
+                f'account = "{KEYS[part][0]}".'
+            )
+    if part == "nodes":
+        kinds["split"] += kinds["time"]  # times of nodes only determine the split
+    for kind in ("label", "split", "time"):
+        if kinds[kind] > 1:
+            raise DataError(f"{where}: {kinds[kind]} columns are the {kind}. Keep one.")
+    if any(
+        c.kind == "time" and bool(c.cuts) != (part == "nodes") for c in columns.values()
+    ):
+        raise DataError(
+            f"{where}: a time of nodes needs cuts = [last of training, last of "
+            "validation], as a graph file keeps their split, not their time. A time of "
+            "edges has no cuts: the run sets time-cuts."
+        )
+    return TableRecipe(part, columns=columns, **options)
+
+
+def _read_column(key: str, given: Any, where: str) -> Column:
+    """Read one column of a recipe."""
+    where = f'{where}, column "{clip(key)}"'
+    values = dict(given) if isinstance(given, dict) else {"kind": given}
+    kind = values.pop("kind", None)
+    if not isinstance(kind, str) or kind not in OPTIONS:
+        raise DataError(
+            f"{where}: unknown kind {kind!r}. {nearest(str(kind), OPTIONS)}"
+        )
+    _check_keys(values, OPTIONS[kind], f"{where} of the kind {kind}")
+    options = _checked(values, CHECKS, where)
+    if kind in ("category", "yes/no") and options.get("missing", "zero") != "zero":
+        raise DataError(f'{where}: missing must be "zero" for the kind {kind}.')
+    name = options.pop("name", key) if kind in FEATURES else kind
+    if kind in FEATURES and name in RESERVED:
+        raise DataError(
+            f'{where}: a feature cannot have the name "{name}". Add name = "…" to it.'
+        )
+    return Column(name, kind, **options)
+
+
+def _check_whole(recipe: Recipe, where: str) -> None:
+    """Check what concerns several tables."""
+    for part in ("nodes", "edges"):
+        seen: dict[str, Column] = {}
+        for column in recipe.columns(part):
+            if seen.setdefault(column.name, column).meaning != column.meaning:
+                raise DataError(
+                    f'{where}: two columns of {part} have the name "{clip(column.name)}" '
+                    'and mean different things. Add another name = "…" to one.'
+                )
+    kinds = {column.kind for column in recipe.columns("edges")}
+    extra = kinds & {*FEATURES, "time", "split"}
+    if extra and "label" not in kinds:
+        raise DataError(
+            f"{where}: edges have columns of the kind {', '.join(sorted(extra))}, but no "
+            "label. A graph file holds them only with the class of each edge: declare "
+            'them as "ignore", or one column as "label".'
+        )

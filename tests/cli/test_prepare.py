@@ -1,0 +1,196 @@
+"""The ``prepare`` command, and the hash of the recipe in runs and predictions."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from flower_fgl import simulate
+from flower_fgl.cli.check_graph import inspect_graph, said_once
+from flower_fgl.cli.main import app
+from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.tables.prepare import prepare_graph
+from flower_fgl.methods import parse_config
+from flower_fgl.runs.model_file import read_card
+from flower_fgl.simulation.prediction import predict_graph
+from tests.datasets.tables.layouts import RECIPE, VOCABULARY, bank
+from tests.support.owners import run_owners
+
+OTHER = VOCABULARY.replace("18000", "17000")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def tables(seed: int) -> dict[str, str]:
+    """Return the tables of a bank with 60 accounts."""
+    draw = random.Random(seed)
+    accounts = ["account,opened,balance,country,business,holder,fraud"]
+    for i in range(60):
+        fraud = draw.random() < 0.4
+        balance = draw.uniform(100, 900) * (5 if fraud else 1)
+        accounts.append(
+            f"{seed}{i:018},2020-0{draw.randint(1, 9)}-11,{balance:.2f},"
+            f"{draw.choice(['AT', 'DE', 'FR'])},{draw.choice(['yes', 'no'])},X,{int(fraud)}"
+        )
+    ends = [draw.sample(range(60), 2) for _ in range(120)]
+    transfers = ["from,to,amount", *(f"{seed}{a:018},{seed}{b:018},5" for a, b in ends)]
+    return {
+        "accounts_csv": "\n".join([*accounts, ""]),
+        "transfers_csv": "\n".join([*transfers, ""]),
+    }
+
+
+def graphs(folder: Path, vocabularies: list[str]) -> list[Path]:
+    """Prepare the graph of one bank for each vocabulary."""
+    found = []
+    (folder / "graphs").mkdir()
+    for number, vocabulary in enumerate(vocabularies, start=1):
+        own = folder / f"bank-{number}"
+        own.mkdir()
+        recipe, paths = bank(own, vocabulary_toml=vocabulary, **tables(number))
+        found.append(folder / "graphs" / f"bank-{number}")
+        prepare_graph(recipe, paths, found[-1])
+    return found
+
+
+def test_a_bank_prepares_checks_trains_and_predicts(tmp_path: Path) -> None:
+    paths = graphs(tmp_path, [VOCABULARY] * 2)
+    recipe, own = bank(tmp_path, **tables(3))
+    proposed = invoke("prepare", recipe, *own, "--propose", tmp_path / "proposed.toml")
+    assert proposed.exit_code == 0
+    assert "Read it before you send it" in proposed.output
+    done = invoke("prepare", recipe, *own, "--output", tmp_path / "graphs" / "bank-3")
+    assert done.exit_code == 0, done.output
+    assert "accounts.csv: 60 nodes" in done.output
+    assert "edges: 120, with 0 features" in done.output
+    paths.append(tmp_path / "graphs" / "bank-3")
+    sha256 = load_graph_file(paths[2]).prepared
+    checked = invoke("check-graph", paths[2])
+    assert f"prepared-sha256 = {sha256}" in checked.output
+    run = run_owners(
+        [{"graph": str(p)} for p in paths], tmp_path / "run", evaluate="both"
+    )
+    assert "refused" not in run.summary
+    described = [client for client in run.clients if client["round"] == 0]
+    assert {client["prepared"] for client in described} == {sha256}
+    card = read_card(tmp_path / "run")
+    assert card is not None
+    assert card.prepared == sha256
+    new = {
+        name: "\n".join(line.rpartition(",")[0] for line in text.splitlines())
+        for name, text in tables(4).items()
+    }
+    new["transfers_csv"] = tables(4)["transfers_csv"]
+    bank(tmp_path, **new)
+    recipe, own = (
+        tmp_path / "recipe.toml",
+        [tmp_path / "accounts.csv", tmp_path / "transfers.csv"],
+    )
+    done = invoke("prepare", recipe, *own, "--output", tmp_path / "new", "--no-labels")
+    assert done.exit_code == 0, done.output
+    output = tmp_path / "predicted.csv"
+    done = invoke(
+        "predict",
+        "--model",
+        tmp_path / "run",
+        "--graph",
+        tmp_path / "new",
+        "--output",
+        output,
+    )
+    assert done.exit_code == 0, done.output
+    with output.open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [row["node"] for row in rows] == [f"4{i:018}" for i in range(60)]
+    assert {row["predicted"] for row in rows} <= {"fraud", "ok"}
+
+
+def test_owners_with_another_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
+    paths = graphs(tmp_path, [VOCABULARY, OTHER, VOCABULARY])
+    run = run_owners([{"graph": str(p)} for p in paths], tmp_path / "run")
+    (refusal,) = run.summary["refused"]
+    assert refusal["name"] == "bank-2"
+    assert "another recipe or vocabulary" in refusal["reason"]
+    with pytest.raises(
+        DataError, match="bank-2: its features were prepared with another"
+    ):
+        simulate("fedavg", owners=str(tmp_path / "graphs"), rounds=1)
+    with pytest.raises(RunError, match="prepared in different ways without a majority"):
+        run_owners([{"graph": str(p)} for p in paths[:2]], tmp_path / "two")
+
+
+def test_a_graph_made_in_another_way_is_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = graphs(tmp_path, [VOCABULARY] * 3)
+    (paths[1] / "prepared.csv").unlink()
+    run = run_owners([{"graph": str(p)} for p in paths], tmp_path / "run")
+    assert "refused" not in run.summary
+    assert "The graphs of bank-2 were not made by flower-fgl prepare" in caplog.text
+
+
+def test_a_prediction_needs_the_vocabulary_of_the_training(tmp_path: Path) -> None:
+    paths = graphs(tmp_path, [VOCABULARY, VOCABULARY, OTHER])
+    run_owners(
+        [{"graph": str(p)} for p in paths[:2]], tmp_path / "run", evaluate="both"
+    )
+    assert len(predict_graph(tmp_path / "run", paths[0]).nodes) == 60
+    with pytest.raises(DataError, match="bank-3 was prepared with another recipe"):
+        predict_graph(tmp_path / "run", paths[2])
+
+
+def test_a_simulation_of_owners_saves_the_hash_with_its_model(tmp_path: Path) -> None:
+    paths = graphs(tmp_path, [VOCABULARY] * 2)
+    folder = str(tmp_path / "graphs")
+    for number in range(2):  # built, then read from the cache
+        simulate(
+            "fedavg",
+            owners=folder,
+            rounds=1,
+            run_dir=str(tmp_path / f"{number}"),
+        )
+        card = read_card(tmp_path / f"{number}")
+        assert card is not None
+        assert card.prepared == load_graph_file(paths[0]).prepared
+
+
+def test_check_graph_says_that_a_hash_of_the_recipe_leaves(tmp_path: Path) -> None:
+    recipe, own = bank(tmp_path)
+    prepare_graph(recipe, own, tmp_path / "graph")
+    description = inspect_graph(tmp_path / "graph", {}).description
+    assert description is not None
+    said = said_once(description, parse_config({}))
+    assert "a hash of the recipe and vocabulary" in said["prepared-sha256"]
+    (tmp_path / "graph" / "prepared.csv").write_text("sha256\nabc\n")
+    (problem,) = inspect_graph(tmp_path / "graph", {}).problems
+    assert 'hash of 64 digits as flower-fgl prepare writes it, got "abc"' in problem
+
+
+def test_either_an_output_or_a_proposal_is_needed(tmp_path: Path) -> None:
+    recipe, own = bank(tmp_path)
+    both = ("--output", tmp_path / "graph", "--propose", tmp_path / "v.toml")
+    for options in ((), both):
+        result = invoke("prepare", recipe, *own, *options)
+        assert isinstance(result.exception, ConfigError)
+        assert "either --output" in str(result.exception)
+
+
+def test_a_recipe_holds_the_vocabulary_or_names_its_file(tmp_path: Path) -> None:
+    recipe, own = bank(
+        tmp_path, recipe_toml=RECIPE.replace("vocabulary.toml", "lost.toml")
+    )
+    result = invoke("prepare", recipe, *own, "--output", tmp_path / "graph")
+    assert isinstance(result.exception, DataError)
+    assert "Cannot read" in str(result.exception)
+    # a proposal needs none
+    assert not invoke(
+        "prepare", recipe, *own, "--propose", tmp_path / "lost.toml"
+    ).exit_code
+    assert not invoke("prepare", recipe, *own, "--output", tmp_path / "graph").exit_code

@@ -1,0 +1,375 @@
+"""Graphs from an owner's tables: values, vocabulary, ids, formats and what is counted."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
+from flower_fgl.datasets.tables.prepare import prepare_graph, propose_vocabulary
+from tests.datasets.tables.layouts import (
+    ACCOUNTS,
+    LARGE,
+    RECIPE,
+    TRANSFERS,
+    VOCABULARY,
+    bank,
+    write,
+)
+
+
+def prepared(folder: Path, **changed: str) -> tuple[LocalGraphFile, list[str]]:
+    """Return the graph of a bank and what was printed."""
+    recipe, tables = bank(folder, **changed)
+    lines = prepare_graph(recipe, tables, folder / "graph")
+    return load_graph_file(folder / "graph"), lines
+
+
+def column(graph: LocalGraphFile, name: str) -> list[float]:
+    """Return one feature of all nodes."""
+    values: list[float] = graph.dataset.x[
+        :, graph.dataset.feature_names.index(name)
+    ].tolist()
+    return values
+
+
+def test_each_kind_of_column_becomes_its_features(tmp_path: Path) -> None:
+    graph, _ = prepared(tmp_path)
+    assert graph.dataset.feature_names == (
+        *("opened", "opened missing", "balance", "balance missing"),
+        *("country=AT", "country=DE", "country=(other)", "business", "foreign"),
+    )
+    # 2019-05-02 is 18,018 days after 1970-01-01; the vocabulary has mean 18,000, std 400
+    assert column(graph, "opened")[0] == pytest.approx(18 / 400)
+    assert column(graph, "opened")[2] == pytest.approx(278 / 400)  # the median
+    assert column(graph, "opened missing") == [0, 0, 1, 0, 0]
+    assert column(graph, "balance")[0] == pytest.approx((math.log(121.5) - 6) / 2)
+    assert column(graph, "balance")[1] == 0  # the mean
+    assert column(graph, "balance missing") == [0, 1, 0, 0, 0]
+    assert column(graph, "country=AT") == [1, 0, 1, 0, 0]
+    assert column(graph, "country=(other)") == [0, 0, 0, 1, 0]  # FR is unseen
+    assert column(graph, "business") == [0, 1, 0, 0, 0]
+    assert graph.dataset.y.tolist() == [1, 0, 1, -1, -1]
+    assert graph.dataset.class_names == ("fraud", "ok")
+
+
+def test_large_account_numbers_keep_all_digits(tmp_path: Path) -> None:
+    graph, _ = prepared(tmp_path)
+    assert graph.names == (*(str(LARGE + i) for i in range(4)), "9000000000000000009")
+    recipe, tables = bank(tmp_path)
+    prepare_graph(recipe, tables, tmp_path / "graph.npz")
+    archive = load_graph_file(tmp_path / "graph.npz")
+    assert archive.node_ids.tolist() == [int(name) for name in graph.names]
+
+
+def test_accounts_of_others_are_flagged_and_counted(tmp_path: Path) -> None:
+    graph, lines = prepared(tmp_path)
+    assert column(graph, "foreign") == [0, 0, 0, 0, 1]
+    assert graph.dataset.x[4].tolist() == [0] * 8 + [1]
+    text = "\n".join(lines)
+    assert "1 foreign nodes" in text
+    assert 'opened: 1 empty, filled by "median"' in text
+    assert "country: 1 cells are not in the vocabulary: FR" in text
+    assert "label of nodes: none: 2, fraud: 1, ok: 2" in text
+    assert "nodes: 5, with 9 features" in text
+
+
+def test_a_proposed_vocabulary_has_the_values_of_one_party(tmp_path: Path) -> None:
+    recipe, tables = bank(tmp_path)
+    propose_vocabulary(recipe, tables, tmp_path / "proposed.toml")
+    found = tomllib.loads((tmp_path / "proposed.toml").read_text())["nodes"]
+    logs = np.log1p([120.5, 15000, 88])
+    assert found["categories"] == {"country": ["AT", "DE", "FR"]}
+    assert found["numbers"]["balance"] == pytest.approx(
+        {"mean": logs.mean(), "std": logs.std(), "median": np.log1p(120.5)}, rel=1e-5
+    )
+    assert found["numbers"]["opened"]["median"] == 18278  # 2020-01-17
+
+
+def test_the_hash_follows_meanings_and_vocabulary_only(tmp_path: Path) -> None:
+    def of(**changed: str) -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        return prepared(folder, **changed)[0].prepared
+
+    first = of()
+    renamed = RECIPE.replace("balance =", "Saldo =").replace(
+        "log = true", 'log = true, name = "balance"'
+    )
+    renamed = renamed.replace("fraud = {", "Betrug = {")
+    accounts = ACCOUNTS.replace("balance", "Saldo").replace("fraud", "Betrug")
+    assert of(recipe_toml=renamed, accounts_csv=accounts) == first
+    inline = RECIPE.replace('vocabulary = "vocabulary.toml"', "")
+    inline += VOCABULARY.replace("[nodes.", "[vocabulary.nodes.")
+    assert of(recipe_toml=inline) == first
+    assert of(vocabulary_toml=VOCABULARY.replace("18000", "18001")) != first
+    assert of(recipe_toml=RECIPE.replace('"mean"', '"zero"')) != first
+
+
+def test_decimal_commas_and_semicolons_are_read(tmp_path: Path) -> None:
+    table = ACCOUNTS.replace(",", ";").replace("120.5", "120,5")
+    recipe = RECIPE.replace(
+        'table = "accounts*.csv"',
+        'table = "accounts*.csv"\nseparator = ";"\ndecimal = ","',
+    )
+    graph, _ = prepared(tmp_path, accounts_csv=table, recipe_toml=recipe)
+    assert column(graph, "balance")[0] == pytest.approx((math.log(121.5) - 6) / 2)
+
+
+def test_several_files_of_a_table_are_read_as_one(tmp_path: Path) -> None:
+    header, *rows = ACCOUNTS.splitlines()
+    recipe, tables = bank(tmp_path, accounts_csv="\n".join([header, *rows[:2], ""]))
+    tables += write(tmp_path, **{"accounts-b_csv": "\n".join([header, *rows[2:], ""])})
+    lines = prepare_graph(recipe, tables, tmp_path / "graph")
+    assert "accounts-b.csv: 2 nodes" in lines
+    assert len(load_graph_file(tmp_path / "graph").names) == 5
+
+
+def test_blank_lines_count_as_rows_and_hold_no_node(tmp_path: Path) -> None:
+    graph, _ = prepared(tmp_path, accounts_csv=ACCOUNTS.replace("\n", "\n\n", 2))
+    assert len(graph.names) == 5
+    recipe, tables = bank(
+        tmp_path,
+        accounts_csv="\n\n".join(ACCOUNTS.split("\n")).replace("2021-11-30", "soon"),
+    )
+    with pytest.raises(
+        DataError, match=r'accounts.csv, row 9, column "opened".*"soon"'
+    ):
+        prepare_graph(recipe, tables, tmp_path / "other")
+
+
+def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> None:
+    header, *rows = (line.rpartition(",") for line in ACCOUNTS.splitlines())
+    accounts = "\n".join([header[0], *(row[0] for row in rows), ""])
+    labels = f"account,fraud\n{LARGE + 3},1\n{LARGE},0\n77,0\n"
+    recipe = RECIPE.replace(
+        'fraud = {kind = "label", classes = {1 = "fraud", 0 = "ok"}}', ""
+    )
+    recipe += (
+        '[[nodes]]\ntable = "labels.csv"\njoin = true\n[nodes.columns]\naccount = "id"\n'
+        'fraud = {kind = "label", classes = {1 = "fraud", 0 = "ok"}}\n'
+    )
+    path, tables = bank(tmp_path, recipe_toml=recipe, accounts_csv=accounts)
+    tables += write(tmp_path, labels_csv=labels)
+    lines = prepare_graph(path, tables, tmp_path / "graph")
+    assert "labels.csv: columns of 2 nodes, 1 rows dropped, which name no node" in lines
+    assert load_graph_file(tmp_path / "graph").dataset.y.tolist() == [1, -1, -1, 0, -1]
+
+
+def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> None:
+    (path,) = write(
+        tmp_path,
+        bank_graphml='<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+        '<key id="a" for="node" attr.name="age" attr.type="long"/>'
+        '<key id="b" for="node" attr.name="id" attr.type="string"/>'
+        '<key id="c" for="edge" attr.name="sum" attr.type="double"/>'
+        '<graph edgedefault="directed">'
+        f'<node id="{LARGE}"><data key="a">31</data><data key="b">Ann</data></node>'
+        '<node id="n1"><data key="a">40</data></node>'
+        f'<edge source="n1" target="{LARGE}"><data key="c">2.5</data></edge>'
+        "</graph></graphml>",
+    )
+    (recipe,) = write(
+        tmp_path,
+        recipe_toml='[[nodes]]\ntable = "*.graphml"\n[nodes.columns]\nid = "id"\n'
+        'age = "number"\n"id.1" = "ignore"\n[[edges]]\ntable = "*.graphml"\n'
+        '[edges.columns]\nsource = "source"\ntarget = "target"\nsum = "ignore"\n',
+    )
+    prepare_graph(recipe, [path], tmp_path / "graph")
+    graph = load_graph_file(tmp_path / "graph", needs_labels=False)
+    assert graph.names == (str(LARGE), "n1")
+    assert graph.dataset.x.tolist() == [[31], [40]]
+    assert graph.dataset.edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+def test_parquet_keeps_large_integers_dates_and_gaps(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    whole, _ = prepared(tmp_path)
+    frame = pd.DataFrame(
+        {
+            "account": pd.array([LARGE + i for i in range(4)], dtype="Int64"),
+            "opened": pd.to_datetime(["2019-05-02", "2020-01-17", None, "2021-11-30"]),
+            "balance": [120.5, None, 15000, 88],
+            "country": pd.Categorical(["AT", "DE", "AT", "FR"]),
+            "business": [False, True, False, False],
+            "holder": ["Ann", "Bob", "Cy", "Di"],
+            "fraud": pd.array([0, 1, 0, None], dtype="Int64"),
+        }
+    )
+    frame.to_parquet(tmp_path / "accounts.parquet")
+    recipe, tables = bank(
+        tmp_path, recipe_toml=RECIPE.replace("accounts*.csv", "accounts.parquet")
+    )
+    prepare_graph(
+        recipe, [tmp_path / "accounts.parquet", tables[1]], tmp_path / "other"
+    )
+    other = load_graph_file(tmp_path / "other")
+    assert other.names == whole.names
+    assert other.dataset.x.tolist() == whole.dataset.x.tolist()
+    assert other.dataset.y.tolist() == whole.dataset.y.tolist()
+
+
+def test_a_value_that_is_unseen_at_prediction_has_a_place(tmp_path: Path) -> None:
+    whole, _ = prepared(tmp_path)
+    accounts = "".join(f"{line.rpartition(',')[0]}\n" for line in ACCOUNTS.splitlines())
+    recipe, tables = bank(tmp_path, accounts_csv=accounts.replace("AT", "XX"))
+    prepare_graph(recipe, tables, tmp_path / "new", has_labels=False)
+    new = load_graph_file(tmp_path / "new", needs_labels=False)
+    assert new.dataset.feature_names == whole.dataset.feature_names
+    assert new.prepared == whole.prepared
+    assert column(new, "country=(other)") == [1, 0, 1, 1, 0]
+
+
+def test_nothing_is_written_after_an_error_or_over_a_graph(tmp_path: Path) -> None:
+    recipe, tables = bank(tmp_path, accounts_csv=ACCOUNTS.replace("120.5", "a lot"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError):
+        prepare_graph(recipe, tables, tmp_path / "graph")
+    labels = ACCOUNTS.replace(",0\n", ",\n").replace(",1\n", ",\n")
+    unlisted = RECIPE.replace(', classes = {1 = "fraud", 0 = "ok"}', "")
+    recipe, tables = bank(tmp_path, accounts_csv=labels, recipe_toml=unlisted)
+    with pytest.raises(
+        DataError, match=r"(?s)was not written:\n.*graph/nodes.csv: no node has"
+    ):
+        prepare_graph(recipe, tables, tmp_path / "graph")
+    assert sorted(tmp_path.iterdir()) == before
+    recipe, tables = bank(tmp_path)
+    prepare_graph(recipe, tables, tmp_path / "graph")
+    with pytest.raises(DataError, match="exists"):
+        prepare_graph(recipe, tables, tmp_path / "graph")
+
+
+CHANGES = {
+    "unknown column": (
+        {"accounts_csv": ACCOUNTS.replace("holder", "owner")},
+        'has the column "owner", which .* does not declare. .*"owner" = "ignore"',
+    ),
+    "lacking column": (
+        {
+            "accounts_csv": ACCOUNTS.replace("business", "holder2").replace(
+                "holder,", "x,"
+            ),
+            "recipe_toml": RECIPE.replace("holder =", '"*" ='),
+        },
+        'declares the column "business", which accounts.csv lacks. Known: account,',
+    ),
+    "date": (
+        {"accounts_csv": ACCOUNTS.replace("2020-01-17", "17.01.2020")},
+        r'accounts.csv, row 3, column "opened": expected a date such as 2026-01-31, got '
+        r'"17.01.2020".*format = "%d.%m.%Y"',
+    ),
+    "number": (
+        {"accounts_csv": ACCOUNTS.replace("15000", "NA")},
+        r'row 4, column "balance": expected a number, got "NA".*empty = \["NA"\]',
+    ),
+    "yes or no": (
+        {"accounts_csv": ACCOUNTS.replace("yes", "ja")},
+        'row 3, column "business": expected one of yes, .*, got "ja"',
+    ),
+    "empty cell": (
+        {"accounts_csv": ACCOUNTS.replace("DE", "")},
+        'row 3, column "country": expected a category, got an empty cell. Declare what',
+    ),
+    "class": (
+        {"accounts_csv": ACCOUNTS.replace("Bob,1", "Bob,2")},
+        'row 3, column "fraud": expected one of 1, 0, got "2"',
+    ),
+    "repeated id": (
+        {"accounts_csv": ACCOUNTS.replace(f"{LARGE + 2},", f"{LARGE},")},
+        f'accounts.csv, row 2 and accounts.csv, row 4 have one id, "{LARGE}"',
+    ),
+    "empty id": (
+        {"accounts_csv": ACCOUNTS.replace(f"{LARGE + 2},", ",")},
+        'row 4, column "account": expected an id, got an empty cell',
+    ),
+    "missing end": (
+        {"recipe_toml": RECIPE.replace('"flag"', '"refuse"')},
+        'transfers.csv, row 4, target: "9000000000000000009" has no row .*foreign = "flag"',
+    ),
+    "empty end": (
+        {"transfers_csv": TRANSFERS.replace(f"{LARGE + 2},20", ",20")},
+        'transfers.csv, row 3, column "to": expected an id, got an empty cell',
+    ),
+    "account number as a number": (
+        {
+            "recipe_toml": RECIPE.replace("log = true", "empty = []"),
+            "accounts_csv": ACCOUNTS.replace("120.5", f"{LARGE}"),
+        },
+        'row 2, column "balance".*declare it as "id"',
+    ),
+    "no nodes": (
+        {"recipe_toml": '[[edges]]\ntable = "transfers.csv"\n'},
+        r"has no nodes. Add a table \[\[nodes\]\]",
+    ),
+    "no edges": (
+        {"recipe_toml": RECIPE.partition("[[edges]]")[0]},
+        r"has no edges. Add a table \[\[edges\]\]",
+    ),
+    "unknown kind": (
+        {"recipe_toml": RECIPE.replace('"yes/no"', '"bool"')},
+        'column "business": unknown kind .bool.. .*Known: category',
+    ),
+    "unknown option": (
+        {"recipe_toml": RECIPE.replace("log = true", "logs = true")},
+        'unknown key "logs". Did you mean "log"',
+    ),
+    "no vocabulary": (
+        {"recipe_toml": RECIPE.replace('vocabulary = "vocabulary.toml"', "")},
+        r'needs a vocabulary, with "opened" in \[nodes.numbers\].*--propose',
+    ),
+    "entry of the vocabulary": (
+        {"vocabulary_toml": VOCABULARY.replace("country", "land")},
+        r'the vocabulary has no entry "country" in \[nodes.categories\]',
+    ),
+    "features of edges without a class": (
+        {"recipe_toml": RECIPE.replace('amount = "ignore"', 'amount = "number"')},
+        'edges have columns of the kind number, but no label.*"ignore"',
+    ),
+    "ragged rows": (
+        {"accounts_csv": ACCOUNTS.replace("Cy,0", "Cy,0,1")},
+        "accounts.csv is not a CSV table whose rows have equally many cells",
+    ),
+    "a first row that is too long": (
+        {"accounts_csv": ACCOUNTS.replace("Ann,0", "Ann,0,1")},
+        "accounts.csv is not a CSV table whose rows have equally many cells",
+    ),
+    "table that is not given": (
+        {"recipe_toml": RECIPE.replace("accounts*", "customers")},
+        r"accounts.csv is no table of .*Known: customers.csv",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_an_error_names_the_place_and_the_remedy(case: str, tmp_path: Path) -> None:
+    changed, expected = CHANGES[case]
+    recipe, tables = bank(tmp_path, **changed)
+    with pytest.raises(DataError, match=f"(?s){expected}"):
+        prepare_graph(recipe, tables, tmp_path / "graph")
+
+
+def test_a_label_may_be_absent_only_for_predict(tmp_path: Path) -> None:
+    accounts = "".join(f"{line.rpartition(',')[0]}\n" for line in ACCOUNTS.splitlines())
+    recipe, tables = bank(tmp_path, accounts_csv=accounts)
+    with pytest.raises(
+        DataError, match=r'"fraud", which accounts.csv lacks.*--no-labels'
+    ):
+        prepare_graph(recipe, tables, tmp_path / "graph")
+
+
+def test_a_category_of_ids_is_refused_in_a_proposal(tmp_path: Path) -> None:
+    rows = "".join(f"{i},2020-01-01,1,C{i},no,A,0\n" for i in range(1001))
+    recipe, tables = bank(
+        tmp_path,
+        accounts_csv=f"{ACCOUNTS.splitlines()[0]}\n{rows}",
+        transfers_csv="from,to,amount\n1,2,3\n",
+    )
+    with pytest.raises(DataError, match=r'"country" has 1,001 values.*"ignore"'):
+        propose_vocabulary(recipe, tables, tmp_path / "proposed.toml")
+    assert not (tmp_path / "proposed.toml").exists()
