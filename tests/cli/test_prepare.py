@@ -19,6 +19,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.simulation.prediction import predict_graph
 from tests.datasets.tables.layouts import RECIPE, VOCABULARY, bank
+from tests.support.guides import ROOT, blocks, commands
 from tests.support.owners import run_owners
 
 OTHER = VOCABULARY.replace("18000", "17000")
@@ -171,6 +172,28 @@ def test_check_graph_says_that_a_hash_of_the_recipe_leaves(tmp_path: Path) -> No
     (tmp_path / "graph" / "prepared.csv").write_text("sha256\nabc\n")
     (problem,) = inspect_graph(tmp_path / "graph", {}).problems
     assert 'hash of 64 digits as flower-fgl prepare writes it, got "abc"' in problem
+
+
+def test_the_guide_prints_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = ROOT / "docs" / "prepare.md"
+    monkeypatch.chdir(tmp_path)
+    tables = zip(("accounts.csv", "transfers.csv"), blocks(guide, "csv"), strict=True)
+    for name, block in tables:
+        Path(name).write_text(block.text)
+    recipe, vocabulary = blocks(guide, "toml")
+    Path(recipe.file).write_text(recipe.text)
+    (printed,) = blocks(guide, "text")
+    outputs = {}
+    for block in blocks(guide, "bash"):
+        for command in commands(block):
+            if command.words[1] == "prepare":
+                result = invoke(*command.words[1:])
+                assert result.exit_code == 0, result.output
+                outputs[command.words[-1]] = result.output
+    assert Path("vocabulary.toml").read_text() == vocabulary.text.partition("\n")[2]
+    assert outputs["bank-a"] == printed.text
 
 
 def test_either_an_output_or_a_proposal_is_needed(tmp_path: Path) -> None:
