@@ -94,9 +94,12 @@ def inspect_graph(
             if config.setting == "few-shot"
             else "20/40/40 percent"
         )
+        parts = "train_mask, val_mask and test_mask to the file"
+        if path.is_dir():
+            parts = "a column split to nodes.csv (train, val, test or empty)"
         notes.append(
             "The file contains no split. A random one will be drawn: "
-            f"{split} of each class. Add masks to the file to choose the split yourself."
+            f"{split} of each class. Add {parts} to choose the split yourself."
         )
     is_drawn = "partition-seed" in dict(graph.drawn_from)
     if is_drawn and not graph.replaces_split and not node.state_dir:

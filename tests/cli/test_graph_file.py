@@ -52,6 +52,23 @@ def test_the_check_prints_exactly_what_the_server_gets(
                 assert got[key.replace("-", "_")] == value
 
 
+def test_a_note_on_a_missing_split_fits_the_kind_of_file(
+    graph: Path, tmp_path: Path
+) -> None:
+    with np.load(graph) as file:
+        arrays = {key: file[key] for key in file if not key.endswith("_mask")}
+    np.savez(tmp_path / "bare.npz", **arrays)
+    rows = "".join(f"q{i},{'ab'[i % 2]},{i}\n" for i in range(9))
+    (tmp_path / "nodes.csv").write_text(f"id,label,age\n{rows}")
+    (tmp_path / "edges.csv").write_text("source,target\nq1,q2\n")
+    for path, remedy in (
+        (tmp_path / "bare.npz", "Add train_mask, val_mask and test_mask to the file"),
+        (tmp_path, "Add a column split to nodes.csv (train, val, test or empty)"),
+    ):
+        (note,) = (n for n in inspect_graph(path, {}).notes if "no split" in n)
+        assert remedy in note
+
+
 def test_a_good_file_is_said_to_be_good(graph: Path) -> None:
     result = invoke("check-graph", graph)
     assert result.exit_code == 0

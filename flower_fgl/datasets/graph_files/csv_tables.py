@@ -36,6 +36,7 @@ import csv
 import hashlib
 import itertools
 import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -74,12 +75,19 @@ TEXT_COLUMNS = ("id", "label", "split")
 EDGE_COLUMNS = ("source", "target", "label", "time", "split")
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0}
 BOOLEANS |= {"False": 0.0, "FALSE": 0.0, "false": 0.0}
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d|\d\d?[-/.]\d\d?[-/.]\d\d")
+"""Start of a date: year first, or day and month first."""
 BLOCK_CELLS = 1 << 20
 """Cells that are converted to float32 at once."""
 MOST_FAULTS = 20
 """Faulty feature columns that are reported."""
 MOST_NAMES = 5
 """Columns that one message names."""
+NO_LABELS = (
+    ' Cells of label may be empty; with setting = "link" or "edge" the column may be '
+    "missing."
+)
 
 
 def read_csv_folder(
@@ -232,6 +240,7 @@ def _check_header(
             f"{where}: the columns must be {', '.join(required)}"
             + (" and features, each once" if more else ", each once")
             + f"; got {clip(', '.join(header), 200) or 'none'}."
+            + NO_LABELS * ("label" in required and "label" not in header)
         )
     for number, name in enumerate(header, start=1):
         if not name or len(name) > LONGEST_NAME or has_control_characters(name):
@@ -311,8 +320,28 @@ def _append_numbers(
         value = _number(cell)
         if value is None:
             faults.setdefault(i, f'line {line}, column "{{}}": expected a number, got '
-                              f'"{clip(cell)}".')  # fmt: skip
+                              f'"{clip(cell)}". {_remedy(cell.strip())}')  # fmt: skip
         values.append(0.0 if value is None else value)
+
+
+def _remedy(cell: str) -> str:
+    """Say how to make numbers of a column with such a cell."""
+    if not cell or marks_unknown(cell):
+        return (
+            "Fill empty cells in one way at all owners, e.g. with the median of all, and "
+            'mark them in a column of their own: flower-fgl prepare, missing = "median".'
+        )
+    if DECIMAL_COMMA.fullmatch(cell):
+        return "Write decimals with a point."
+    if DATE.match(cell):
+        return (
+            "Write dates as numbers, e.g. days since the same day at all owners: "
+            'flower-fgl prepare, kind "date".'
+        )
+    return (
+        "If the column holds words, write one column of 0 and 1 for each, the same ones at "
+        'all owners: flower-fgl prepare, kind "category". Leave out ids and names.'
+    )
 
 
 def _number(cell: str) -> float | None:
@@ -342,7 +371,8 @@ def _append_block(nodes: _Table, values: array[float]) -> None:
         nodes.faults.setdefault(
             column,
             f'line {nodes.lines[first + row]}, column "{{}}": expected a finite number, '
-            f"got {wide[row, column]}.",
+            f"got {wide[row, column]}."
+            + (f" {_remedy('')}" if np.isnan(wide[row, column]) else ""),
         )
 
 
@@ -475,7 +505,9 @@ def _unknown_end(name: str, column: str, path: Path, line: int) -> DataError:
     """Return the error for an edge to a node that does not exist."""
     return DataError(
         f'{show_path(path)}, line {line}: {column} "{clip(name)}" is not an id in '
-        "nodes.csv."
+        "nodes.csv. Correct it, or add a line to nodes.csv. An edge to a node of another "
+        "owner belongs into outside.csv, which fedgcn reads; or make it a node of this "
+        'graph, with a column that flags it: flower-fgl prepare, foreign = "flag".'
     )
 
 
@@ -519,7 +551,8 @@ def _times(table: _Table, path: Path) -> Array:
             got = f'"{clip(cell)}"' if cell else "an empty cell"
             raise DataError(
                 f"{shown}, line {line}: time must be a number such as seconds or days, "
-                f"got {got}. Give every edge a time, or remove the column."
+                f"got {got}. Give every edge a time, or remove the column. flower-fgl "
+                'prepare reads dates: kind "time" with format = "iso".'
             )
         if times and value < times[-1]:
             raise DataError(

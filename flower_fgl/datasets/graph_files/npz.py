@@ -198,7 +198,8 @@ def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Te
                 f"{num_nodes - 1}. Write edges as row numbers of x, not as ids."
             )
     simple = undirected_simple(edge_index, num_nodes)
-    _log_changes(edge_index, simple, num_nodes, where)
+    has_classes = not EDGES.isdisjoint(arrays)
+    _log_changes(edge_index, simple, num_nodes, where, has_classes=has_classes)
     return simple
 
 
@@ -409,14 +410,27 @@ def _edge_index(arrays: Mapping[str, Array], where: str) -> Array:
     return edge_index
 
 
-def _log_changes(given: Tensor, simple: Tensor, num_nodes: int, where: str) -> None:
+def _log_changes(
+    given: Tensor, simple: Tensor, num_nodes: int, where: str, *, has_classes: bool
+) -> None:
     """Log the edges that were dropped or added to make the graph undirected and simple."""
     row, col = given.numpy()
     keys = (row * num_nodes + col)[row != col]
     num_distinct = len(sorted_distinct(keys))
     loops, repeated = len(row) - len(keys), len(keys) - num_distinct
     one_way = simple.shape[1] - num_distinct
-    if loops or repeated or one_way:
+    if has_classes and (loops or repeated):
+        log.info(
+            "%s: all %d edges with their classes are kept. Messages pass over %d pairs of "
+            "nodes, in both directions: %d edges from a node to itself and %d repeated "
+            "edges between the same nodes add no pair.",
+            where,
+            len(row),
+            simple.shape[1] // 2,
+            loops,
+            len(keys) - simple.shape[1] // 2,
+        )
+    elif not has_classes and (loops or repeated or one_way):
         log.info(
             "%s: %d edges; dropped %d self-loops and %d duplicate entries, added the "
             "other direction of %d edges.",

@@ -64,6 +64,20 @@ def test_a_folder_without_a_column_label_has_no_edge_table(tmp_path: Path) -> No
     assert load_graph_file(path, needs_labels=False).dataset.edges is None
 
 
+def test_the_log_says_that_repeated_edges_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = ["a,b,odd", "a,b,normal", "b,a,normal", "a,a,odd"]
+    path = write(tmp_path, "\n".join(["source,target,label", *rows, ""]))
+    with caplog.at_level("INFO"):
+        assert read(path).num_edges == 4
+    assert (
+        "all 4 edges with their classes are kept. Messages pass over 1 pairs of nodes, in "
+        "both directions: 1 edges from a node to itself and 2 repeated edges"
+        in caplog.text
+    )
+
+
 def test_classes_may_be_listed(tmp_path: Path) -> None:
     path = write(tmp_path, edge_classes="name\nodd\nnormal\nnever\n")
     assert read(path).class_names == ("odd", "normal", "never")

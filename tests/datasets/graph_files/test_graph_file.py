@@ -672,6 +672,46 @@ BAD_TABLES = {
         EDGES + "p1,p9\n",
         r'edges\.csv, line 5: target "p9" is not an id in nodes\.csv',
     ),
+    "date in a feature": (
+        "nodes.csv",
+        NODES.replace("3,-2", "2020-01-17,-2"),
+        r'got "2020-01-17". Write dates as numbers.*flower-fgl prepare, kind "date"',
+    ),
+    "date with points in a feature": (
+        "nodes.csv",
+        NODES.replace("3,-2", "17.1.2020,-2"),
+        r'got "17.1.2020". Write dates as numbers',
+    ),
+    "word in a feature": (
+        "nodes.csv",
+        NODES.replace("3,-2", "three,-2"),
+        'one column of 0 and 1 for each.*flower-fgl prepare, kind "category"',
+    ),
+    "decimal comma": (
+        "nodes.csv",
+        NODES.replace("3,-2", '"3,5",-2'),
+        'got "3,5". Write decimals with a point',
+    ),
+    "empty cell with a remedy": (
+        "nodes.csv",
+        NODES.replace("3,-2", "3,"),
+        'Fill empty cells in one way at all owners.*flower-fgl prepare, missing = "median"',
+    ),
+    "NaN with a remedy": (
+        "nodes.csv",
+        NODES.replace("3,-2", "3,nan"),
+        "got nan. Fill empty cells in one way",
+    ),
+    "account of another owner": (
+        "edges.csv",
+        EDGES + "p1,p9\n",
+        'outside.csv, which fedgcn reads.*flower-fgl prepare, foreign = "flag"',
+    ),
+    "no column label": (
+        "nodes.csv",
+        NODES.replace("label", "kind"),
+        'with setting = "link" or "edge" the column may be missing',
+    ),
     "edge from nowhere": (
         "edges.csv",
         EDGES + ",p1\n",
