@@ -138,7 +138,9 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
                 columns["split"] = column
         blocks.append((block.rows, keys, values))
     if not blocks or not sum(len(rows) for rows, _, _ in blocks):
-        raise DataError(f"{show_path(path)} has no rows. Leave it out of the command.")
+        raise DataError(
+            f"{show_path(path)} has no rows. Remove it, or its table from the recipe."
+        )
     rows, keys, values = (
         np.concatenate([block[0] for block in blocks]),
         *(

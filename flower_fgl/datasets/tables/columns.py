@@ -108,10 +108,10 @@ def _require(block: Block, key: str, good: Array, what: str, remedy: str) -> Non
     bad = (~np.asarray(good, dtype=np.bool_)).nonzero()[0]
     if not len(bad):
         return
-    cell = str(block.columns[key][bad[0]])
-    got = (
-        f'"{clip(cell)}"' if cell.strip() not in ("", "nan", "NaT") else "an empty cell"
-    )
+    cells = block.columns[key]
+    cell = str(cells[bad[0]]).strip()
+    is_gap = cells.dtype.kind in "fM" and cell in ("nan", "NaT")
+    got = "an empty cell" if is_gap or not cell else f'"{clip(cell)}"'
     more = f" The same in {len(bad) - 1:,} more rows." if len(bad) > 1 else ""
     raise DataError(
         f'{block.place(bad[0])}, column "{clip(key)}": expected {what}, got {got}. '
@@ -153,7 +153,10 @@ def _unreadable(column: Column, cell: str) -> str:
         f'If it stands for an empty cell, add empty = ["{clip(cell)}"] to the column.'
     )
     if column.kind == "number":
-        return f'{text} If the column holds words, declare it as "category".'
+        return (
+            f'{text} If the column holds words, declare it as "category". Decimal commas '
+            'need decimal = "," in the table of the recipe.'
+        )
     if column.kind == "yes/no":
         return f"{text} Other words are listed in yes = [] and no = []."
     return f'{text} Another form of dates is named by format = "%d.%m.%Y".'

@@ -127,6 +127,12 @@ def _columns(frame: Any, where: str, table: TableRecipe) -> dict[str, Array]:
     names = [str(name).strip() for name in frame.columns]
     if not table.header:
         names = [str(number) for number in range(1, len(names) + 1)]
+    others = [mark for mark in ";\t|," if len(names) == 1 and mark in names[0]]
+    if others:
+        raise DataError(
+            f"{where} has one column, {clip(names[0])}. Set separator = {others[0]!r} in "
+            "its table of the recipe."
+        )
     if len(set(names)) < len(names):
         raise DataError(f"{where} has two columns with one name. Rename one of them.")
     cells = (frame.iloc[:, number].to_numpy() for number in range(len(names)))

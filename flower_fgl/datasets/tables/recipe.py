@@ -211,25 +211,22 @@ def _checked(
     return found
 
 
-def _text(value: Any) -> str:
-    """Return a text that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise TypeError
-    return value
+def _of(kind: type) -> Callable[[Any], Any]:
+    """Return a check that a value is of a type, and no empty text."""
 
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind) or value == "":
+            raise TypeError
+        return value
 
-def _flag(value: Any) -> bool:
-    """Return a Boolean."""
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+    return check
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     """Return a list of texts."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise TypeError
-    return tuple(one if one == "" else _text(one) for one in value)
+    return tuple(value)
 
 
 def _small(value: Any) -> tuple[str, ...]:
@@ -246,15 +243,7 @@ def _names(value: Any) -> dict[str, str]:
     """Return a name for each text; of a list, each text is its own name."""
     if isinstance(value, list):
         return _same(_texts(value))
-    return {key: _text(name) for key, name in value.items()}
-
-
-def _split_parts(value: Any) -> dict[str, str]:
-    """Return the part of the split that each text means."""
-    parts = _names(value)
-    if not set(parts.values()) <= set(PARTS):
-        raise ValueError
-    return parts
+    return {key: _of(str)(name) for key, name in value.items()}
 
 
 def _cuts(value: Any) -> tuple[float, float]:
@@ -274,13 +263,6 @@ def _rule(value: Any) -> str | float:
     return float(value)
 
 
-def _decimal(value: Any) -> str:
-    """Return a decimal mark."""
-    if value not in (".", ","):
-        raise ValueError
-    return str(value)
-
-
 def _date(value: Any) -> str:
     """Return a date as text, if it is one."""
     datetime.fromisoformat(value)
@@ -288,24 +270,21 @@ def _date(value: Any) -> str:
 
 
 CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "table": (_text, 'the name of a file, e.g. "accounts.csv" or "accounts-*.csv"'),
-    "header": (_flag, "true or false"),
-    "join": (_flag, "true or false"),
-    "separator": (_text, "a text"),
-    "decimal": (_decimal, '"." or ","'),
-    "name": (_text, "a text"),
+    "table": (_of(str), 'the name of a file, e.g. "accounts.csv" or "accounts-*.csv"'),
+    "header": (_of(bool), "true or false"),
+    "join": (_of(bool), "true or false"),
+    "separator": (_of(str), "a text"),
+    "decimal": (_of(str), '"." or ","'),
+    "name": (_of(str), "a text"),
     "missing": (_rule, '"mean", "median", "zero" or a number'),
     "empty": (_texts, 'a list of texts, e.g. ["NA", "-1"]'),
-    "log": (_flag, "true or false"),
-    "format": (_text, 'a text such as "%d.%m.%Y" or "iso"'),
+    "log": (_of(bool), "true or false"),
+    "format": (_of(str), 'a text such as "%d.%m.%Y" or "iso"'),
     "since": (_date, 'a date such as "2000-01-31"'),
     "yes": (_small, "a list of texts"),
     "no": (_small, "a list of texts"),
     "classes": (_names, 'a list, or a table such as {"1" = "fraud", "0" = "ok"}'),
-    "parts": (
-        _split_parts,
-        'a table such as {"0" = "train", "1" = "val", "2" = "test"}',
-    ),
+    "parts": (_names, 'a table such as {"0" = "train", "1" = "val", "2" = "test"}'),
     "cuts": (_cuts, "two ascending numbers, the last times of training and validation"),
 }
 """How each option is checked, and what it must be."""
@@ -360,6 +339,8 @@ def _read_column(key: str, given: Any, where: str) -> Column:
         )
     _check_keys(values, OPTIONS[kind], f"{where} of the kind {kind}")
     options = _checked(values, CHECKS, where)
+    if not set(options.get("parts", {}).values()) <= set(PARTS):
+        raise DataError(f"{where}: parts must be train, val or test.")
     if kind in ("category", "yes/no") and options.get("missing", "zero") != "zero":
         raise DataError(f'{where}: missing must be "zero" for the kind {kind}.')
     name = options.pop("name", key) if kind in FEATURES else kind

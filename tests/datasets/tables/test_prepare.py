@@ -268,6 +268,51 @@ CHANGES = {
         {"accounts_csv": ACCOUNTS.replace("15000", "NA")},
         r'row 4, column "balance": expected a number, got "NA".*empty = \["NA"\]',
     ),
+    "decimal comma": (
+        {"accounts_csv": ACCOUNTS.replace("120.5", '"120,5"')},
+        'got "120,5".*decimal = ","',
+    ),
+    "text of a missing number": (
+        {"accounts_csv": ACCOUNTS.replace("120.5", "nan")},
+        r'got "nan".*empty = \["nan"\]',
+    ),
+    "semicolons": (
+        {"accounts_csv": ACCOUNTS.replace(",", ";")},
+        "has one column, account;opened;.*Set separator = ';'",
+    ),
+    "no rows": (
+        {"transfers_csv": "from,to,amount\n"},
+        "transfers.csv has no rows. Remove it",
+    ),
+    "format of dates": (
+        {"recipe_toml": RECIPE.replace('"date"', '"date", format = "%Q"')},
+        'format = "%Q" is no form of dates',
+    ),
+    "scale of zero": (
+        {"vocabulary_toml": VOCABULARY.replace("400.0", "0")},
+        r'"opened" in \[nodes.numbers\] must be .*std above 0',
+    ),
+    "time of nodes": (
+        {"recipe_toml": RECIPE.replace('holder = "ignore"', 'holder = "time"')},
+        "a time of nodes needs cuts",
+    ),
+    "part of a split": (
+        {
+            "recipe_toml": RECIPE.replace(
+                'holder = "ignore"',
+                'holder = {kind = "split", parts = {Ann = "first"}}',
+            )
+        },
+        "parts must be train, val or test",
+    ),
+    "name of the label": (
+        {
+            "recipe_toml": RECIPE.replace(
+                '"yes/no"', '{kind = "yes/no", name = "label"}'
+            )
+        },
+        'a feature cannot have the name "label"',
+    ),
     "yes or no": (
         {"accounts_csv": ACCOUNTS.replace("yes", "ja")},
         'row 3, column "business": expected one of yes, .*, got "ja"',
