@@ -122,7 +122,7 @@ class SplitRecord:
         try:
             first = json.loads(self.path.read_text(encoding="utf-8"))
             is_sound = isinstance(first, dict)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError):
             is_sound = False
