@@ -147,14 +147,17 @@ def run(
         str | None,
         typer.Option(
             help="local: in this process, or in --workers; ray: Flower's simulation; "
-            "auto (default): the faster of the two."
+            "auto (default): local, with workers where they save time."
         ),
     ] = None,
     settings: SettingPairs = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Worker processes (default: none with local, one per core with ray)."
+            help="Worker processes (default: one per core with ray, none with local). "
+            "auto starts one per core only for clients that train one by one on at "
+            "least 2,000 nodes each, on average, for at least 20 rounds; with ten clients "
+            "of Cora two workers take longer than none."
         ),
     ] = None,
     client_gpus: Annotated[

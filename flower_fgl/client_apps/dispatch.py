@@ -53,8 +53,6 @@ class Dispatcher:
         self._apps: dict[str, FglClientApp] = {}
         self._logged: set[str] = set()
         self._stacker: Stacker | None = None
-        self.has_stacked = False
-        """Whether clients of this process have been handled together."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message.
@@ -165,7 +163,6 @@ class Dispatcher:
                 )
                 return answers
             found = dict.fromkeys(range(len(together)), error)
-        self.has_stacked |= bool(found)
         for number, answer in found.items():
             if isinstance(answer, Exception) and not isinstance(answer, FglError):
                 context = together[number][1]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flower_fgl.client_apps.dispatch import FEW, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session, choose_device
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, report_lack_of_memory
+from flower_fgl.core.errors import ConfigError, RunError, report_lack_of_memory
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.owners import absolute_owners, list_owners
@@ -34,13 +35,19 @@ from flower_fgl.simulation.local_grid import (
     frozen_objects,
     task_identity,
 )
-from flower_fgl.simulation.memory import require_memory
+from flower_fgl.simulation.memory import graph_sizes, require_memory
+
+log = logging.getLogger(__name__)
+
+LARGE_CLIENT, LONG_RUN = 2000, 20
+"""Nodes per client, on average, and rounds from which worker processes save time."""
 
 __all__ = [
     "absolute_paths",
     "check_run",
     "count_owners",
     "flat_settings",
+    "pick_workers",
     "run_config_of",
     "run_local",
 ]
@@ -206,6 +213,36 @@ def _has_stacked_form(row: Method) -> bool:
     return bool(vars(row.load_client_app()).get("stacked"))
 
 
+def pick_workers(config: RunConfig) -> int:
+    """Return the number of worker processes that save time, 1 for none of them.
+
+    The clients must train one by one on a CPU. With few nodes per client the messages
+    between processes take longer than the training that they divide, and in a short run
+    Ray's start of about 15 s is lost; docs/results/performance.md has the measurements.
+    The memory must suffice.
+    """
+    from flower_fgl.client_apps.stacked.grouping import why_not_run
+
+    number = min(config.clients, num_cpus() // config.threads)
+    if number < 2 or config.rounds < LONG_RUN:
+        return 1
+    has_stacks = _has_stacked_form(METHODS[config.method]) and config.clients >= FEW
+    if has_stacks and config.stacked != "false" and not why_not_run(config, {}):
+        return 1
+    if choose_device(config.device).type != "cpu":
+        return 1
+    together, _ = graph_sizes(open_store(config, config.clients))
+    if together.num_nodes < LARGE_CLIENT * config.clients:
+        return 1
+    try:
+        require_memory(config, engine="local", workers=number)
+    except RunError as error:
+        log.info("The run stays in one process. %s", error)
+        return 1
+    log.info("The clients run in %d worker processes. Choose with --workers.", number)
+    return number
+
+
 @report_lack_of_memory()
 def run_local(
     values: Mapping[str, Scalar],
@@ -226,8 +263,8 @@ def run_local(
         The same settings, where the caller has parsed them.
     workers : int, optional
         Processes that share the clients: 1 runs them in this process, more start as many
-        Ray actors. By default the run moves to one actor per core in round 3, if that
-        saves time. The numbers are the same, see :func:`flower_fgl.simulate`.
+        Ray actors. By default as many as :func:`pick_workers` returns. The numbers are
+        the same, see :func:`flower_fgl.simulate`.
     client_gpus : float
         GPUs of each actor.
     on_round : callable, optional
@@ -259,11 +296,10 @@ def _run_local(
     config = check_run(values, config, logs_notes=True)
     if config.stacked == "true":
         refuse_unstackable(config)
+    if workers is None:
+        workers = pick_workers(config)
     require_memory(
-        config,
-        engine="local",
-        workers=workers or 1,
-        is_cluster=on_cluster(os.environ),
+        config, engine="local", workers=workers, is_cluster=on_cluster(os.environ)
     )
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
@@ -293,12 +329,12 @@ def _open_grid(
     values: Mapping[str, Scalar],
     config: RunConfig,
     run_id: int,
-    workers: int | None,
+    workers: int,
     client_gpus: float,
 ) -> Iterator[tuple[Grid, StateKeeper]]:
     """Yield the grid of the clients and the keeper of their states."""
     number = config.clients
-    if workers is not None and workers > 1:
+    if workers > 1:
         from flower_fgl.simulation.workers import (
             WorkerGrid,
             WorkerStates,
@@ -319,26 +355,8 @@ def _open_grid(
     memory = MemoryStates()
     session = Session(memory=memory)
     session.add_config(values, config)
-    app = Dispatcher(session)
-    grid = LocalGrid(app, number, values, run_id=run_id, freezes=True)
-    most = min(number, num_cpus() // config.threads)
-    is_stacked = config.stacked != "false" and number >= FEW
-    if is_stacked and _has_stacked_form(METHODS[config.method]):
-        from flower_fgl.client_apps.stacked.grouping import num_stacks
-
-        most = min(most, num_stacks(number))  # more would divide stacks
-    with ExitStack() as stack:
-        stack.callback(session.clear)
-        if (
-            workers is not None
-            or most < 2
-            or choose_device(config.device).type != "cpu"
-        ):
-            yield grid, memory
-            return
-        from flower_fgl.simulation.growing_grid import GrowingGrid
-
-        with GrowingGrid(
-            grid, memory, config, dict(values), most, lambda: app.has_stacked
-        ) as growing:
-            yield growing, growing
+    grid = LocalGrid(Dispatcher(session), number, values, run_id=run_id, freezes=True)
+    try:
+        yield grid, memory
+    finally:
+        session.clear()

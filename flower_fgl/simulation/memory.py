@@ -19,7 +19,8 @@ from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import assign_models, backbone_shapes
 
-__all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "require_memory"]
+__all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "graph_sizes"]
+__all__ += ["require_memory"]
 
 GIB = 1 << 30
 WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.6 * GIB)
@@ -95,7 +96,7 @@ def estimate_memory(
     parts = {"worker processes": WORKER * number + RAY if has_workers else 0}
     if is_ray:
         parts["worker processes"] += FLOWER
-    sizes, largest = _graph_sizes(store)
+    sizes, largest = graph_sizes(store)
     weights = _bytes_of_weights(config, store, largest)
     is_host = choose_device(config.device).type == "cpu"
     if not is_cluster:
@@ -182,7 +183,7 @@ def _advice(needed: MemoryEstimate, engine: str, workers: int) -> str:
     return f"{advice}{', and --workers 1' if has_processes else ''}."
 
 
-def _graph_sizes(store: ClientStore) -> tuple[GraphSizes, GraphSizes]:
+def graph_sizes(store: ClientStore) -> tuple[GraphSizes, GraphSizes]:
     """Return the sizes of all clients together, estimated, and of the largest one."""
     files = store.file_bytes()
     order = sorted(range(len(files)), key=lambda pid: -files[pid])

@@ -57,7 +57,7 @@ def run_one(
         simulation if ``RAY_ADDRESS`` names a cluster.
     workers : int, optional
         Worker processes. By default Flower's simulation starts one per core, the local
-        engine none. ``"auto"`` starts them in round 3 if that saves time.
+        engine none; ``"auto"`` as many as save time.
     client_gpus : float
         GPUs of each worker process.
     on_round : callable, optional

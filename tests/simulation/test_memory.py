@@ -15,7 +15,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import backbone_shapes, build_model, state_shapes
 from flower_fgl.server_app import warn_of_many_clients
-from flower_fgl.simulation import growing_grid, local, memory
+from flower_fgl.simulation import local, memory
 from flower_fgl.simulation.memory import (
     GIB,
     available_memory,
@@ -218,14 +218,16 @@ def test_limits_of_control_groups_count(
     assert memory._control_group_rooms(tmp_path) == []
 
 
-def test_a_run_does_not_move_to_workers_that_do_not_fit(
+def test_a_run_does_not_start_workers_that_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(growing_grid, "saves_time", lambda *_: True)
-    monkeypatch.setattr("flower_fgl.simulation.local.num_cpus", lambda: 2)
+    monkeypatch.setattr(local, "LARGE_CLIENT", 5)
+    monkeypatch.setattr(local, "LONG_RUN", 2)
+    monkeypatch.setattr(local, "num_cpus", lambda: 2)
     monkeypatch.setattr(memory, "available_memory", lambda: GIB // 2)
     monkeypatch.setattr(
-        growing_grid, "start_workers", lambda *_, **__: pytest.fail("started")
+        "flower_fgl.simulation.workers.start_workers",
+        lambda *_, **__: pytest.fail("started"),
     )
     values = {"clients": 2, "rounds": 4, "device": "cpu", "output-dir": str(tmp_path)}
     with caplog.at_level(logging.INFO):

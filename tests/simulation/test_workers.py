@@ -27,10 +27,10 @@ from flower_fgl import Run, simulate
 from flower_fgl.client_apps.dispatch import FEW
 from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.client_apps.stacked.grouping import num_stacks
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.simulation import growing_grid, local
-from flower_fgl.simulation.growing_grid import saves_time
+from flower_fgl.simulation import local
 from flower_fgl.simulation.local_grid import task_identity
 from flower_fgl.simulation.workers import Parcel, WorkerStates, host_of
 from tests.engines.test_run import environment, numbers
@@ -85,26 +85,55 @@ def test_a_parcel_returns_every_kind_of_record() -> None:
             assert repr(found[name]) == repr(record), name
 
 
-@pytest.mark.parametrize("clients", [3, 9])
-def test_clients_that_train_together_stay_in_this_process(
-    clients: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "changes", "workers"),
+    [
+        ("fedpg", {}, 6),
+        ("fedpg", {"clients": 4}, 4),
+        ("fedpg", {"threads": 3}, 2),
+        ("fedpg", {"rounds": 19}, 1),
+        ("fedpg", {"clients": 1}, 1),
+        ("fedavg", {}, 1),  # ten clients that train together
+        ("fedavg", {"clients": 3}, 3),
+        ("fedavg", {"stacked": "false"}, 6),
+        ("fedavg", {"num-neighbors": "5,5", "batch-size": 64}, 6),
+    ],
+)
+def test_workers_are_chosen_for_large_clients_that_train_alone(
+    method: str,
+    changes: dict[str, Any],
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # whether a run moves depends on seconds, which must not change its numbers
-    class MovedError(Exception):
+    monkeypatch.setattr(local, "num_cpus", lambda: 6)
+    values = {"method": method, "clients": 10, "rounds": 20, "device": "cpu"}
+    config = parse_config({**values, **changes})
+    clients = config.clients
+    monkeypatch.setattr(local, "require_memory", lambda *_, **__: None)
+    monkeypatch.setattr(local, "open_store", lambda *_: None)
+    for nodes, expected in ((2000 * clients, workers), (2000 * clients - 1, 1)):
+        size = SimpleNamespace(num_nodes=nodes)
+        monkeypatch.setattr(local, "graph_sizes", lambda _, size=size: (size, size))
+        assert local.pick_workers(config) == expected
+
+
+def test_a_run_without_a_number_of_workers_starts_those_that_save_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class StartedError(Exception):
         pass
 
-    def start(*_: Any, **__: Any) -> Any:
-        raise MovedError
+    def start(*_: Any, workers: int, **__: Any) -> Any:
+        raise StartedError(workers)
 
-    monkeypatch.setattr(growing_grid, "START_SECONDS", -60.0)
-    monkeypatch.setattr(growing_grid, "start_workers", start)
+    monkeypatch.setattr(local, "LARGE_CLIENT", 5)
+    monkeypatch.setattr(local, "LONG_RUN", 2)
     monkeypatch.setattr(local, "num_cpus", lambda: 2)
-    settings = {**SMALL, "rounds": 4, "clients": clients, "workers": None}
-    if clients < FEW:
-        with pytest.raises(MovedError):
-            simulate("fedavg", **settings)
-    else:
-        assert simulate("fedavg", **settings).status == "completed"
+    monkeypatch.setattr("flower_fgl.simulation.workers.start_workers", start)
+    settings = {**SMALL, "rounds": 2, "clients": 3, "device": "cpu"}
+    with pytest.raises(StartedError, match="2"):
+        simulate("fedavg", workers=None, **settings)
+    assert simulate("fedavg", **settings).status == "completed"
 
 
 def test_states_of_stacked_clients_are_pickled_alone() -> None:
@@ -128,32 +157,6 @@ def test_checkpoints_of_workers_hold_no_secrets(
     assert list(read_state(tmp_path / "000004.safetensors").tensors) == ["model/w"]
 
 
-@pytest.mark.parametrize(
-    ("method", "stacked", "most"),
-    [("fedavg", "auto", 2), ("fedavg", "false", 6), ("fedpg", "auto", 6)],
-)
-def test_a_run_moves_to_no_more_workers_than_it_has_stacks(
-    method: str, stacked: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a later round may sample enough clients of a stack to train them together
-    given = []
-
-    class MovedError(Exception):
-        pass
-
-    def start(*_: Any, workers: int, **__: Any) -> Any:
-        given.append(workers)
-        raise MovedError
-
-    monkeypatch.setattr(growing_grid, "START_SECONDS", -60.0)
-    monkeypatch.setattr(growing_grid, "start_workers", start)
-    monkeypatch.setattr(local, "num_cpus", lambda: 6)
-    settings = {**SMALL, "rounds": 4, "clients": 9, "participants": 3, "workers": None}
-    with pytest.raises(MovedError):
-        simulate(method, stacked=stacked, **settings)
-    assert given == [most]
-
-
 @pytest.mark.parametrize(("clients", "most"), [(9, 2), (127, 2), (128, 4), (9999, 16)])
 def test_a_stack_is_never_divided_between_few_workers(clients: int, most: int) -> None:
     stacks = num_stacks(clients)
@@ -167,23 +170,15 @@ def test_a_stack_is_never_divided_between_few_workers(clients: int, most: int) -
     assert many == set(range(stacks + 1))
 
 
-def test_workers_start_only_if_they_save_more_than_their_start() -> None:
-    # 100 rounds of 1 s: 100 s alone, 50 s in two processes, minus 15 s of start
-    assert saves_time(1.0, 100, workers=2)
-    assert not saves_time(1.0, 50, workers=2)
-    assert not saves_time(10.0, 100, workers=1)
-
-
 #: Ray leaves its processes' handles open, so it runs in a process of its own. The first
 #: run starts Ray and ends it, the others share one.
 PROGRAM = """
-import json, logging, sys, tempfile
+import json, sys, tempfile
 import ray
-from flower_fgl.simulation import growing_grid, local
+from flower_fgl.simulation import local
 from flower_fgl.simulation.flower.superlink import short_folder
 
-logging.basicConfig(level="INFO")
-moves, first, *others = json.loads(sys.argv[1])
+stops, first, *others = json.loads(sys.argv[1])
 local.run_local(first, workers=2)
 
 
@@ -197,12 +192,10 @@ with tempfile.TemporaryDirectory(dir=short_folder()) as scratch:
              _temp_dir=scratch)
     for values in others:
         local.run_local(values, workers=2)
-    growing_grid.START_SECONDS = -60.0
-    local.num_cpus = lambda: 2
     try:
-        local.run_local(moves, on_round=stop)
+        local.run_local(stops, on_round=stop)
     except KeyboardInterrupt:
-        local.run_local({**moves, "resume": True}, workers=2)
+        local.run_local({**stops, "resume": True}, workers=2)
     ray.shutdown()
 """
 
@@ -213,8 +206,8 @@ def config_of(alone: Run, folder: Path) -> dict[str, Any]:
     return {**values, "run-dir": str(folder)}
 
 
-def run_apart(values: list[dict[str, Any]]) -> str:
-    """Run the program on run configs; return the log."""
+def run_apart(values: list[dict[str, Any]]) -> None:
+    """Run the program on run configs."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(values)],
         capture_output=True,
@@ -223,7 +216,6 @@ def run_apart(values: list[dict[str, Any]]) -> str:
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
-    return done.stderr
 
 
 @pytest.mark.timeout(300)
@@ -246,9 +238,8 @@ def test_workers_give_the_numbers_of_one_process(
             settings |= {"clients": FEW + 1, "hidden_channels": 17}
         settings = {"clients": 4, **settings}
         alone[method] = simulate(method, output_dir=folder, **settings)
-    log = run_apart([config_of(run, tmp_path / m) for m, run in alone.items()])
-    # fedper's run moves to workers after two rounds, stops and resumes there
-    assert "the other 3 rounds run in 2 worker processes" in log
+    run_apart([config_of(run, tmp_path / m) for m, run in alone.items()])
+    # fedper's run stops after round 4 in one process and resumes in two workers
     for method, run in alone.items():
         again = Run.load(tmp_path / method)
         assert again.status == "completed"

@@ -19,7 +19,6 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.summary import summarise
-from flower_fgl.simulation.growing_grid import GrowingGrid
 from flower_fgl.simulation.workers import WorkerGrid
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import is_checkpoint_due
@@ -369,7 +368,6 @@ def test_a_grid_that_always_answers_is_waited_for(waits: bool) -> None:
     (failure,) = send_receive(grid, messages, timeout=0.0).failures
     assert ("late, but here" if waits else "no reply within") in failure.reason
     assert WorkerGrid.always_answers
-    assert GrowingGrid.always_answers
 
 
 @pytest.mark.parametrize(("ids", "lost"), [(["a", "", ""], [1, 2]), ([], [0, 1, 2])])

@@ -38,7 +38,7 @@ __all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.005
-SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid", "GrowingGrid")
+SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid")
 """Grids whose clients run in worker processes of this machine. Their modules are not
 imported, since that takes a second."""
 WRAPPED = re.compile(
