@@ -135,17 +135,9 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint and verify the hashes of all its files.
+        """Read a checkpoint, e.g. ``…/checkpoint/round-000010``.
 
-        Parameters
-        ----------
-        folder : Path
-            ``…/checkpoint/round-000010``.
-
-        Raises
-        ------
-        RunError
-            If a file is missing or does not match its hash.
+        Raises a RunError if a file is missing or does not match its hash.
         """
         try:
             written = json.loads((folder / MANIFEST).read_text("utf-8"))
@@ -181,18 +173,7 @@ class Checkpoint:
         return self.folder / CLIENT_STATES
 
     def check(self, config: RunConfig) -> None:
-        """Reject settings and versions that differ from those of the run.
-
-        Parameters
-        ----------
-        config : RunConfig
-            Settings for the resumed run.
-
-        Raises
-        ------
-        RunError
-            If a setting or a version differs; the message names it.
-        """
+        """Raise a RunError that names a setting or version that differs from the run's."""
         now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
         for key in unused_settings(now, config):
             del now[key]
@@ -224,20 +205,8 @@ class Checkpoint:
 class Checkpoints:
     """Write the checkpoints of one run, and restore the one from which it resumes.
 
-    Parameters
-    ----------
-    run_folder : Path
-        Run folder.
-    config : RunConfig
-        Settings of the run.
-    engine : {"local", "ray", "deployment"}
-        Where the clients run.
-    run_id : int
-        Flower's run ID.
-    states : StateKeeper, optional
-        Access to the client states; ``None`` if data owners keep them.
-    resumed : Checkpoint, optional
-        Checkpoint from which the run resumes.
+    ``states`` is ``None`` if data owners keep the client states; ``resumed`` is the
+    checkpoint from which the run resumes.
     """
 
     def __init__(
@@ -260,11 +229,8 @@ class Checkpoints:
     def restore_states(self) -> None:
         """Restore the client states of the checkpoint, if the engine has access to them.
 
-        Raises
-        ------
-        RunError
-            If the files cannot be written, or the checkpoint holds no client states
-            because the run was a deployment.
+        Raises a RunError if the files cannot be written, or if the run was a
+        deployment, whose checkpoints hold no client states.
         """
         if self.resumed is None or self.states is None:
             return
@@ -289,19 +255,9 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, then delete those that are no longer needed.
 
-        Parameters
-        ----------
-        server_round : int
-            The round that has just ended; no client may be training.
-        snapshot : Snapshot
-            State of the server.
-        clients : sequence of mapping
-            Descriptions that the clients sent.
-
-        Raises
-        ------
-        RunError
-            If the checkpoint cannot be written; earlier ones are kept.
+        The round has just ended: no client may be training. ``clients`` are the
+        descriptions that they sent. Raises a RunError if the checkpoint cannot be
+        written; earlier ones are kept.
         """
         scratch = self.folder / f".round-{server_round:06d}.tmp"
         target = self.folder / f"round-{server_round:06d}"
@@ -368,23 +324,10 @@ class Checkpoints:
 
 
 def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
-    """Return the newest intact checkpoint of a run.
+    """Return the newest intact checkpoint of a run, ``None`` if the folder has none.
 
-    Parameters
-    ----------
-    run_folder : Path
-        Run folder.
-
-    Returns
-    -------
-    Checkpoint or None
-        The checkpoint, ``None`` if the folder has none. Newer damaged checkpoints are
-        logged as warnings.
-
-    Raises
-    ------
-    RunError
-        If all checkpoints are damaged.
+    Newer damaged checkpoints are logged as warnings; if all are damaged, a RunError is
+    raised.
     """
     reasons = []
     for folder in _rounds(run_folder / FOLDER):

@@ -27,20 +27,10 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 def describe_environment(engine: str, device: str) -> dict[str, Any]:
     """Return versions, commit, host and device for ``summary.json``.
 
-    Parameters
-    ----------
-    engine : {"local", "ray", "deployment"}
-        Where the clients run; the version of Ray is included with ``ray``.
-    device : str
-        The setting ``device``.
-
-    Returns
-    -------
-    dict of str to object
-        ``versions`` by name; ``commit``, if the package runs from a checkout;
-        ``source_sha256``, see :func:`hash_source`; ``host`` with
-        ``cpu``, ``cores``, ``memory_gb`` (10⁹ bytes) and ``os``; ``device``. It contains
-        no name of a host, user or folder.
+    The keys are ``versions`` by name (Ray's with engine ``ray``), ``commit`` if the
+    package runs from a checkout, ``source_sha256``, ``host`` with ``cpu``, ``cores``,
+    ``memory_gb`` (10⁹ bytes) and ``os``, and ``device``. No name of a host, user or
+    folder is in it.
     """
     packages = [*PACKAGES, "ray"] if engine == "ray" else PACKAGES
     versions = {"python": platform.python_version(), "flower-fgl": VERSION}
@@ -63,20 +53,7 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
 
 
 def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
-    """Format start time and environment as comments for ``config.toml``.
-
-    Parameters
-    ----------
-    started : str
-        Start time.
-    environment : mapping
-        Result of :func:`describe_environment`.
-
-    Returns
-    -------
-    str
-        Lines that start with ``#``.
-    """
+    """Format start time and environment as comment lines for ``config.toml``."""
     host = environment["host"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
     lines = [
@@ -97,15 +74,8 @@ def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
 def version_label(environment: Mapping[str, Any]) -> str:
     """Name the versions that can change the scores of a run.
 
-    Parameters
-    ----------
-    environment : mapping
-        Result of :func:`describe_environment`, or the part of it that a run recorded.
-
-    Returns
-    -------
-    str
-        Versions of the packages, and the source hash or, without one, the commit.
+    These are the versions of the packages, and the source hash or, without one, the
+    commit.
     """
     versions = environment.get("versions") or {}
     source = str(environment.get("source_sha256", ""))
@@ -120,16 +90,9 @@ def version_label(environment: Mapping[str, Any]) -> str:
 def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Name the versions with which the runs of one comparison were made.
 
-    Parameters
-    ----------
-    environments : mapping of str to mapping
-        Results of :func:`describe_environment` by the name of the run.
-
-    Returns
-    -------
-    list of str
-        One sentence, with up to three runs per version; none if all runs have the same
-        one. The version of Ray, which only some engines use, is not compared.
+    ``environments`` holds what each run recorded, by its name. The sentence has up to
+    three runs per version; there is none if all have the same. Ray's version, which
+    only some engines use, is not compared.
     """
     seen: dict[str, list[str]] = {}
     for name, environment in environments.items():
@@ -157,16 +120,9 @@ def _version(package: str) -> str:
 def hash_source(package: Path) -> str:
     """Return a hash of the Python files of a package, which tells versions of it apart.
 
-    Parameters
-    ----------
-    package : Path
-        Folder of the package.
-
-    Returns
-    -------
-    str
-        SHA-256 of the names and contents of all ``.py`` files below it, in order of their
-        names. An app bundle, which holds the same files, has the same hash.
+    It is the SHA-256 of the names and contents of all ``.py`` files below the folder,
+    in order of their names. An app bundle, which holds the same files, has the same
+    hash.
     """
     total = hashlib.sha256()
     files = {
@@ -180,17 +136,9 @@ def hash_source(package: Path) -> str:
 
 
 def find_commit(checkout: Path) -> str:
-    """Return the commit of a git checkout, read without running git.
+    """Return the commit of a git checkout, read without git; empty if it cannot be read.
 
-    Parameters
-    ----------
-    checkout : Path
-        Top folder of the checkout. Folders above it are not searched.
-
-    Returns
-    -------
-    str
-        Hash of the commit, empty if there is none or it cannot be read.
+    Folders above the checkout are not searched.
     """
     try:
         folder = checkout / ".git"

@@ -101,20 +101,9 @@ def settings_toml(config: Row, sources: Mapping[str, str], about: str = "") -> s
 
 
 def require_whole(text: str, path: Path) -> None:
-    """Raise an error if the settings of a run lack their last line.
+    """Raise a RunError if :func:`settings_toml` wrote the file and its end is missing.
 
-    Parameters
-    ----------
-    text : str
-        Content of any TOML file.
-    path : Path
-        The file, for the message.
-
-    Raises
-    ------
-    RunError
-        If :func:`settings_toml` wrote the file and its end is missing: the settings that
-        were cut off would silently have their defaults.
+    The settings that were cut off would silently have their defaults.
     """
     if text.startswith(TITLE) and f"\n{END}" not in text:
         raise RunError(f'{path} is damaged: its last line, "{END}", is missing. {MEND}')

@@ -53,16 +53,9 @@ def flower_log() -> Iterator[None]:
 
 
 def log_settings(given: Mapping[str, Scalar], config: RunConfig) -> None:
-    """Log the settings that differ from the defaults, and who set them.
+    """Log the settings that the user changed, and the other ones that are no defaults.
 
     Flower drops a part of ``--run-config`` that it cannot read, without an error.
-
-    Parameters
-    ----------
-    given : mapping of str to bool, int, float or str
-        Settings that the user changed.
-    config : RunConfig
-        Settings of the run.
     """
     log.info(
         "Settings from --run-config or the app's pyproject.toml: %s.",
@@ -84,18 +77,7 @@ def log_settings(given: Mapping[str, Scalar], config: RunConfig) -> None:
 
 
 def log_rounds(rounds: int) -> OnRound:
-    """Return a callback that logs one line per round.
-
-    Parameters
-    ----------
-    rounds : int
-        Number of rounds of the run.
-
-    Returns
-    -------
-    callable
-        To be called with the row of each round.
-    """
+    """Return a callback that logs one line per round of ``rounds``."""
 
     def on_round(row: Row) -> None:
         number, phase = row["round"], row["phase"]
@@ -108,13 +90,7 @@ def log_rounds(rounds: int) -> OnRound:
 
 
 def log_results(folder: Path) -> None:
-    """Log the results table of a run, and the owners that were left out of it.
-
-    Parameters
-    ----------
-    folder : Path
-        Run folder.
-    """
+    """Log the results table of a run, and the owners that were left out of it."""
     run = Run.load(folder.resolve())
     for line in run.table().splitlines():
         log.info("%s", line)

@@ -134,15 +134,8 @@ class ModelCard:
     def from_json(cls, text: str) -> Self:
         """Parse the output of :meth:`to_json`.
 
-        Parameters
-        ----------
-        text : str
-            JSON object.
-
-        Raises
-        ------
-        ValueError
-            If an entry is missing or unknown, or has a wrong type or range.
+        Raises a ValueError if an entry is missing or unknown, or has a wrong type or
+        range.
         """
         values = json.loads(text)
         if not isinstance(values, dict):
@@ -242,25 +235,10 @@ def save_model(
 ) -> None:
     """Write ``model.safetensors`` atomically.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder to write to; created if missing.
-    state : mapping of str to Tensor
-        Weights by name, on any device.
-    card : ModelCard
-        Description of the model.
-    scaling : tuple of two Tensors of shape (d,), float64, optional
-        Feature statistics, if ``card.scaling`` is ``"kept"``.
-    edge_scaling : tuple of two Tensors of shape (a,), float64, optional
-        Statistics of the features of classified edges, if these were standardised.
-    is_private : bool
-        Whether only the owner of the process may read the folder and the file.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be written; an existing model is left unchanged.
+    ``scaling`` belongs to ``card.scaling = "kept"``, ``edge_scaling`` to standardised
+    features of classified edges; with ``is_private`` only the owner of the process may
+    read folder and file. Raises a RunError if it cannot be written; an existing model
+    is left unchanged.
     """
     tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
     tensors |= dict(zip(EDGE_SCALING, edge_scaling or (), strict=False))
@@ -277,22 +255,9 @@ def save_model(
 
 
 def read_card(folder: Path) -> ModelCard | None:
-    """Return the description of the model in a folder.
+    """Return the description of the model in a folder, ``None`` if there is no model.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder that may hold ``model.safetensors``.
-
-    Returns
-    -------
-    ModelCard or None
-        ``None`` if there is no model.
-
-    Raises
-    ------
-    RunError
-        If the file is damaged or has no description.
+    Raises a RunError if the file is damaged or has no description.
     """
     path = folder / MODEL
     if not path.exists():
@@ -313,18 +278,10 @@ def read_card(folder: Path) -> ModelCard | None:
 
 
 def load_model(folder: Path) -> SavedModel:
-    """Load the network of a model file.
+    """Load the network of a model file, or of the folder that holds it.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``model.safetensors``, or the path of that file.
-
-    Raises
-    ------
-    RunError
-        If there is no model, the file is damaged, or its weights do not match the
-        network that it describes.
+    Raises a RunError if there is no model, the file is damaged, or its weights do not
+    match the network that it describes.
     """
     folder = folder.parent if folder.name == MODEL else folder
     folder = Path(os.path.expanduser(folder))

@@ -20,19 +20,9 @@ def in_folder_name(value: Scalar) -> str:
 
 
 def check_folder_name(name: str, what: str) -> None:
-    """Reject a name that is empty in a folder name, or a step within the file system.
+    """Reject a name of which :func:`in_folder_name` leaves nothing but dots, e.g. ``..``.
 
-    Parameters
-    ----------
-    name : str
-        Name that the user chose.
-    what : str
-        What has the name, with which the message begins.
-
-    Raises
-    ------
-    ConfigError
-        If :func:`in_folder_name` leaves nothing but dots, e.g. ``..``.
+    ``what`` has the name; the message of the ConfigError begins with it.
     """
     if not in_folder_name(name).strip("."):
         raise ConfigError(
@@ -46,17 +36,8 @@ def tell_apart(
 ) -> list[str]:
     """Name runs by method and by the settings that differ among runs of that method.
 
-    Parameters
-    ----------
-    configs : sequence of mapping of str to str, bool, int or float
-        Flat settings of each run, without irrelevant ones.
-    but : collection of str
-        Settings that are not part of a name.
-
-    Returns
-    -------
-    list of str
-        Names such as ``adpfedgnn · rl=false``, in the order of ``configs``.
+    ``configs`` are the flat settings of each run without irrelevant ones; those in
+    ``but`` are not part of a name. A name is e.g. ``adpfedgnn · rl=false``.
     """
     names = []
     for config in configs:

@@ -22,23 +22,9 @@ LET_GO_SECONDS = 30.0
 def rewind(folder: Path, config: RunConfig) -> Checkpoint:
     """Reset a run folder to its newest checkpoint and delete the rows of later rounds.
 
-    Parameters
-    ----------
-    folder : Path
-        Run folder; no other process may write to it.
-    config : RunConfig
-        Settings for the resumed run.
-
-    Returns
-    -------
-    Checkpoint
-        The checkpoint.
-
-    Raises
-    ------
-    RunError
-        If the run is complete, has no intact checkpoint, or was made with other settings
-        or versions. The folder is left unchanged.
+    No other process may write to it. Raises a RunError, and leaves the folder
+    unchanged, if the run is complete, has no intact checkpoint, or was made with other
+    settings or versions.
     """
     run = Run.load(folder)
     if run.status == "completed":

@@ -66,16 +66,8 @@ class Run:
     def load(cls, path: Path | str) -> Self:
         """Read the folder of a run, finished or not.
 
-        Parameters
-        ----------
-        path : Path or str
-            Run folder.
-
-        Raises
-        ------
-        RunError
-            If the folder or one of its files is missing or damaged. An incomplete last
-            line is skipped in a run that is not complete.
+        Raises a RunError if the folder or one of its files is missing or damaged. An
+        incomplete last line is skipped in a run that is not complete.
         """
         folder = Path(os.path.expanduser(path))
         if not (folder / CONFIG_FILE).is_file():
@@ -137,20 +129,8 @@ class Run:
     def selected_by(self, metric: str) -> Run:
         """Return the run with its best rounds selected by another validation score.
 
-        Parameters
-        ----------
-        metric : str
-            ``accuracy``, ``macro_f1``, ``auroc``, ``mean_auroc``, …
-
-        Returns
-        -------
-        Run
-            The same rounds; ``best`` and the best global model are selected anew.
-
-        Raises
-        ------
-        RunError
-            If no evaluated round has that score on validation nodes.
+        ``metric`` is ``accuracy``, ``macro_f1``, ``auroc``, ``mean_auroc``, … A
+        RunError is raised if no evaluated round has it on validation nodes.
         """
         scored = [row for row in self.rounds if is_scored(row)]
         scopes = {scope for row in scored for scope in row["metrics"]}
@@ -342,12 +322,9 @@ def _percent(entry: Row, column: str, metric: str) -> str:
 
 
 def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:
-    """Raise an error if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``.
+    """Raise a RunError if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``.
 
-    Raises
-    ------
-    RunError
-        The best round and the bytes would be those of the other rounds.
+    The best round and the bytes would be those of the other rounds.
     """
     present = {row["round"] for row in rows}
     lost = [number for number in range(1, count + 1) if number not in present]

@@ -45,37 +45,20 @@ class StateKeeper(Protocol):
 
 
 def state_file(folder: Path, run_id: int, partition_id: int, owner: str = "") -> Path:
-    """Return the path of a client's state file.
+    """Return the path of a client's state file in the folder ``state-dir``.
 
-    Parameters
-    ----------
-    folder : Path
-        The setting ``state-dir``.
-    run_id, partition_id : int
-        Flower's run ID, and the partition ID of the client.
-    owner : str
-        Name of a data owner's files. The server chooses the owner's partition ID, so
-        without this name two owners with one folder could get each other's states.
+    ``owner`` names a data owner's files. The server chooses the owner's partition ID,
+    so without this name two owners with one folder could get each other's states.
     """
     name = f"{owner}-{partition_id:06d}" if owner else f"{partition_id:06d}"
     return folder / f"{run_id}-{name}.safetensors"
 
 
 def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:
-    """Choose the folder for the client states of a node.
+    """Choose the folder for the client states of a node, empty if none is set.
 
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config. Its ``state-dir`` takes precedence. A node with ``graph`` belongs to
-        a data owner and ignores the ``state-dir`` of the run.
-    of_run : str
-        The ``state-dir`` of the run config.
-
-    Returns
-    -------
-    str
-        The folder, empty if none is set.
+    ``state-dir`` of the node config comes before that of the run, ``of_run``. A node
+    with ``graph`` belongs to a data owner and ignores the latter.
     """
     folder = str(node.get("state-dir") or ("" if "graph" in node else of_run))
     return os.path.expanduser(folder)
@@ -86,19 +69,9 @@ def kept_states(
 ) -> dict[str, tuple[int, int]]:
     """Return a fingerprint of a node's state files, which shows if one was replaced.
 
-    Parameters
-    ----------
-    run_id : int
-        Flower's run ID.
-    node, run : mapping of str to bool, int, float or str
-        Node config and run config.
-
-    Returns
-    -------
-    dict of str to tuple of (int, int)
-        Inode and modification time in nanoseconds, by file name. If the node has no
-        ``partition-id`` or holds a data owner's graph, all state files of the run in its
-        folder are included.
+    It is inode and modification time in nanoseconds by file name. If the node has no
+    ``partition-id`` or holds a data owner's graph, all state files of the run in its
+    folder are included.
     """
     folder = state_folder(node, str(run.get("state-dir", "")))
     if not folder:
@@ -118,13 +91,7 @@ def kept_states(
 
 
 class LinkedStates:
-    """Client states in one file each, saved and restored through hard links.
-
-    Parameters
-    ----------
-    folder : Path
-        The setting ``state-dir``.
-    """
+    """Client states in one file each in ``state-dir``, saved and restored as hard links."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -156,17 +123,7 @@ def is_secret(name: str) -> bool:
 def keep_file(source: Path, target: Path) -> None:
     """Keep a client's state without its secrets: as a link if there are none.
 
-    Parameters
-    ----------
-    source : Path
-        Existing state file.
-    target : Path
-        Path of the kept file; it may be ``source`` itself.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be linked or written.
+    ``target`` may be ``source`` itself. Raises an OSError if it cannot be written.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -188,19 +145,9 @@ def keep_file(source: Path, target: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Create a hard link to a file that is never modified, or copy the file.
+    """Link a file that is never modified, or copy it; an existing target is replaced.
 
-    Parameters
-    ----------
-    source : Path
-        Existing file.
-    target : Path
-        Path of the link; an existing file is replaced.
-
-    Raises
-    ------
-    OSError
-        If the file can neither be linked nor copied.
+    Raises an OSError if the file can neither be linked nor copied.
     """
     scratch = scratch_path(target)
     try:

@@ -98,15 +98,7 @@ def summarise(
 def is_scored(row: Row) -> bool:
     """Return whether a row of ``rounds.jsonl`` is a successful, evaluated round.
 
-    Parameters
-    ----------
-    row : mapping
-        Row of ``rounds.jsonl``.
-
-    Returns
-    -------
-    bool
-        False for failed rounds and for fine-tuning.
+    Failed rounds and fine-tuning are not.
     """
     is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
     return is_good_round and bool(row.get("metrics"))
@@ -115,51 +107,22 @@ def is_scored(row: Row) -> bool:
 def lost_finetuning(summary: Mapping[str, Any], rounds: Sequence[Row]) -> bool:
     """Return whether clients fine-tuned after the last round, and no score came of it.
 
-    Parameters
-    ----------
-    summary : mapping
-        As returned by :func:`summarise`.
-    rounds : sequence of mapping
-        Rows of ``rounds.jsonl``.
-
-    Returns
-    -------
-    bool
-        Then the summary has only scores from before the fine-tuning.
+    Then the summary has only scores from before the fine-tuning.
     """
     is_finetuned = any(row.get("phase") == "finetune" for row in rounds)
     return is_finetuned and "finetuned" not in summary
 
 
 def describe_round(row: Row) -> str:
-    """Return loss and scores of a round as text, or its status.
-
-    Parameters
-    ----------
-    row : mapping
-        Row of ``rounds.jsonl``.
-
-    Returns
-    -------
-    str
-        See :func:`score_text`; the round's status if there is nothing to show.
-    """
+    """Return loss and scores of a round as :func:`score_text` does, or else its status."""
     return score_text(row) or str(row.get("status", ""))
 
 
 def score_text(row: Row) -> str:
-    """Return loss and scores of a round as text, empty without them.
+    """Return loss and scores of a row of ``rounds.jsonl`` as text, empty without them.
 
-    Parameters
-    ----------
-    row : mapping
-        Row of ``rounds.jsonl``.
-
-    Returns
-    -------
-    str
-        E.g. ``loss 0.512  val 81.3 %  test 80.1 %``, or ``val AUROC 81.3 %`` where AUROC
-        selects; scores of the personalized models if they were evaluated.
+    E.g. ``loss 0.512 val 81.3 % test 80.1 %``, or ``val AUROC 81.3 %`` where AUROC
+    selects; scores of the personalized models if they were evaluated.
     """
     loss = row.get("loss")
     parts = [] if loss is None else [f"loss {loss:.3f}"]
@@ -175,21 +138,10 @@ def score_text(row: Row) -> str:
 
 
 def select_round(scored: Sequence[Row], scope: str, metric: str) -> dict[str, Any]:
-    """Return the best round, the last round, and how the best one was selected.
+    """Return ``selection``, ``best`` and ``last`` of a summary, see :func:`summarise`.
 
-    Parameters
-    ----------
-    scored : sequence of mapping
-        Rows of ``rounds.jsonl`` for which :func:`is_scored` holds.
-    scope : {"local", "global"}
-        Evaluated models.
-    metric : str
-        Validation score that selects the best round.
-
-    Returns
-    -------
-    dict
-        ``selection``, ``best`` and ``last``, see :func:`summarise`.
+    ``scored`` are rows for which :func:`is_scored` holds, ``scope`` is ``local`` or
+    ``global``, ``metric`` the validation score that selects the best round.
     """
     rows = [row for row in scored if row["metrics"].get(scope)]
     if not rows:
@@ -218,21 +170,11 @@ def _validation(row: Row, scope: str, metric: str) -> tuple[int, float] | None:
 
 
 def rounds_without_gain(rounds: Iterable[Row], metric: str = "accuracy") -> int:
-    """Count the evaluated rounds since the best validation score.
+    """Count the evaluated rounds since the best validation score, so far.
 
-    Parameters
-    ----------
-    rounds : iterable of mapping
-        Rows of ``rounds.jsonl`` so far.
-    metric : str
-        The validation score.
-
-    Returns
-    -------
-    int
-        0 if the last evaluated round is better than all before it. As in
-        :func:`summarise`, rounds that scored fewer validation nodes than others, because
-        replies were lost, do not count.
+    0 if the last evaluated round is better than all before it. As in :func:`summarise`,
+    rounds that scored fewer validation nodes than others, because replies were lost, do
+    not count.
     """
     scored = [row for row in rounds if is_scored(row)]
     scopes = {scope for row in scored for scope in row["metrics"]}

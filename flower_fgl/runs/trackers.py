@@ -90,10 +90,7 @@ class Tracker:
 class TrackerGroup(Tracker):
     """Several trackers, none of which can end the run.
 
-    Parameters
-    ----------
-    trackers : sequence of Tracker
-        Trackers; the first failure of each is logged as a warning, and its last call.
+    The first failure of each is logged as a warning, and its last call.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
@@ -274,17 +271,9 @@ assert set(KINDS) == set(TRACKERS)
 
 
 def open_trackers(names: str) -> list[Tracker]:
-    """Return the trackers of a run, before anything is written.
+    """Return the trackers of the setting ``track``, before anything is written.
 
-    Parameters
-    ----------
-    names : str
-        Value of the setting ``track``.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, or its package is not installed.
+    Raises a ConfigError if a name is unknown, or its package is not installed.
     """
     kinds = [KINDS[name] for name in names_of_trackers(names)]
     for kind in kinds:

@@ -48,19 +48,8 @@ ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 def replace_file(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Create or replace a file atomically, and sync it to disk.
 
-    Parameters
-    ----------
-    path : Path
-        File to create or replace.
-    data : bytes
-        Content of the file.
-    is_private : bool
-        Whether only the owner of the process may read it.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be written; an existing file is left unchanged.
+    With ``is_private`` only the owner of the process may read it. Raises a RunError if
+    it cannot be written; an existing file is left unchanged.
     """
     remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
     with writing(path, remedy):
@@ -102,22 +91,10 @@ def write_lines(rows: Iterable[Row]) -> bytes:
 
 
 def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Path:
-    """Return the path of a new run folder.
+    """Return the path of a new run folder; of a graph file's path only the name is used.
 
-    Parameters
-    ----------
-    output_dir : Path
-        Parent of the run folders.
-    method, dataset : str
-        Names; of the path of a graph file only the file name is used.
-    seed : int
-        Seed of the run.
-
-    Returns
-    -------
-    Path
-        ``<output_dir>/<YYYYmmdd-HHMMSS>-<method>-<dataset>-<seed>`` in local time, with
-        the suffix ``-2``, ``-3``, … if that folder exists.
+    It is ``<output_dir>/<YYYYmmdd-HHMMSS>-<method>-<dataset>-<seed>`` in local time,
+    with the suffix ``-2``, ``-3``, … if that folder exists.
     """
     data = re.sub(r"[^\w.+-]+", "-", Path(dataset.replace("\\", "/")).name)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-{seed}"
@@ -137,19 +114,8 @@ class RoundCallback(Protocol):
 class RunWriter:
     """Write the files of one run folder; :meth:`create` makes a new one.
 
-    Parameters
-    ----------
-    folder : Path
-        An existing run folder.
-    on_round : callable, optional
-        Called with the row of each round.
-
-    Attributes
-    ----------
-    rounds : list of mapping
-        Rows of all rounds so far, for the summary.
-    tracker : RoundCallback or None
-        Gets the row of each round as well.
+    ``on_round``, and the tracker, get the row of each round. ``rounds`` holds the rows
+    of all rounds so far, for the summary.
     """
 
     def __init__(self, folder: Path, on_round: OnRound | None = None) -> None:
@@ -174,28 +140,12 @@ class RunWriter:
     ) -> RunWriter:
         """Create the folder with its settings and a summary of status ``running``.
 
-        Parameters
-        ----------
-        folder : Path
-            Folder that does not exist or is empty.
-        config : mapping of str to bool, int, float, str or a mapping of these
-            All resolved settings. Those of a method have dotted keys or are a table.
-            ``None`` is omitted.
-        sources : mapping of str to str
-            Sources of the values (``user``, ``method``, ``default``, …) by dotted key.
-        on_round : callable, optional
-            Called with the row of each round.
-        environment : mapping, optional
-            Result of :func:`~flower_fgl.runs.environment.describe_environment`, stored
-            with the start time.
-        engine : str, optional
-            Where the clients are, for the summary.
-
-        Raises
-        ------
-        RunError
-            If the folder is not empty or cannot be written; new files and folders are
-            removed again.
+        The folder must not exist or be empty. Settings of a method have dotted keys or
+        are a table; ``None`` is omitted. ``sources`` names the source of each value
+        (``user``, ``method``, ``default``, …) by dotted key, ``environment`` is that of
+        :func:`~flower_fgl.runs.environment.describe_environment`, ``engine`` says where
+        the clients are. If the folder cannot be written, new files and folders are
+        removed again and a RunError is raised.
         """
         with writing(folder):
             is_taken = folder.is_dir() and any(folder.iterdir())
@@ -231,22 +181,10 @@ class RunWriter:
         return writer
 
     def write_settings(self, config: Row, sources: Mapping[str, str]) -> None:
-        """Replace ``config.toml``.
+        """Replace ``config.toml``, or raise a RunError.
 
-        Parameters
-        ----------
-        config, sources : mapping
-            Settings and their sources, as for :meth:`create`.
-
-        Raises
-        ------
-        RunError
-            If the file cannot be written.
-
-        Notes
-        -----
-        1. ``run-dir``, and a ``state-dir`` inside the run folder, are written empty, so
-           that a run with this file as experiment gets new folders.
+        ``run-dir``, and a ``state-dir`` inside the run folder, are written empty, so
+        that a run with this file as experiment gets new folders.
         """
         inside = self.folder.resolve()
         kept = {
@@ -260,18 +198,10 @@ class RunWriter:
         replace_file(self.folder / CONFIG_FILE, text.encode())
 
     def append_round(self, row: Row) -> None:
-        """Append one row to ``rounds.jsonl``.
+        """Append one row to ``rounds.jsonl``, or raise a RunError.
 
-        Parameters
-        ----------
-        row : mapping
-            ``round``, ``phase``, ``status``, ``replies``, ``failures``, ``loss``,
-            ``metrics`` (in rounds with evaluation), ``seconds`` and ``bytes``.
-
-        Raises
-        ------
-        RunError
-            If the file cannot be written.
+        The row has ``round``, ``phase``, ``status``, ``replies``, ``failures``,
+        ``loss``, ``metrics`` (in rounds with evaluation), ``seconds`` and ``bytes``.
         """
         self.rounds.append(row)
         self._append(ROUNDS, [row])
@@ -293,13 +223,7 @@ class RunWriter:
         self._append(CLIENTS_FILE, rows)
 
     def append_release(self, row: Row) -> None:
-        """Append a row to ``releases.jsonl``; otherwise like :meth:`append_round`.
-
-        Parameters
-        ----------
-        row : mapping
-            ``round``, and ``clients``: partition IDs of the clients asked for an upload.
-        """
+        """Append ``round`` and ``clients`` (the IDs asked) to ``releases.jsonl``."""
         self._append(RELEASES, [row])
 
     def count_releases(self) -> Counter[int]:
@@ -308,18 +232,10 @@ class RunWriter:
         return Counter(pid for line in lines for pid in line["clients"])
 
     def write_summary(self, summary: Row) -> None:
-        """Replace ``summary.json``.
+        """Replace ``summary.json`` by a result of :func:`summarise`, or raise a RunError.
 
-        Parameters
-        ----------
-        summary : mapping
-            Summary as :func:`summarise` returns it. Start time and environment of the run
-            are added, for a resumed run those in the file.
-
-        Raises
-        ------
-        RunError
-            If the file cannot be written.
+        Start time and environment of the run are added, for a resumed run those in the
+        file.
         """
         path = self.folder / SUMMARY
         if not self._origin and path.exists():
@@ -337,21 +253,10 @@ class RunWriter:
         *,
         is_private: bool = False,
     ) -> None:
-        """Replace ``model.safetensors``.
+        """Replace ``model.safetensors``, or raise a RunError.
 
-        Parameters
-        ----------
-        state : mapping of str to Tensor
-            Weights by name, on any device.
-        header : mapping of str to str, optional
-            Metadata of the file, see :mod:`flower_fgl.runs.model_file`.
-        is_private : bool
-            Whether only the owner of the process may read the file.
-
-        Raises
-        ------
-        RunError
-            If the file cannot be written.
+        ``state`` holds the weights by name, on any device; ``header`` is described in
+        :mod:`flower_fgl.runs.model_file`.
         """
         import safetensors.torch  # loads torch, which the reader of a run does not need
 

@@ -56,22 +56,10 @@ __all__ = [
 def run_config_of(
     *, method: str, dataset: str, clients: int, seed: int, settings: Mapping[str, Any]
 ) -> dict[str, Scalar]:
-    """Convert Python keywords to a flat run config.
+    """Convert Python keywords to a flat run config by kebab-case key.
 
-    Parameters
-    ----------
-    method, dataset : str
-        Values of these settings.
-    clients, seed : int
-        Values of these settings.
-    settings : mapping of str to bool, int, float, str or mapping
-        Other settings: ``local_epochs=1``, ``{"fedprox.mu": 0.1}``, or a mapping of a
-        method's settings, ``fedprox={"mu": 0.1}``.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
-        Values by kebab-case key.
+    ``settings`` are ``local_epochs=1``, ``{"fedprox.mu": 0.1}``, or a mapping of a
+    method's settings, ``fedprox={"mu": 0.1}``.
     """
     first: dict[str, Scalar] = {"method": method, "dataset": dataset}
     first |= {"clients": clients, "seed": seed}
@@ -95,24 +83,10 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Set ``clients`` to the number of owners, and make their paths absolute.
+    """Set ``clients`` to the number of ``owners``, if any, and make their paths absolute.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
-        Equal to ``values`` without ``owners``.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong, or ``clients`` is another number.
-    DataError
-        If the folder or a file of ``owners`` is missing.
+    Raises a ConfigError if a setting is wrong or ``clients`` is another number, and a
+    DataError if the folder or a file of ``owners`` is missing.
     """
     if not values.get("owners"):
         return dict(values)
@@ -128,18 +102,7 @@ def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def absolute_paths(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Make the paths of the data absolute, so that a run can resume in any folder.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config.
-
-    Returns
-    -------
-    dict of str to bool, int, float or str
-        With absolute ``data-dir``, and ``dataset`` if it is a file.
-    """
+    """Make ``data-dir`` and a ``dataset`` file absolute: a run can resume in any folder."""
     out = dict(values)
     for key in ("data-dir", "dataset"):
         path = values.get(key)
@@ -156,21 +119,9 @@ def check_run(
 ) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config; ``clients`` must be at least 1.
-    config : RunConfig, optional
-        The same settings, if the caller has parsed them.
-    logs_notes : bool
-        Whether to log notes on suspect data of the owners.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong.
-    DataError
-        If the data are missing or cannot be partitioned among so many clients.
+    ``clients`` must be at least 1. ``config`` are the same settings, if the caller has
+    parsed them. Raises a ConfigError if a setting is wrong, and a DataError if the data
+    are missing or cannot be partitioned among so many clients.
     """
     config = config or parse_config(values)
     if config.clients < 1:
@@ -183,18 +134,7 @@ def check_run(
 
 
 def refuse_unstackable(config: RunConfig) -> None:
-    """Reject ``stacked = true`` if no client of the run could be stacked.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Checked settings.
-
-    Raises
-    ------
-    ConfigError
-        Naming the reason.
-    """
+    """Raise a ConfigError with the reason if no client of a run could be stacked."""
     from flower_fgl.client_apps.stacked.grouping import why_not_run
 
     able = [name for name, row in METHODS.items() if _has_stacked_form(row)]
@@ -255,28 +195,11 @@ def run_local(
 ) -> Run:
     """Run a flat run config with the local engine; see :func:`flower_fgl.simulate`.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config; ``clients`` must be at least 1.
-    config : RunConfig, optional
-        The same settings, where the caller has parsed them.
-    workers : int, optional
-        Processes that share the clients: 1 runs them in this process, more start as many
-        Ray actors. By default as many as :func:`pick_workers` returns. The numbers are
-        the same, see :func:`flower_fgl.simulate`.
-    client_gpus : float
-        GPUs of each actor.
-    on_round : callable, optional
-        Called with the row of each round.
-    trackers : sequence of Tracker
-        Trackers besides those of the setting ``track``.
-
-    Raises
-    ------
-    FglError
-        In the cases of :func:`flower_fgl.simulate`, or if the run does not fit into the
-        memory.
+    ``config`` are the same settings, where the caller has parsed them. 1 worker runs
+    the clients in this process, more start as many Ray actors with ``client_gpus``
+    each; by default :func:`pick_workers` chooses. The numbers are the same.
+    ``trackers`` are added to those of the setting ``track``. Raises the errors of
+    :func:`flower_fgl.simulate`, and a RunError if the run does not fit into the memory.
     """
     with frozen_objects():
         if values.get("owners"):

@@ -47,13 +47,7 @@ LARGEST_INT = 1 << 63
 
 
 class OneRunGrid(Grid):
-    """Grid that serves a single run.
-
-    Parameters
-    ----------
-    run_id : int
-        Run ID.
-    """
+    """Grid that serves a single run."""
 
     def __init__(self, run_id: int) -> None:
         self._run_id = run_id
@@ -84,21 +78,11 @@ class LocalGrid(OneRunGrid):
     Messages and replies pass through Flower's wire format, so content that a deployment
     could not transmit fails here as well.
 
-    Parameters
-    ----------
-    client_app : callable
-        Handles a message of a node and returns the reply. If it has a method
-        ``handle_all``, that gets all messages of an exchange, each with its node's
-        context, and returns all replies.
-    num_nodes : int
-        Number of clients.
-    run_config : mapping of str to bool, int, float or str
-        Flat run config that clients receive.
-    run_id : int
-        Run ID.
-    freezes : bool
-        Whether to exclude the clients' graphs from the search for cyclic garbage once
-        they are built. The caller undoes it, see :func:`frozen_objects`.
+    ``client_app`` handles a message of a node and returns the reply. If it has a method
+    ``handle_all``, that gets all messages of an exchange, each with its node's context,
+    and returns all replies. ``freezes`` excludes the clients' graphs from the search
+    for cyclic garbage once they are built; the caller undoes it, see
+    :func:`frozen_objects`.
     """
 
     def __init__(
@@ -209,28 +193,15 @@ def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> Rec
     """Return message content as the receiver gets it through Flower's wire format.
 
     Settings are converted to protobuf and back, and so are metrics, unless they are
-    numbers that protobuf would not change. Arrays hold bytes already, so they become new,
-    checked ``Array`` objects around the same bytes: copying megabytes through protobuf
-    would test nothing more.
+    numbers that protobuf would not change. Arrays hold bytes already, so they become
+    new, checked ``Array`` objects around the same bytes: copying megabytes through
+    protobuf would test nothing more. The result shares no mutable object with
+    ``content``.
 
-    Parameters
-    ----------
-    content : RecordDict
-        Content to send.
-    carried : dict of int to record, optional
-        Converted records by the ``id`` of the record that was sent, completed in place.
-        A record that goes to many clients is converted once; the clients must not change
-        it.
-
-    Returns
-    -------
-    RecordDict
-        Content that shares no mutable object with ``content``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an entry cannot be serialised.
+    ``carried`` holds converted records by the ``id`` of the record that was sent, and
+    is completed in place: a record that goes to many clients, which must not change it,
+    is converted once. Raises a TypeError or ValueError if an entry cannot be
+    serialised.
     """
     carried = {} if carried is None else carried
     for name, record in content.items():

@@ -35,12 +35,9 @@ FLOAT = 4
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Memory that a run needs beyond that of the process that starts it.
+    """Memory that a run needs beyond that of its first process: bytes by purpose.
 
-    Parameters
-    ----------
-    parts : mapping of str to int
-        Bytes by purpose. Each is a lower bound, so that a run that fits is never refused.
+    Each part is a lower bound, so that a run that fits is never refused.
     """
 
     parts: Mapping[str, int]
@@ -60,27 +57,11 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the peak memory of a run from its settings and its partition.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Checked settings.
-    engine : {"local", "ray"}
-        Engine of the run.
-    workers : int
-        Worker processes; with the local engine, 1 is no other process.
-    is_cluster : bool
-        Whether the workers run on a Ray cluster, so that only the server's part is here.
-
-    Returns
-    -------
-    MemoryEstimate
-        Parts: ``worker processes``, ``graphs``, ``training`` (of the largest client),
-        ``client states``, ``uploads`` of one round and ``stacked graphs``.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If the partition cannot be opened.
+    The parts are ``worker processes``, ``graphs``, ``training`` (of the largest
+    client), ``client states``, ``uploads`` of one round and ``stacked graphs``. With
+    the local engine 1 worker is no other process. With ``is_cluster`` the workers run
+    on a Ray cluster, so that only the server's part is here. Raises the errors of a
+    partition that cannot be opened.
 
     Notes
     -----
@@ -123,11 +104,8 @@ def estimate_memory(
 def available_memory() -> int:
     """Return the bytes that this process and its children can still use.
 
-    Returns
-    -------
-    int
-        The machine's available memory and free swap, or less if a control group (a
-        container, or a batch system) limits it.
+    It is the machine's available memory and free swap, or less if a control group (a
+    container, or a batch system) limits it.
     """
     free = int(psutil.virtual_memory().available + psutil.swap_memory().free)
     return min([free, *_control_group_rooms(Path("/"))])
@@ -138,17 +116,8 @@ def require_memory(
 ) -> None:
     """Refuse a run that cannot fit into the memory.
 
-    Parameters
-    ----------
-    config, engine, workers, is_cluster
-        See :func:`estimate_memory`.
-
-    Raises
-    ------
-    RunError
-        With the numbers, and with settings that need less.
-    ConfigError, DataError
-        If the partition cannot be opened.
+    The RunError holds the numbers, and settings that need less; see
+    :func:`estimate_memory`.
     """
     needed = estimate_memory(
         config, engine=engine, workers=workers, is_cluster=is_cluster

@@ -293,22 +293,9 @@ def _own_statistics(
 def write_csv(prediction: Prediction, path: Path) -> None:
     """Write one row per node: ``node``, ``predicted``, and ``p:<class>`` for each class.
 
-    Parameters
-    ----------
-    prediction : Prediction
-        Probabilities to write.
-    path : Path
-        File to create or replace atomically, with mode 0600.
-
-    Raises
-    ------
-    RunError
-        If it cannot be written.
-
-    Notes
-    -----
-    1. Other owners choose names of classes. A text that a spreadsheet would take for a
-       formula gets an apostrophe in front.
+    The file is replaced atomically and has mode 0600; a RunError is raised if that
+    fails. Other owners choose names of classes, so a text that a spreadsheet would take
+    for a formula gets an apostrophe in front.
     """
     names = prediction.card.class_names
     text = io.StringIO()

@@ -22,26 +22,11 @@ LINES = 10
 def show_progress(
     name: str, rounds: int, on_round: OnRound | None = None, *, first: int = 0
 ) -> Iterator[OnRound]:
-    """Show the rounds of a run; yield the callback that it needs.
+    """Show the rounds of a run; yield the callback that gets the row of each round.
 
-    A terminal and a notebook show a bar of tqdm. Elsewhere, e.g. in a log file, about ten
-    lines are printed.
-
-    Parameters
-    ----------
-    name : str
-        What runs, e.g. ``fedavg on cora``.
-    rounds : int
-        Number of rounds.
-    on_round : callable, optional
-        Called with the row of each round as well.
-    first : int
-        Rounds that were complete before.
-
-    Yields
-    ------
-    callable
-        To be called with the row of each round.
+    A terminal and a notebook show a bar of tqdm. Elsewhere, e.g. in a log file, about
+    ten lines are printed. ``on_round`` gets the rows as well; ``first`` rounds were
+    complete before.
     """
     is_live = _is_live(sys.stderr)
     shown = _bar(name, rounds, first) if is_live else _lines(name, rounds, sys.stderr)

@@ -127,18 +127,7 @@ def _read_graph(path: Path) -> Any:
 
 
 def refuse_registered(config: RunConfig) -> None:
-    """Reject a run in new processes that uses what only this process has registered.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of the run.
-
-    Raises
-    ------
-    ConfigError
-        Naming the object and what to do.
-    """
+    """Reject a run in new processes that uses what only this process has registered."""
     rows = registered()
     used = {
         "methods": [config.method],

@@ -48,30 +48,18 @@ def run_one(
 ) -> Run:
     """Run one configuration until it completes.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config with ``clients``. With ``resume`` the run in ``run-dir`` resumes.
-    engine : {"auto", "local", "ray"}
-        ``"ray"`` is Flower's simulation. ``"auto"`` is the local engine, and Flower's
-        simulation if ``RAY_ADDRESS`` names a cluster.
-    workers : int, optional
-        Worker processes. By default Flower's simulation starts one per core, the local
-        engine none; ``"auto"`` as many as save time.
-    client_gpus : float
-        GPUs of each worker process.
-    on_round : callable, optional
-        Called with the row of each round when the round ends.
+    ``values`` is a flat run config with ``clients``; with ``resume`` the run in
+    ``run-dir`` resumes. ``engine`` is ``local``, ``ray`` (Flower's simulation) or
+    ``auto``: the local engine, and Flower's simulation if ``RAY_ADDRESS`` names a
+    cluster. Without ``workers`` Flower's simulation starts one worker process per core,
+    ``local`` none, ``auto`` as many as save time. ``client_gpus`` are those of each
+    worker process.
 
-    Raises
-    ------
-    ConfigError, DataError
-        If a setting is wrong or the data are missing, before the run starts.
-    RunError
-        If the run folder is not empty, the run in it cannot resume, the run does not fit
-        into the memory, or it did not complete; the message names the folder.
-    KeyboardInterrupt
-        After Ctrl-C; its argument is the run folder, if one was written.
+    Raises a ConfigError or DataError before the run starts if a setting is wrong or the
+    data are missing; a RunError, which names the folder, if the run folder is not
+    empty, the run in it cannot resume or does not fit into the memory, or it did not
+    complete. The argument of the KeyboardInterrupt after Ctrl-C is the run folder, if
+    one was written.
     """
     from flower_fgl.client_apps.runtime.session import choose_device
     from flower_fgl.datasets.store import open_store

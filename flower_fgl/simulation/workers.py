@@ -152,16 +152,7 @@ def _unpack_record(packed: Packed, layouts: Sequence[Layout]) -> Any:
 class ClientHost:
     """The clients of one worker process.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config.
-    num_clients : int
-        Number of clients of the run.
-    run_id : int
-        Run ID.
-    extensions : mapping of str to mapping
-        What :func:`flower_fgl.register` added in the calling process.
+    ``extensions`` are what :func:`flower_fgl.register` added in the calling process.
     """
 
     def __init__(
@@ -206,14 +197,8 @@ class ClientHost:
 class WorkerGrid(OneRunGrid):
     """Grid whose clients are spread over worker processes.
 
-    Parameters
-    ----------
-    hosts : sequence of actor
-        Ray actors of :class:`ClientHost`, which have the clients of :func:`host_of`.
-    partitions : mapping of int to int
-        Partition-id of every node ID.
-    run_id : int
-        Run ID.
+    ``hosts`` are Ray actors of :class:`ClientHost` with the clients of :func:`host_of`;
+    ``partitions`` holds the partition-id of every node ID.
     """
 
     always_answers = True
@@ -303,15 +288,7 @@ def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
 
 
 class WorkerStates:
-    """The client states in the workers, for checkpoints.
-
-    Parameters
-    ----------
-    hosts : sequence of actor
-        The hosts of a :class:`WorkerGrid`.
-    num_clients : int
-        Clients of the run.
-    """
+    """The client states in the hosts of a :class:`WorkerGrid`, for checkpoints."""
 
     def __init__(self, hosts: Sequence[Any], num_clients: int) -> None:
         self._hosts, self._num_clients = hosts, num_clients
@@ -327,13 +304,7 @@ class WorkerStates:
                 write_state(path, state.without_secrets())
 
     def load_states(self, run_id: int, folder: Path) -> None:
-        """Replace the states of the run by those of a folder.
-
-        Raises
-        ------
-        RunError
-            If a file is damaged.
-        """
+        """Replace the states by those of a folder; a RunError if a file is damaged."""
         paths = folder.glob("*.safetensors")
         self.restore({int(path.stem): read_state(path) for path in paths})
 
@@ -359,35 +330,13 @@ def start_workers(
     cpus: int = 1,
     gpus: float = 0.0,
 ) -> Iterator[list[Any]]:
-    """Start Ray actors with the clients; end them on leaving.
+    """Start Ray actors of :class:`ClientHost`; end them on leaving.
 
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flat run config.
-    num_clients, run_id : int
-        See :class:`ClientHost`.
-    workers : int
-        Number of actors.
-    cpus : int
-        CPUs of each actor.
-    gpus : float
-        GPUs of each actor.
+    ``cpus`` and ``gpus`` are those of each actor. Raises a RunError if Ray cannot start
+    the actors, or the cluster of ``RAY_ADDRESS`` does not answer.
 
-    Yields
-    ------
-    list of actor
-        Ray actors of :class:`ClientHost`.
-
-    Raises
-    ------
-    RunError
-        If Ray cannot start the actors, or the cluster of ``RAY_ADDRESS`` does not answer.
-
-    Notes
-    -----
-    1. Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster. If the calling
-       process has already initialised Ray, its workers are used and Ray is left running.
+    Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster. If the calling
+    process has already initialised Ray, its workers are used and Ray is left running.
     """
     with _silent():
         import ray

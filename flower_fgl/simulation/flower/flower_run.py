@@ -64,16 +64,10 @@ class StuckError(Exception):
 
 
 class FlowerRun:
-    """One run in a Flower home.
+    """One run in a Flower home whose context is already entered.
 
-    Parameters
-    ----------
-    flower : FlowerHome
-        Flower home whose context is already entered.
-    log : Path
-        File for the run's log.
-    on_tick : callable
-        Called about five times a second while waiting.
+    ``log`` is the file for the run's log, ``on_tick`` is called about five times a
+    second while waiting.
     """
 
     def __init__(self, flower: FlowerHome, log: Path, on_tick: Tick) -> None:
@@ -91,23 +85,10 @@ class FlowerRun:
     ) -> LaunchResult:
         """Submit the run, wait until it ends, and return its status.
 
-        Parameters
-        ----------
-        app_dir : Path
-            Folder of the app.
-        run_config : mapping of str to bool, int, float or str
-            Overrides of the app's configuration.
-        sizes : str
-            Federation configuration in the format of ``flwr run``.
-        pending_timeout : float
-            Seconds within which Flower must start the run.
-
-        Raises
-        ------
-        RunError
-            If Flower rejects the run.
-        StuckError
-            If the SuperLink does not start, or does not start the run.
+        ``run_config`` overrides the app's configuration, ``sizes`` is the federation
+        configuration in the format of ``flwr run``; Flower must start the run within
+        ``pending_timeout`` seconds. Raises a RunError if Flower rejects the run, and a
+        StuckError if the SuperLink does not start, or does not start the run.
         """
         is_up = self._until(
             lambda: self._flower.is_ready or not self._flower.is_alive, _START_TIMEOUT

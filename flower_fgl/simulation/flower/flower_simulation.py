@@ -149,24 +149,9 @@ def write_app_folder(
 ) -> Path:
     """Write an app for ``flwr run`` that refers to installed modules and holds no code.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder to write to; created if missing.
-    config : mapping of str to bool, int, float, str or a mapping of these
-        The app's configuration: all keys that a run may set, with their defaults.
-    server_app, client_app : str
-        Components of the app, as ``module:attribute``.
-
-    Returns
-    -------
-    Path
-        ``folder``.
-
-    Raises
-    ------
-    ConfigError
-        If a value has a type that Flower's configuration cannot hold.
+    ``config`` holds all keys that a run may set, with their defaults; the apps are
+    named as ``module:attribute``. Raises a ConfigError if a value has a type that
+    Flower's configuration cannot hold.
     """
     _check_values(config)
     app = {
@@ -199,16 +184,8 @@ def check_workers(workers: int) -> None:
 def check_client_gpus(client_gpus: float) -> None:
     """Reject a number of GPUs per worker process that Ray cannot give.
 
-    Parameters
-    ----------
-    client_gpus : float
-        GPUs of each worker process.
-
-    Raises
-    ------
-    ConfigError
-        If it is negative, not finite, below Ray's smallest share, or above 1 but not a
-        whole number.
+    These are negative numbers, those that are not finite, below Ray's smallest share,
+    or above 1 but not whole.
     """
     is_share = client_gpus == 0 or SMALLEST_SHARE <= client_gpus <= 1
     is_number = math.isfinite(client_gpus) and client_gpus > 1
@@ -256,21 +233,10 @@ def _federation_config(
 
 
 def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
-    """Return how many worker processes the machine has resources for.
+    """Return ``workers``, or by default how many the machine has resources for.
 
-    Parameters
-    ----------
-    client_cpus : int
-        CPUs of each worker process.
-    client_gpus : float
-        GPUs of each worker process.
-    workers : int or None
-        Wanted number; by default as many as fit.
-
-    Raises
-    ------
-    RunError
-        If the machine has too few CPUs or GPUs.
+    ``client_cpus`` and ``client_gpus`` are those of each worker process. Raises a
+    RunError if the machine has too few CPUs or GPUs.
     """
     cpus = num_cpus()
     wanted = client_cpus * (workers or 1)

@@ -30,17 +30,10 @@ _SETTINGS = 4  # type of that frame, its fourth byte
 
 
 def require_cluster(environment: Mapping[str, str]) -> None:
-    """Raise an error if ``RAY_ADDRESS`` names a cluster that does not answer.
+    """Raise a RunError if ``RAY_ADDRESS`` is no address, or nothing answers there.
 
-    Parameters
-    ----------
-    environment : mapping of str to str
-        Environment of the process that joins the cluster.
-
-    Raises
-    ------
-    RunError
-        If the variable is no address, or nothing answers there within ten seconds.
+    ``environment`` is that of the process that joins the cluster, which has ten seconds
+    to answer.
     """
     if not on_cluster(environment):
         return

@@ -56,24 +56,11 @@ ENVIRONMENT = {
 class Rehearsal:
     """Processes of one rehearsal, and the folder for all their files.
 
-    Use it as a context manager: at the end of the block all processes end.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder for configuration, keys, logs and results; created if missing.
-    owners : sequence of str
-        Names of the data owners.
-    tls : bool
-        Whether connections are encrypted and SuperNodes authenticated.
-    worker_idle : int
-        Seconds without a message after which an owner's worker process ends; 0 starts a
-        new process for each message.
-
-    Raises
-    ------
-    RunError
-        If the folder is not empty, or Flower's programs are not beside this Python.
+    Use it as a context manager: at the end of the block all processes end. The folder,
+    for configuration, keys, logs and results, must be new or empty. With ``tls``
+    connections are encrypted and SuperNodes authenticated. An owner's worker process
+    ends after ``worker_idle`` seconds without a message; 0 starts a new process for
+    each message. A RunError is raised if Flower's programs are not beside this Python.
     """
 
     def __init__(
@@ -118,13 +105,7 @@ class Rehearsal:
         self.stop()
 
     def command(self, *arguments: str, timeout: float = 120) -> str:
-        """Run a program and return its output.
-
-        Raises
-        ------
-        RunError
-            If it fails or does not end in time.
-        """
+        """Run a program and return its output, or raise a RunError."""
         try:
             done = subprocess.run(
                 [str(PROGRAMS / arguments[0]), *arguments[1:]],
@@ -166,10 +147,7 @@ class Rehearsal:
     def start_superlink(self) -> None:
         """Start the SuperLink and wait until it listens; register the owners' keys.
 
-        Raises
-        ------
-        RunError
-            If it does not listen within a minute, or refuses a key.
+        Raises a RunError if it does not listen within a minute, or refuses a key.
         """
         host, port = self.address.split(":")
         security = ["--insecure"]
@@ -201,15 +179,7 @@ class Rehearsal:
             self.command("flwr", "supernode", "register", public, CONNECTION)
 
     def start_owner(self, owner: str, graph: Path) -> None:
-        """Start one owner's SuperNode in its own folder.
-
-        Parameters
-        ----------
-        owner : str
-            Name of the owner.
-        graph : Path
-            Graph file, or folder of CSV files.
-        """
+        """Start one owner's SuperNode with a graph file or a CSV folder."""
         security = ["--insecure"]
         if self.tls:
             security = [
@@ -324,13 +294,7 @@ class Rehearsal:
 
 
 def status_of(run: Path) -> str:
-    """Return the status of a run folder, empty if there is none yet.
-
-    Parameters
-    ----------
-    run : Path
-        Run folder.
-    """
+    """Return the status of a run folder, empty if there is none yet."""
     with contextlib.suppress(OSError, ValueError):
         return str(json.loads((run / SUMMARY).read_text("utf-8"))["status"])
     return ""

@@ -54,23 +54,13 @@ _DEFAULTS = {
 
 
 class FlowerHome:
-    """Context manager for a SuperLink in a private folder.
+    """Context manager for a SuperLink in a private folder below ``parent``.
 
-    On exit the SuperLink and all processes that it started end. The calling process and
-    its environment are not changed. ``RAY_ADDRESS``, ``RAY_TMPDIR`` and other Ray
-    variables of the user override the defaults of this module.
-
-    Parameters
-    ----------
-    parent : Path
-        Existing folder in which the private folder is created; removed on exit.
-    environment : mapping of str to str
-        Variables for Flower's processes, which override those of this process.
-
-    Raises
-    ------
-    RunError
-        If Flower's programs are not installed beside this Python.
+    On exit the SuperLink and all processes that it started end, and the folder is
+    removed. The calling process and its environment are not changed. ``RAY_ADDRESS``,
+    ``RAY_TMPDIR`` and other Ray variables of the user override the defaults of this
+    module; ``environment`` overrides those of this process. Raises a RunError if
+    Flower's programs are not installed beside this Python.
     """
 
     def __init__(self, parent: Path, environment: Mapping[str, str]) -> None:
@@ -141,15 +131,7 @@ class FlowerHome:
         return _child(superexec, "flwr-simulation") if superexec else None
 
     def ask(self, arguments: Sequence[str], output: Path) -> None:
-        """Send a command to the persistent ``flwr``; :meth:`answer` returns its status.
-
-        Parameters
-        ----------
-        arguments : sequence of str
-            Command line after ``flwr``.
-        output : Path
-            File for the output of the command.
-        """
+        """Send arguments to the persistent ``flwr``; :meth:`answer` returns its status."""
         if self._flwr is None or self._flwr.poll() is not None:
             self._flwr = self._spawn(["flwr"], stdout=subprocess.PIPE)
         assert self._flwr.stdin is not None

@@ -43,18 +43,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 def keep(command: Sequence[str], remove: str | None = None) -> int:
     """Run a command; end all its descendants when it ends or stdin is closed.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    remove : str, optional
-        Folder to delete after the last process has ended.
-
-    Returns
-    -------
-    int
-        Exit status of the command (negative for the signal that ended it), or 0 if the
-        keeper ended it.
+    Returns the exit status of the command (negative for the signal that ended it), or 0
+    if the keeper ended it. ``remove`` is deleted after the last process has ended.
     """
     closing = threading.Event()
     # Handlers instead of SIG_IGN: the command would inherit ignored signals.
