@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flower_fgl.lab.results import Run
 from flower_fgl.nn import computation_graph
-from flower_fgl.runs.run import Run
 from flower_fgl.simulation.run import run_one
 
 METHODS = ("local", "fedavg", "fedper", "fedpano")

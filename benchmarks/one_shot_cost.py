@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.lab.experiments.experiment_file import read_experiment
-from flower_fgl.runs.run import Run
+from flower_fgl.lab.results import Run
 from flower_fgl.simulation.run import run_one
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

@@ -46,7 +46,7 @@ from flower_fgl.runs.flower_log import (
 )
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import LinkedStates, StateKeeper
 from flower_fgl.runs.summary import rounds_without_gain, summarise
 from flower_fgl.runs.writer import RunWriter, default_folder
@@ -189,7 +189,7 @@ def _run(
             "No checkpoints: they need state-dir, since Flower does not save client states."
         )
     if resumed is not None:
-        writer.rounds += Run.load(writer.folder).rounds
+        writer.rounds += RunFolder.load(writer.folder).rounds
     if engine != "local":
         log.info("Run folder: %s", writer.folder.resolve())
         add_exit_handler(
@@ -222,7 +222,7 @@ def _run(
     except BaseException as reason:
         if (
             isinstance(reason, SystemExit)
-            and Run.load(writer.folder).status == "running"
+            and RunFolder.load(writer.folder).status == "running"
         ):
             error = f"Code of the server half called sys.exit({reason.code!r})."
         else:  # Flower ends a stopped run by exceptions like these
@@ -292,7 +292,7 @@ def _stop_early(
 
 def _record_stop(folder: Path) -> None:
     """Set the status of a run that Flower stops; it may end this process at any moment."""
-    run = Run.load(folder)
+    run = RunFolder.load(folder)
     summary = dict(run.summary)
     if summary["status"] == "running":
         summary |= {"status": "interrupted", "error": STOPPED}

@@ -19,7 +19,7 @@ from flower_fgl.lab import plots
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
 __all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
 
@@ -41,7 +41,7 @@ def principal_plane(points: Tensor) -> Tensor:
 
 def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
     """Write the picture of :func:`embedding_figure`, as PNG if ``out`` has no suffix."""
-    figure = embedding_figure(Run.load(folder), partition_ids)
+    figure = embedding_figure(RunFolder.load(folder), partition_ids)
     try:
         plots.save_figure(figure, out, dpi=150)
     except (OSError, ValueError) as error:
@@ -50,7 +50,7 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
 
 
 def embedding_figure(
-    run: Run, partition_ids: Sequence[int], *, limit: int = 2000
+    run: RunFolder, partition_ids: Sequence[int], *, limit: int = 2000
 ) -> Figure:
     """Draw the embeddings that the clients' models in a checkpoint compute.
 

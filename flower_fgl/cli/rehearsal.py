@@ -20,7 +20,7 @@ from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import Row
 from flower_fgl.runs.model_file import read_card
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import describe_round
 from flower_fgl.simulation.flower.flower_simulation import sigterm_as_interrupt
 from flower_fgl.simulation.flower.rehearsal import Rehearsal
@@ -95,7 +95,7 @@ def plan_rehearsal(
     return Plan(settings, config, owners, found)
 
 
-def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run:
+def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> RunFolder:
     """Run a rehearsal, print its results, and end everything that it started.
 
     ``folder`` must be empty. The run must end within ``timeout`` seconds.
@@ -118,7 +118,7 @@ def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run
         def on_round(row: Row) -> None:
             show(f"Round {row['round']}, {row['phase']}: {describe_round(row)}")
 
-        run = Run.load(stage.run(plan.values, timeout, on_round))
+        run = RunFolder.load(stage.run(plan.values, timeout, on_round))
         seconds = [row["seconds"]["total"] for row in run.rounds]
         show(run.table())
         show(f"Seconds per round: median {statistics.median(seconds):.2f}")

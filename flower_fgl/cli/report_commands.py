@@ -18,7 +18,7 @@ from flower_fgl.lab.cost_to_accuracy import cost_until, selecting_metric
 from flower_fgl.lab.tables.compare import (
     common_metric,
     compare_runs,
-    describe_scores,
+    place_name,
     select_runs,
     side_names,
 )
@@ -28,7 +28,7 @@ from flower_fgl.lab.tabulate import order_runs
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
 __all__ = ["compare", "embeddings", "reach", "report"]
 
@@ -90,7 +90,7 @@ def embeddings(
 
     Shows training, test and synthetic nodes on their first two principal components.
     """
-    Run.load(run)
+    RunFolder.load(run)
     # loads torch: a folder that holds no run is reported first
     from flower_fgl.cli.embeddings import draw_embeddings
 
@@ -129,6 +129,9 @@ def compare(
     pairs. The command also tells whether the methods are tied within one point, and how
     large a difference the runs could have shown.
     """
+    # loads pandas, which the other commands of this module do not need
+    from flower_fgl.lab.tables.frame import show_percent
+
     sides = {"A": select_runs(one), "B": select_runs(other)}
     every = [run for runs in sides.values() for run in runs]
     reject_no_score("--metric", metric, [run.final or {} for run in every], column)
@@ -139,32 +142,43 @@ def compare(
         _show_owners(sides["A"], sides["B"], column, metric or default)
         return
     metric = metric or default
-    result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
-    table = make_table("runs", f"{column} {metric}, %", "not completed")
-    rows = dict(zip(result.names, sides.values(), strict=True))
-    for (name, runs), scores in zip(
-        rows.items(), (result.one, result.other), strict=True
-    ):
-        pending = [run.path.name for run in runs if run.status != "completed"]
-        table.add_row(name, describe_scores(scores), ", ".join(pending))
-    console.print(table)
-    show(str(result))
-    if result.shares_partitions:
+    found = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
+    names = next(iter(found.values())).names
+    for place, result in found.items():
+        if len(found) > 1:
+            show(f"{place}:")
+        table = make_table("runs", f"{column} {metric}, %", "not completed")
+        for name, runs, scores in zip(
+            names, sides.values(), (result.one, result.other), strict=True
+        ):
+            pending = [
+                run.path.name
+                for run in runs
+                if run.status != "completed" and place_name(run) == place
+            ]
+            table.add_row(name, show_percent(scores), ", ".join(pending))
+        console.print(table)
+        show(str(result))
+    if len(found) > 1:
+        show(
+            f"The p-values are Holm-adjusted for the {len(found)} comparisons. There is no "
+            "mean over datasets."
+        )
+    if any(result.shares_partitions for result in found.values()):
         show(
             "Warning: several pairs have the same partition, and the difference may be "
             "another on other partitions. An experiment file with draws = 10 varies "
             "partition, split and model together."
         )
-    for name, number in zip(result.names, result.unpaired, strict=True):
-        if number:
+    paired = sum(len(result.one) for result in found.values())
+    for name, runs in zip(names, sides.values(), strict=True):
+        if number := sum(run.status == "completed" for run in runs) - paired:
             show(
                 f"Warning: {number} of the completed runs of {name} are left out: no run "
                 "of the other side has the same dataset, partition, clients and seed."
             )
+    rows = dict(zip(names, sides.values(), strict=True))
     _show_finetuned(rows)
-    places = {f"{r.summary['dataset']}, {r.summary['clients']} clients" for r in every}
-    if len(places) > 1:
-        show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")
     first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}
     versions = mixed_versions({str(run.path): run.environment for run in every})
     for text in (*unequal_settings(first), *versions):
@@ -172,7 +186,7 @@ def compare(
 
 
 def _show_owners(
-    one: Sequence[Run], other: Sequence[Run], column: str, metric: str
+    one: Sequence[RunFolder], other: Sequence[RunFolder], column: str, metric: str
 ) -> None:
     """Print the scores and the gain of each owner, who wins and who loses."""
     gains = gains_per_owner(one, other, column=column, metric=metric)
@@ -207,7 +221,7 @@ def _show_owners(
     _show_finetuned(dict(zip(names, (one, other), strict=True)))
 
 
-def _show_finetuned(rows: Mapping[str, Sequence[Run]]) -> None:
+def _show_finetuned(rows: Mapping[str, Sequence[RunFolder]]) -> None:
     """Say which scores are taken after fine-tuning."""
     tuned = [
         n for n, runs in rows.items() if any("finetuned" in r.summary for r in runs)

@@ -38,7 +38,6 @@ from flower_fgl.lab.experiments.experiment_file import (
     PlannedRun,
     describe_tuning,
     read_experiment,
-    results_table,
     with_clients,
 )
 from flower_fgl.lab.tables.unequal import unequal_settings
@@ -46,7 +45,7 @@ from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
@@ -74,7 +73,7 @@ def run_all(
     *,
     cases: Sequence[str] = (),
     draws: int | None = None,
-) -> list[Run]:
+) -> list[RunFolder]:
     """Run all runs of an experiment, or the run or grid that the options describe.
 
     Each run of a grid has a folder with a fixed name. A run that is complete is
@@ -189,7 +188,7 @@ def _run_grid(
     run_options: RunOptions,
     console: Console,
     copy: Callable[[], object],
-) -> list[Run]:
+) -> list[RunFolder]:
     """Run the missing runs of a grid; print the table and write the report.
 
     ``every`` holds the runs of the whole experiment, for the report. ``copy`` stores
@@ -199,7 +198,7 @@ def _run_grid(
     from flower_fgl.lab.experiments.jobs import Job, run_jobs
 
     planned = [_with_owners(run) for run in planned]
-    done: dict[str, Run] = {}
+    done: dict[str, RunFolder] = {}
     jobs, left = [], TimeLeft(run_options.jobs)
     for run in planned:
         finished, can_resume = _existing_run(run)
@@ -230,7 +229,7 @@ def _run_grid(
             )
     for run in planned:
         if run.name not in errors and run.name not in done:
-            done[run.name] = Run.load(str(run.settings["run-dir"]))
+            done[run.name] = RunFolder.load(str(run.settings["run-dir"]))
     complete = [(run, done[run.name]) for run in planned if run.name in done]
     if complete:
         _print_results(experiment, complete, every, console)
@@ -315,13 +314,13 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
         )
 
 
-def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Run:
+def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> RunFolder:
     """Resume an interrupted run; only print the results if it is complete.
 
     The engine is read from the checkpoint. Raises the errors of
     :func:`flower_fgl.resume`.
     """
-    before = Run.load(folder)
+    before = RunFolder.load(folder)
     if before.status == "completed":
         console.print("The run is complete: there is nothing to resume.")
         show(before.table(), console)
@@ -341,7 +340,7 @@ def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Ru
     return run
 
 
-def _existing_run(planned: PlannedRun) -> tuple[Run | None, bool]:
+def _existing_run(planned: PlannedRun) -> tuple[RunFolder | None, bool]:
     """Return the run if it is complete, and whether it can resume; delete failed runs."""
     folder = Path(str(planned.settings["run-dir"]))
     if not folder.exists() or not any(folder.iterdir()):
@@ -354,7 +353,7 @@ def _existing_run(planned: PlannedRun) -> tuple[Run | None, bool]:
 
     config = parse_config(planned.settings)
     with hold(folder):
-        run = Run.load(folder)
+        run = RunFolder.load(folder)
         before, now = (
             config.general_defaults() | drop_removed(dict(flatten_config(run.config))),
             config.flat(),
@@ -378,7 +377,7 @@ def _existing_run(planned: PlannedRun) -> tuple[Run | None, bool]:
     return run, False
 
 
-def _can_resume(run: Run, config: RunConfig) -> bool:
+def _can_resume(run: RunFolder, config: RunConfig) -> bool:
     """Return whether a run was interrupted (not failed) and has a checkpoint."""
     from flower_fgl.runs.checkpoints import newest_checkpoint  # loads torch
 
@@ -397,13 +396,14 @@ def _can_resume(run: Run, config: RunConfig) -> bool:
 
 def _print_results(
     experiment: Experiment,
-    done: list[tuple[PlannedRun, Run]],
+    done: list[tuple[PlannedRun, RunFolder]],
     every: Sequence[PlannedRun],
     console: Console,
 ) -> None:
     """Print the table and the partitions of a grid; write its report of ``every`` run."""
     # loads matplotlib, which a run does not need
     from flower_fgl.cli.tables import rows_table
+    from flower_fgl.lab.grid_table import results_table
     from flower_fgl.lab.report.page import write_report
 
     console.print(experiment.title or experiment.name, markup=False)
@@ -432,7 +432,7 @@ def _print_results(
         show(text, console)
 
 
-def _one_partition(done: Sequence[tuple[PlannedRun, Run]]) -> str:
+def _one_partition(done: Sequence[tuple[PlannedRun, RunFolder]]) -> str:
     """Return a note if the seeds of a row vary the model only; else an empty text."""
     rows: dict[str, set[tuple[Any, ...]]] = {}
     for planned, run in done:
@@ -447,10 +447,10 @@ def _one_partition(done: Sequence[tuple[PlannedRun, Run]]) -> str:
     )
 
 
-def _complete_run(planned: PlannedRun) -> Run | None:
+def _complete_run(planned: PlannedRun) -> RunFolder | None:
     """Return a run of an earlier command; ``None`` if it is not there or not complete."""
     try:
-        run = Run.load(str(planned.settings["run-dir"]))
+        run = RunFolder.load(str(planned.settings["run-dir"]))
     except RunError:
         return None
     return run if run.status == "completed" else None

@@ -50,9 +50,11 @@ def table(
         typer.Option(
             help="full: one table per dataset with all scores, costs and comparisons; "
             "overview: one column per dataset; summary: ranks, counts of verdicts, costs; "
-            "owners: one column per natural owner, and its gain."
+            "owners: one column per natural owner, and its gain. By default full, and "
+            "overview in LaTeX, which fits a page.",
+            show_default=False,
         ),
-    ] = "full",
+    ] = "",
     column: Annotated[str, typer.Option(help="Node set: test, unseen, …")] = "test",
     metric: Annotated[
         str,
@@ -144,8 +146,9 @@ def table(
         shown, skipped = complete_rows(shown, draws)
         missing = [*missing, *skipped]
     # loads scipy for the tests: the run folders are read first
+    from flower_fgl.lab.tables.frame import COSTS
     from flower_fgl.lab.tables.ranks import draw_ranks
-    from flower_fgl.lab.tables.results_table import COSTS, ResultsTable
+    from flower_fgl.lab.tables.results_table import ResultsTable
     from flower_fgl.lab.tables.table_formats import format_table
     from flower_fgl.runs.writer import replace_file
 

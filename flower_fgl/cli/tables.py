@@ -21,10 +21,12 @@ def make_table(*names: str) -> Table:
     )
 
 
-def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Build a table from rows; cells of missing keys stay empty."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+def rows_table(sections: Sequence[Sequence[Mapping[str, str]]]) -> Table:
+    """Build a table of sections of rows; cells of missing keys stay empty."""
+    columns = dict.fromkeys(key for rows in sections for row in rows for key in row)
     table = make_table(*columns)
-    for row in rows:
-        table.add_row(*(row.get(column, "") for column in columns))
+    for rows in sections:
+        for row in rows:
+            table.add_row(*(row.get(column, "") for column in columns))
+        table.add_section()
     return table

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.lab.report.numbers import scope_of
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored
 
 __all__ = ["Cost", "cost_until", "selecting_metric"]
 
 
-def selecting_metric(run: Run) -> str:
+def selecting_metric(run: RunFolder) -> str:
     """Return the validation score that selects a run's best round."""
     return str(run.summary.get("metric", "accuracy"))
 
@@ -22,17 +22,10 @@ def selecting_metric(run: Run) -> str:
 class Cost:
     """Communication and time until a run reached a score.
 
-    Parameters
-    ----------
-    server_round : int or None
-        First evaluated round that reached the score; ``None`` if none did.
-    best : float or None
-        Best score of all evaluated rounds; ``None`` if there is none.
-    num_bytes : int
-        Bytes in both directions, over all clients, until the end of that round, or of the
-        run if no round reached the score. Exchanges before round 1 are included.
-    seconds : float
-        Duration of the same rounds.
+    ``server_round`` is the first evaluated round that reached it, ``best`` the best
+    score of all evaluated rounds; ``None`` if there is none. ``num_bytes`` (both
+    directions, all clients) and ``seconds`` count until the end of that round, or of
+    the run, with the exchanges before round 1.
     """
 
     server_round: int | None
@@ -42,31 +35,14 @@ class Cost:
 
 
 def cost_until(
-    run: Run, target: float, *, column: str = "test", metric: str = ""
+    run: RunFolder, target: float, *, column: str = "test", metric: str = ""
 ) -> Cost:
-    """Sum the bytes and seconds of a run until it reached a score.
+    """Sum the bytes and seconds of a run until its pooled score reached ``target``.
 
-    Parameters
-    ----------
-    run : Run
-        Run, finished or not.
-    target : float in (0, 1]
-        Target for the pooled score.
-    column : str
-        Node set: ``val``, ``test`` or one that only some settings score.
-    metric : str
-        ``accuracy``, ``macro_f1``, ``auroc``, …; by default the score that selects the
-        run's best round, see :func:`selecting_metric`.
-
-    Raises
-    ------
-    ConfigError
-        If the target is out of range, or the run has no such node set or score.
-
-    Notes
-    -----
-    1. With ``evaluate-every`` above 1, the run may have reached the score some rounds
-       before the evaluation that shows it.
+    The target is in (0, 1]; ``metric`` is by default :func:`selecting_metric`. With
+    ``evaluate-every`` above 1, the run may have reached the score some rounds before
+    the evaluation that shows it. Raises a ConfigError if the target is out of range, or
+    the run has no such node set or score.
     """
     metric = metric or selecting_metric(run)
     if not 0 < target <= 1:

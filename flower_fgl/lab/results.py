@@ -14,12 +14,13 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.lab.tables.compare import (
-    Comparison,
+    Comparisons,
     common_metric,
     compare_runs,
     select_runs,
 )
-from flower_fgl.runs.run import Run as RunFolder
+from flower_fgl.lab.tables.statistics import Comparison
+from flower_fgl.runs.run import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,8 +234,10 @@ class RunSet(Sequence[Run]):
 
         Parameters
         ----------
-        per : {"run", "round", "client"}
-            One row per run with its best round; or the rows of :meth:`Run.to_frame`.
+        per : {"run", "score", "round", "client"}
+            One row per run with its best round; one per run, evaluated model, node set
+            and score of that round, of which all tables are made; or the rows of
+            :meth:`Run.to_frame`.
 
         Returns
         -------
@@ -250,8 +253,19 @@ class RunSet(Sequence[Run]):
         """
         import pandas as pd
 
-        if per not in ("run", "round", "client"):
-            raise ConfigError(f'per must be "run", "round" or "client", got {per!r}.')
+        if per not in ("run", "score", "round", "client"):
+            raise ConfigError(
+                f'per must be "run", "score", "round" or "client", got {per!r}.'
+            )
+        if per == "score":
+            from flower_fgl.lab.tables.frame import frame_of_runs
+
+            frame = frame_of_runs(
+                (run.summary["dataset"], number, run) for number, run in enumerate(self)
+            ).rename(columns={"place": "dataset", "row": "run"})
+            names = [(run.path.name, run.summary["method"]) for run in self]
+            frame.insert(2, "method", [names[number][1] for number in frame["run"]])
+            return frame.assign(run=[names[number][0] for number in frame["run"]])
         if per == "run":
             return pd.DataFrame([{**_about(run), **_best(run)} for run in self])
         frames = []
@@ -421,7 +435,7 @@ def compare(
     *,
     column: str = "test",
     metric: str = "",
-) -> Comparison:
+) -> Comparison | Comparisons:
     """Compare two methods by the paired differences of their runs.
 
     Parameters
@@ -436,9 +450,10 @@ def compare(
 
     Returns
     -------
-    Comparison
+    Comparison or Comparisons
         Its text names both methods, or the settings that differ, and says which is
-        better, whether they are tied, or what the runs cannot show.
+        better, whether they are tied, or what the runs cannot show. Runs on several
+        datasets, or numbers of clients, give one comparison for each, by name.
 
     Raises
     ------
@@ -450,7 +465,8 @@ def compare(
     """
     sides = [_runs(side) for side in (one, other)]
     metric = metric or common_metric([run for side in sides for run in side])
-    return compare_runs(*sides, column=column, metric=metric)
+    found = compare_runs(*sides, column=column, metric=metric)
+    return found if len(found) > 1 else next(iter(found.values()))
 
 
 def as_run(run: RunFolder) -> Run:

@@ -18,17 +18,17 @@ from flower_fgl.core.settings import owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
     PlannedRun,
-    missing_classes,
     read_experiment,
     with_clients,
 )
+from flower_fgl.lab.grid_table import missing_classes
 from flower_fgl.lab.tables.cells import PLACE, Cell, make_cell
 from flower_fgl.lab.tables.compare import PER_RUN
 from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tables
 from flower_fgl.methods import drop_removed
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import tell_apart
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import writing
 
 __all__ = ["copy_experiment", "order_runs", "tabulate_runs"]
@@ -40,29 +40,11 @@ ANYWHERE = (PER_RUN - {"seed", "partition-seed"}) | {"device"}
 def copy_experiment(
     experiment: Experiment, file: Path | None, folder: Path, *, is_changed: bool
 ) -> Path:
-    """Write the experiment file of a grid beside its run folders.
+    """Write the experiment file of a grid beside its run folders, as ``<folder>.toml``.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment with its options.
-    file : Path or None
-        The file it was read from, if any.
-    folder : Path
-        Output folder of the experiment; it is created.
-    is_changed : bool
-        Whether options changed the experiment. Then its settings are written anew;
-        otherwise the file is copied.
-
-    Returns
-    -------
-    Path
-        ``<folder>/<name of the folder>.toml``.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be written or read.
+    ``file`` was read for the experiment, if any. If options changed it
+    (``is_changed``), its settings are written anew; otherwise the file is copied.
+    Raises a RunError if the file cannot be written or read.
     """
     path = folder / f"{folder.name}.toml"
     if file is not None and not is_changed:
@@ -94,21 +76,12 @@ def _to_table(experiment: Experiment) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value or key == "config"}
 
 
-def order_runs(runs: Sequence[Run]) -> tuple[list[Run], str]:
-    """Order runs as the experiment files beside their folders list them.
+def order_runs(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], str]:
+    """Order runs as the experiment files beside their folders list them, folder by folder.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs, finished or not, of one or several experiments.
-
-    Returns
-    -------
-    list of Run
-        The runs, folder by folder. Those that a file does not list, or whose file is
-        absent or damaged, follow in the order given.
-    str
-        Title of the experiment, if all runs are of experiments with the same one.
+    Those that a file does not list, or whose file is absent or damaged, follow in the
+    order given. Also returns the title of the experiment, if all runs are of
+    experiments with the same one.
     """
     ordered, titles = [], set()
     for folder, members in _by_folder(runs).items():
@@ -127,32 +100,18 @@ def order_runs(runs: Sequence[Run]) -> tuple[list[Run], str]:
 
 
 def tabulate_runs(
-    runs: Sequence[Run], files: Sequence[Path] = ()
+    runs: Sequence[RunFolder], files: Sequence[Path] = ()
 ) -> tuple[list[Cell], list[str]]:
     """Group runs into cells, by the experiment file in the folder of each run folder.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs, finished or not, of one or several experiments.
-    files : sequence of Path
-        Experiment files of folders without a copy, by the name of the folder.
+    ``files`` are experiment files of folders without a copy, by the name of the folder.
+    The cells are in the order of the experiments, their cases and grids. Also returns
+    what they do not hold: rows and runs that are missing, one sentence each.
 
-    Returns
-    -------
-    list of Cell
-        In the order of the experiments, their cases and grids.
-    list of str
-        What the cells do not hold: rows and runs that are missing, one sentence each.
-
-    Raises
-    ------
-    RunError
-        If a run does not belong to the experiment of its folder, if runs of one row have
-        other settings or code versions, or if the tuned settings of an experiment are of
-        another study than the one beside it.
-    ConfigError
-        If an experiment file is damaged.
+    Raises a RunError if a run does not belong to the experiment of its folder, if runs
+    of one row have other settings or code versions, or if the tuned settings of an
+    experiment are of another study than the one beside it; a ConfigError if an
+    experiment file is damaged.
     """
     folders = _by_folder(runs)
     given = {file.stem: file for file in files}
@@ -189,20 +148,20 @@ def tabulate_runs(
     return cells, notes
 
 
-def _by_folder(runs: Sequence[Run]) -> dict[Path, list[Run]]:
+def _by_folder(runs: Sequence[RunFolder]) -> dict[Path, list[RunFolder]]:
     """Group runs by the folder of their run folders."""
-    folders: dict[Path, list[Run]] = {}
+    folders: dict[Path, list[RunFolder]] = {}
     for run in runs:
         folders.setdefault(run.path.resolve().parent, []).append(run)
     return folders
 
 
 def _planned_cells(
-    experiment: Experiment, file: Path, runs: Sequence[Run]
+    experiment: Experiment, file: Path, runs: Sequence[RunFolder]
 ) -> tuple[list[Cell], list[str]]:
     """Return the cells of an experiment, and what is missing in them."""
     planned = {run.name: run for run in experiment.runs()}
-    rows: dict[str, list[Run]] = {}
+    rows: dict[str, list[RunFolder]] = {}
     waiting: dict[str, list[str]] = {}
     for run in runs:
         plan = planned.get(run.path.name)
@@ -257,7 +216,7 @@ def _planned_cells(
     return cells, missing
 
 
-def _check_settings(plan: PlannedRun, run: Run, file: Path) -> None:
+def _check_settings(plan: PlannedRun, run: RunFolder, file: Path) -> None:
     """Reject a run whose settings are not those of the experiment file."""
     own = drop_removed(dict(flatten_config(run.config)))
     method = str(run.summary["method"])
@@ -344,10 +303,12 @@ def _with_study(experiment: Experiment, folder: Path) -> Experiment:
     return replace(experiment, tuning={"settings": settings, **experiment.tuning})
 
 
-def _unplanned_cells(name: str, runs: Sequence[Run]) -> tuple[list[Cell], list[str]]:
+def _unplanned_cells(
+    name: str, runs: Sequence[RunFolder]
+) -> tuple[list[Cell], list[str]]:
     """Return the cells of a folder without experiment file, by the runs' settings."""
     leave = PER_RUN | {"method"}
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunFolder]] = {}
     configs: dict[str, dict[str, Scalar]] = {}
     missing = []
     for run in runs:

@@ -8,18 +8,7 @@ NBSP = "\u00a0"
 
 
 def scale_bytes(largest: float) -> tuple[float, str]:
-    """Choose a decimal unit for a number of bytes, rounded to three digits.
-
-    Parameters
-    ----------
-    largest : float
-        Largest number of bytes to show.
-
-    Returns
-    -------
-    tuple of (float, str)
-        Bytes per unit, and the unit: B, kB, MB, GB or TB.
-    """
+    """Return bytes per unit, and the unit (B to TB), for bytes in three digits."""
     rounded = float(f"{largest:.3g}")  # 999,600 bytes are shown as 1 MB, not 1e+03 kB
     for factor, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if rounded >= factor:

@@ -11,7 +11,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import hide_tracebacks
 from flower_fgl.core.options import Scalar, listed
 from flower_fgl.runs.files import OnRound, Row
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import describe_round
 
 __all__ = ["flower_log", "log_results", "log_rounds", "log_settings"]
@@ -91,7 +91,7 @@ def log_rounds(rounds: int) -> OnRound:
 
 def log_results(folder: Path) -> None:
     """Log the results table of a run, and the owners that were left out of it."""
-    run = Run.load(folder.resolve())
+    run = RunFolder.load(folder.resolve())
     for line in run.table().splitlines():
         log.info("%s", line)
     for one in run.summary.get("refused", ()):

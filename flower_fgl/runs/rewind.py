@@ -9,7 +9,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
 from flower_fgl.runs.files import CLIENTS_FILE, HEADER, ROUNDS
-from flower_fgl.runs.run import Run, require_rounds
+from flower_fgl.runs.run import RunFolder, require_rounds
 from flower_fgl.runs.writer import RunWriter, replace_file
 
 __all__ = ["LET_GO_SECONDS", "require_checkpoint", "rewind"]
@@ -26,7 +26,7 @@ def rewind(folder: Path, config: RunConfig) -> Checkpoint:
     unchanged, if the run is complete, has no intact checkpoint, or was made with other
     settings or versions.
     """
-    run = Run.load(folder)
+    run = RunFolder.load(folder)
     if run.status == "completed":
         raise RunError(f"The run in {folder} is complete: there is nothing to resume.")
     checkpoint = require_checkpoint(folder)
@@ -46,7 +46,7 @@ def require_checkpoint(folder: Path) -> Checkpoint:
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         again = f"flower-fgl run {folder}/config.toml"
-        if Run.load(folder).summary.get("engine") == "deployment":
+        if RunFolder.load(folder).summary.get("engine") == "deployment":
             again = (
                 "the same `flwr run` command without resume, and with another run-dir"
             )

@@ -29,7 +29,7 @@ from flower_fgl.runs.files import (
 )
 from flower_fgl.runs.summary import is_scored, select_round, summarise
 
-__all__ = ["Run", "require_rounds"]
+__all__ = ["RunFolder", "require_rounds"]
 
 AUROC = "test AUROC"
 STATUSES = ("running", "completed", "failed", "interrupted")
@@ -37,7 +37,7 @@ IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class RunFolder:
     """Content of a run folder; its ``repr`` is a short table of the results.
 
     Parameters
@@ -126,7 +126,7 @@ class Run:
         """Scores that stand for the run: after fine-tuning, else of the best round."""
         return self.summary.get("finetuned") or self.best
 
-    def selected_by(self, metric: str) -> Run:
+    def selected_by(self, metric: str) -> RunFolder:
         """Return the run with its best rounds selected by another validation score.
 
         ``metric`` is ``accuracy``, ``macro_f1``, ``auroc``, ``mean_auroc``, … A

@@ -24,7 +24,7 @@ from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
@@ -192,7 +192,7 @@ def run_local(
     client_gpus: float = 0.0,
     on_round: OnRound | None = None,
     trackers: Sequence[Tracker] = (),
-) -> Run:
+) -> RunFolder:
     """Run a flat run config with the local engine; see :func:`flower_fgl.simulate`.
 
     ``config`` are the same settings, where the caller has parsed them. 1 worker runs
@@ -214,7 +214,7 @@ def _run_local(
     client_gpus: float,
     on_round: OnRound | None,
     trackers: Sequence[Tracker],
-) -> Run:
+) -> RunFolder:
     """Run a flat run config, see :func:`run_local`."""
     config = check_run(values, config, logs_notes=True)
     if config.stacked == "true":
@@ -244,7 +244,7 @@ def _run_local(
             )
     finally:
         torch.set_num_threads(threads)
-    return Run.load(folder)
+    return RunFolder.load(folder)
 
 
 @contextmanager

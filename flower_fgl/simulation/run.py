@@ -24,7 +24,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, drop_removed
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import RunWriter, default_folder
 
 __all__ = ["OnRound", "run_one"]
@@ -45,7 +45,7 @@ def run_one(
     workers: int | None = None,
     client_gpus: float = 0.0,
     on_round: OnRound | None = None,
-) -> Run:
+) -> RunFolder:
     """Run one configuration until it completes.
 
     ``values`` is a flat run config with ``clients``; with ``resume`` the run in
@@ -186,7 +186,7 @@ def _correct_status(
     """Set the final status of a run whose ServerApp could not write it."""
     if not (folder / "summary.json").exists():
         return
-    summary = dict(Run.load(folder).summary)
+    summary = dict(RunFolder.load(folder).summary)
     if summary.get("status") in over:
         summary.pop("error", None)
         summary |= {"status": status} | ({"error": error} if error else {})
@@ -207,7 +207,7 @@ def _run_ray(
     workers: int | None,
     client_gpus: float,
     on_round: OnRound | None,
-) -> Run:
+) -> RunFolder:
     """Run with Flower's simulation, in a private Flower home."""
     from flower_fgl.simulation.flower.flower_simulation import launch, write_app_folder
     from flower_fgl.simulation.register import refuse_registered
@@ -265,7 +265,7 @@ def _absolute_folders() -> dict[str, str]:
 
 def _verify_result(
     folder: Path, flower_status: str, log_tail: str, reason: str = ""
-) -> Run:
+) -> RunFolder:
     """Return the run if its folder and Flower both report that it completed."""
     # Flower also reports ``completed`` if every client failed or the ServerApp called
     # ``sys.exit``
@@ -278,7 +278,7 @@ def _verify_result(
     if (folder / "checkpoint").is_dir():
         error += f" Resume it: flower-fgl run --resume {folder}"
     _correct_status(folder, "failed", error=error)
-    run = Run.load(folder)
+    run = RunFolder.load(folder)
     if run.status == "completed" and flower_status == "finished:completed":
         return run
     reason = run.summary.get("error") or f"End of its log:\n{log_tail}"

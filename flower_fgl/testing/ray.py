@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.simulation.local import run_config_of, run_local
 from flower_fgl.testing.case import Contract, MethodCase
 
@@ -48,14 +48,14 @@ class RayContract(Contract):
             timeout=SECONDS,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        ray = Run.load(tmp_path / "ray")
+        ray = RunFolder.load(tmp_path / "ray")
         assert ray.summary["engine"] == "ray"
         again = {k: v for k, v in flatten_config(ray.config) if k != "run-dir"}
         local = run_local({**again, "output-dir": str(tmp_path / "local")})
         assert _numbers(local) == _numbers(ray)
 
 
-def _numbers(run: Run) -> str:
+def _numbers(run: RunFolder) -> str:
     """Return what a run computed; two engines may differ in time and process only."""
     kept = ("round", "partition_id", "loss", "metrics", "replies", "status")
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.lab.results import Run
 from flower_fgl.lab.tables.cells import read_cells
-from flower_fgl.runs.run import Run
 from tests.support.written_cells import make_row, write_run
 
 FILE = """

@@ -16,10 +16,10 @@ from flower_fgl.core.options import Scalar, load_toml, nearest
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.sources.load import data_folder
 from flower_fgl.lab.experiments.experiment_file import read_experiment
+from flower_fgl.lab.results import Run
 from flower_fgl.lab.tables.compare import select_runs
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import load_model
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import state_folder
 
 

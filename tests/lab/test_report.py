@@ -33,11 +33,10 @@ from flower_fgl.lab.report.page import (
     show_seconds,
     write_report,
 )
-from flower_fgl.lab.report.seeds import mark_best, over_seeds
+from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.report.sweeps import find_sweeps
-from flower_fgl.lab.tables import compare as comparing
+from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter
 
@@ -475,9 +474,9 @@ def test_runs_of_several_seeds_are_one_line_with_a_band(
     for run in others:
         run.summary["dataset"] = "citeseer"
     write_report(runs + others, tmp_path)
-    names = [curve.label for curve in drawn[1]]
+    names = [(curve.label, curve.panel) for curve in drawn[1]]
     assert len(set(names)) == len(names) == 4
-    assert {"fedavg on cora", "fedavg on citeseer"} < set(names)
+    assert {("fedavg", "cora"), ("fedavg", "citeseer")} < set(names)
 
 
 def test_the_seeds_of_partitions_are_named_where_they_differ(tmp_path: Path) -> None:
@@ -1045,30 +1044,64 @@ def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(
         for method, val in (("fedavg", (0.5, 0.6)), ("local", (0.3, 0.4)))
         for seed in (0, 1)
     ]
-    asked = []
-    pair = comparing.match_scores
-
-    def watch(*args: Any, metric: str, **kwargs: Any) -> Any:
-        asked.append(metric)
-        return pair(*args, metric=metric, **kwargs)
-
-    monkeypatch.setattr(comparing, "match_scores", watch)
     words = Page(write_report(runs, tmp_path / "r.html", against="local")).words()
-    assert set(asked) == {"mean_accuracy"}
+    for row in over_seeds(runs, "local"):
+        assert row["score"] == "mean_accuracy"
+        means = [run.best["test"]["mean_accuracy"] for run in row["runs"] if run.best]
+        assert row["main"].tolist() == means
     assert "mean of clients" in words
     plain = [make(tmp_path / f"p{seed}", seed=seed) for seed in (0, 1)]
     assert "mean of clients" not in Page(write_report(plain, None)).words()
 
 
 # -------------------------------------------------------------- the look of several runs
-def test_a_method_looks_the_same_on_every_page() -> None:
+def test_methods_get_their_colours_in_the_order_of_the_page() -> None:
     names = sorted(METHODS)
-    alone = {name: looks_of([name])[0] for name in names}
-    shown = {(look["color"], look["linestyle"]) for look in alone.values()}
+    looks = looks_of(names)
+    shown = {(look["color"], look["linestyle"]) for look in looks}
     assert len(shown) == len(names)
-    together = dict(zip(names, looks_of(names), strict=True))
-    assert together == alone
-    assert looks_of(["fedpg", "gone"]) == looks_of(["local", "fedpg", "gone"])[1:]
+    # whatever is installed: eight colours, then dashes
+    few = looks_of(["local", "fedproto", "fedavg", "fedpg", "my-method"])
+    assert [look["color"] for look in few] == list(plots.PALETTE[:5])
+    assert looks_of(["my-method", "local"]) == looks_of(["a", "b"])
+    assert looks_of(["fedpg"], ["local", "fedpg"]) == looks_of(["local", "fedpg"])[1:]
+
+
+def test_several_datasets_have_panels_in_which_a_method_has_one_look(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        make(tmp_path / f"{method}-{data}{seed}", method=method, seed=seed)
+        for data in ("cora", "citeseer")
+        for method in ("local", "fedpg")
+        for seed in (0, 1)
+    ]
+    for number, run in enumerate(runs):
+        data = "cora" if number < 4 else "citeseer"
+        runs[number] = replace(run, summary={**run.summary, "dataset": data})
+    lines = lines_of(runs, [""] * 8)
+    assert [line.label for line in lines] == [
+        f"{method} on {data}"
+        for data in ("cora", "citeseer")
+        for method in ("local", "fedpg")
+    ]
+    assert [line.name for line in lines] == ["local", "fedpg"] * 2
+    assert lines[0].look == lines[2].look != lines[1].look
+    figures = report.comparison_figures(runs)
+    titles = [panel.get_title(loc="left") for panel in figures["cost"].axes]
+    assert titles == [
+        f"Test accuracy by {cost}, {data}"
+        for data in ("cora", "citeseer")
+        for cost in ("bytes", "seconds")
+    ]
+    expected = [look["color"] for look in looks_of(["local", "fedpg"])]
+    for name in ("convergence", "cost"):
+        for panel in figures[name].axes:
+            assert [line.get_color() for line in panel.lines] == expected
+        (legend,) = figures[name].legends
+        assert [text.get_text() for text in legend.get_texts()] == ["local", "fedpg"]
+    dots = figures["clients"].axes
+    assert [panel.get_title(loc="left") for panel in dots] == ["cora", "citeseer"]
 
 
 def test_lines_of_one_method_differ_by_marker_or_by_colour() -> None:
@@ -1177,33 +1210,26 @@ def test_only_rows_of_the_same_data_with_all_their_scores_are_compared(
         {"method": "fedavg", "partition": rule, "score": score}
         for rule, score in (("metis", 0.8), ("dirichlet", 0.9))
     ]
-    groups = [
-        {
-            "runs": [
-                make(
-                    tmp_path / f"{place}-{method}-{seed}",
-                    method=method,
-                    seed=seed,
-                    val=(one["score"] - gap,),
-                    settings={"partition": one["partition"]},
-                )
-                for seed in range(5)
-            ],
-            "rank": "",
-        }
+    runs = [
+        make(
+            tmp_path / f"{place}-{method}-{seed}",
+            method=method,
+            seed=seed,
+            val=(one["score"] - gap,),
+            settings={"partition": one["partition"]},
+        )
         for place, one in enumerate(partitions)
         for method, gap in (("fedavg", 0.0), ("local", 0.3))
+        for seed in range(5)
     ]
-    mark_best(groups)
-    assert [group["rank"] for group in groups] == ["best", "", "best", ""]
-    best = groups[0]["runs"][0]
-    lost = {**best.summary["best"]["test"], "accuracy": None}
+    assert [row["rank"] for row in over_seeds(runs)] == ["best", "", "best", ""]
+    best = runs[0]
+    lost = {**best.summary["best"]["test"], "accuracy": None, "macro_f1": 0.5}
     summary = {**best.summary, "best": {**best.summary["best"], "test": lost}}
-    groups[0]["runs"][0] = replace(best, summary=summary)
-    for group in groups:
-        group["rank"] = ""
-    mark_best(groups)
-    assert [group["rank"] for group in groups] == ["", "best", "best", ""]
+    runs[0] = replace(best, summary=summary)
+    rows = over_seeds(runs)  # the run without its score is no draw of the row
+    assert [row["rank"] for row in rows] == ["", "", "best", ""]
+    assert [row["has_other_draws"] for row in rows] == [True, True, False, False]
 
 
 def test_rows_of_other_draws_have_no_best(tmp_path: Path) -> None:

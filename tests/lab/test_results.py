@@ -250,6 +250,16 @@ def test_the_frame_of_several_runs_names_each(runs: RunSet) -> None:
         runs.to_frame(per="seed")
 
 
+def test_the_tidy_frame_has_a_row_for_each_score(runs: RunSet) -> None:
+    frame = runs.to_frame("score")
+    assert list(frame.columns[:4]) == ["dataset", "run", "method", "model"]
+    for run in runs:
+        own = frame[(frame["run"] == run.path.name) & (frame["model"] == "own")]
+        test = own[(own["column"] == "test") & (own["score"] == "accuracy")]
+        assert test["value"].tolist() == [(run.final or {})["test"]["accuracy"]]
+        assert test["method"].tolist() == [run.summary["method"]]
+
+
 def test_several_runs_have_a_table_and_a_page(runs: RunSet, tmp_path: Path) -> None:
     lines = str(runs).splitlines()
     assert len(lines) == 5
@@ -279,7 +289,7 @@ def test_two_methods_are_compared_by_runs_or_by_folders(runs: RunSet) -> None:
     assert text in repr(result)
     folder = runs[0].path.parent
     by_name = flower_fgl.compare(f"{folder}:fedavg", f"{folder}:local", column="val")
-    assert by_name.test.n == 2
+    assert by_name.n == 2
     with pytest.raises(RunError, match="at least 2 pairs"):
         flower_fgl.compare(runs[0], runs[2])
     for wrong in (1, [1]):

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from flower_fgl import simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.version import VERSION
+from flower_fgl.lab.results import Run
 from flower_fgl.runs.environment import (
     describe_environment,
     find_commit,
     mixed_versions,
 )
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import RunWriter
 from tests.support.short_runs import timeless
 

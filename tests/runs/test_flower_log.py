@@ -17,10 +17,10 @@ from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import PLAIN_ERRORS, ConfigError, FglError
 from flower_fgl.core.flower_internals import ErrorCode, parse_config_args
 from flower_fgl.core.options import listed
+from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds
-from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import owner_graphs, run_owners

@@ -22,9 +22,9 @@ import torch
 from flower_fgl import resume, simulate
 from flower_fgl.client_apps.runtime.state import ClientState, FileStates, MemoryStates
 from flower_fgl.core.errors import RunError
+from flower_fgl.lab.results import Run
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot, newest_checkpoint
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import link_file
 from flower_fgl.runs.writer import RunWriter
 from tests.support.short_runs import timeless

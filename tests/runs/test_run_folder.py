@@ -23,11 +23,11 @@ from flower_fgl import simulate
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.lab.experiments.experiment_file import read_experiment
+from flower_fgl.lab.results import Run
 from flower_fgl.lab.simulate import resume
 from flower_fgl.methods import parse_config
 from flower_fgl.runs import checkpoints
 from flower_fgl.runs.files import settings_toml
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter, default_folder, replace_file
 

@@ -24,8 +24,8 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.datasets.store import open_store
 from flower_fgl.lab.report.page import write_report
+from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs.run import Run
 from flower_fgl.simulation.prediction import predict_graph, write_csv
 from tests.engines.test_run import environment
 from tests.support import raw_writers as raw

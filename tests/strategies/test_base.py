@@ -145,7 +145,7 @@ def test_a_round_with_too_few_replies_fails_and_keeps_the_model(
 def test_when_all_clients_fail_the_run_ends_with_an_error_and_the_folder_says_why(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], tmp_path: Any
 ) -> None:
-    from flower_fgl.runs.run import Run
+    from flower_fgl.lab.results import Run
 
     Faulty(monkeypatch, lambda pid, number: True, raises)
     folder = tmp_path / "run"

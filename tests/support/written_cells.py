@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.lab.results import Run
 from flower_fgl.lab.tables.cells import Cell, Draw
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter
 

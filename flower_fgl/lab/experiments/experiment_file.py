@@ -28,19 +28,17 @@
 from __future__ import annotations
 
 import itertools
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import TARGETS
 from flower_fgl.core.unused_settings import (
     reject_unused_settings,
@@ -51,13 +49,11 @@ from flower_fgl.lab.tables.cells import (
     DEFAULT_SUFFIX,
     NO_RESULT,
     PLACE,
-    describe_published,
     describe_trials,
 )
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import flatten_config, require_whole
 from flower_fgl.runs.names import check_folder_name, in_folder_name
-from flower_fgl.runs.run import Run
 
 DEFAULT_CLIENTS = 10
 """Clients of a run whose settings name no number."""
@@ -76,32 +72,19 @@ TUNED_ROWS = ("trials", "failed", "settings")
 __all__ = [
     "Experiment",
     "describe_tuning",
-    "missing_classes",
     "read_experiment",
-    "results_table",
     "with_clients",
 ]
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of an experiment.
+    """One run of an experiment: the name of its folder, and its flat settings.
 
-    Parameters
-    ----------
-    name : str
-        Name of the run folder.
-    row : str
-        Row of the results table, the same for all seeds.
-    settings : mapping of str to bool, int, float or str
-        Flat run config.
-    label : str
-        ``row`` with the keys of grid values, as the table shows it; empty: ``row``.
-    line : str
-        ``label`` without the grid values that define the data, which are columns of
-        ``flower-fgl table``.
-    case : str
-        Name of the case, if the experiment has cases.
+    ``row`` of the results table is the same for all seeds; ``label`` adds the keys of
+    grid values, as the table shows it; ``line`` is ``label`` without the grid values
+    that define the data, which are columns of ``flower-fgl table``. ``case`` is empty
+    without cases.
     """
 
     name: str
@@ -114,35 +97,16 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A grid of runs.
+    """A grid of runs; ``name`` is the stem of the file name.
 
-    Parameters
-    ----------
-    name : str
-        Stem of the file name.
-    title : str
-        Title of the results table, e.g. what the experiment reproduces.
-    config : mapping of str to bool, int, float or str
-        Flat settings common to all runs.
-    cases : sequence of mapping
-        Named groups of settings, each combined with the whole grid.
-    grid : mapping of str to list
-        Values of each setting; every combination is one run.
-    draws : int
-        Number of times that each run is repeated with another partition, split and
-        initial model; 0 if the grid or the settings choose the seeds.
-    published, published_f1 : mapping of str to float
-        Published test accuracy and macro-F1 in percent, by table row.
-    published_columns : mapping of str to mapping of str to float
-        Published accuracy in percent of the columns that only some settings have, by
-        column (``unseen``, ``missing``, …) and table row.
-    tune : mapping of str to Dimension
-        Search space of ``flower-fgl tune``, by setting.
-    tune_draws : sequence of int
-        Draws on which ``flower-fgl tune`` compares settings.
-    tuning : mapping
-        How the settings were tuned, in a file that ``flower-fgl tune`` wrote: ``budget``,
-        ``draws``, ``study``, …
+    ``cases`` are named groups of settings, each combined with the whole ``grid``, and
+    ``config`` the settings of all runs. ``draws`` repeats each run with so many
+    partitions, splits and initial models; 0 if the grid or the settings choose the
+    seeds. ``published``, ``published_f1`` (accuracy, macro-F1) and
+    ``published_columns`` (accuracy by column: ``unseen``, ``missing``, …) are
+    percentages by table row. ``tune`` is the search space of ``flower-fgl tune``,
+    ``tune_draws`` its draws, and ``tuning`` how the settings of a file that this
+    command wrote were tuned: ``budget``, ``draws``, ``study``, …
     """
 
     name: str
@@ -166,25 +130,13 @@ class Experiment:
     def with_options(self, options: Mapping[str, Scalar | list[Scalar]]) -> Experiment:
         """Return the experiment with some settings fixed for all runs, or as a grid.
 
-        Parameters
-        ----------
-        options : mapping of str to bool, int, float, str or list of these
-            Values by setting. A list is a grid setting, in place of the experiment's own
-            values.
-
-        Notes
-        -----
-        1. A grid setting stays in the grid with one value, which keeps the names of runs
-           and rows.
-        2. Settings that an option replaces, as ``participants`` replaces
-           ``participation``, are removed.
-        3. Published values are removed from rows whose method or data an option changes,
-           and rows with other settings are no longer tuned.
-
-        Raises
-        ------
-        ConfigError
-            If an option sets a seed of an experiment with draws.
+        A list is a grid setting, in place of the experiment's own values; a grid
+        setting stays in the grid with one value, which keeps the names of runs and
+        rows. Settings that an option replaces, as ``participants`` replaces
+        ``participation``, are removed. Published values are removed from rows whose
+        method or data an option changes, and rows with other settings are no longer
+        tuned. Raises a ConfigError if an option sets a seed of an experiment with
+        draws.
         """
         if self.draws and (seeds := options.keys() & set(REPLICATES)):
             raise ConfigError(
@@ -237,13 +189,7 @@ class Experiment:
         )
 
     def with_cases(self, names: Sequence[str]) -> Experiment:
-        """Return the experiment with only some of its cases, in their original order.
-
-        Raises
-        ------
-        ConfigError
-            If the experiment has no case with one of these names.
-        """
+        """Return the experiment with some of its cases only, in their original order."""
         own = [str(case["name"]) for case in self.cases]
         wrong = [name for name in names if name not in own]
         if wrong:
@@ -254,13 +200,7 @@ class Experiment:
         return replace(self, cases=[c for c in self.cases if c["name"] in names])
 
     def with_draws(self, number: int) -> Experiment:
-        """Return the experiment with only the first of its draws.
-
-        Raises
-        ------
-        ConfigError
-            If the experiment has fewer draws.
-        """
+        """Return the experiment with its first draws; a ConfigError if it has fewer."""
         if not 1 <= number <= self.draws:
             raise ConfigError(
                 f"{self.name} has {self.draws} draws, but {number} were asked for."
@@ -392,17 +332,9 @@ def _reject_tables(path: Path, table: Mapping[str, Any], known: set[str]) -> Non
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read an experiment file.
+    """Read an experiment file, or the ``config.toml`` of a run folder.
 
-    Parameters
-    ----------
-    path : Path
-        A TOML file with ``[config]``, or the ``config.toml`` of a run folder.
-
-    Raises
-    ------
-    ConfigError
-        If the file is missing, is not TOML, or has unknown or wrong entries.
+    Raises a ConfigError if it is missing, is not TOML, or has unknown or wrong entries.
     """
     if path.is_dir():
         raise ConfigError(
@@ -641,18 +573,7 @@ def with_clients(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def describe_tuning(tuning: Mapping[str, Any]) -> str:
-    """Describe the table ``[tuning]`` in one line, e.g. below a table of results.
-
-    Parameters
-    ----------
-    tuning : mapping
-        ``budget``, ``draws``, ``metric``, ``study`` and ``trials`` by row.
-
-    Returns
-    -------
-    str
-        Empty if the table is.
-    """
+    """Describe the table ``[tuning]`` in one line, empty if the table is."""
     if not tuning:
         return ""
     text = f"{describe_trials(tuning)}; study {str(tuning['study'])[:12]}"
@@ -661,115 +582,3 @@ def describe_tuning(tuning: Mapping[str, Any]) -> str:
         rows = ", ".join(f"{name} {n}" for name, n in fewer.items())
         text += f"; fewer trials: {rows}"
     return text
-
-
-def results_table(
-    experiment: Experiment, runs: Sequence[tuple[PlannedRun, Run]]
-) -> list[dict[str, str]]:
-    """Average the finished runs of a grid over its seeds or draws.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment.
-    runs : sequence of (PlannedRun, Run)
-        Finished runs.
-
-    Returns
-    -------
-    list of dict
-        One table row per dict: number of runs, validation and test accuracy and macro-F1
-        in percent, mean ± standard deviation, and the published value unless the runs
-        used only part of the dataset. If some runs lack a score, e.g. of an empty node
-        set, the cell states how many have it.
-    """
-    replicate = "draws" if experiment.draws else "seeds"
-    groups: dict[str, list[Run]] = {}
-    labels = {planned.row: planned.label or planned.row for planned, _ in runs}
-    for planned, run in runs:
-        groups.setdefault(planned.row, []).append(run)
-    rows = []
-    for name, members in groups.items():
-        row = {"run": labels[name], replicate: str(len(members))}
-        for title, path in (
-            ("val acc.", ("best", "val", "accuracy")),
-            ("test acc.", ("best", "test", "accuracy")),
-            ("test macro-F1", ("best", "test", "macro_f1")),
-            *(
-                (f"test {title}", ("best", "test", extra))
-                for extra, title in EXTRA_SCORES.items()
-            ),
-            *_setting_columns(members),
-            ("global test acc.", ("global", "best", "test", "accuracy")),
-            *_setting_columns(members, "global"),
-            ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
-            ("fine-tuned test macro-F1", ("finetuned", "test", "macro_f1")),
-        ):
-            values = [_lookup(run.summary, path) for run in members]
-            present = [v for v in values if v is not None and not math.isnan(v)]
-            if present:
-                row[title] = percent_with_spread(present)
-                if len(present) < len(values):
-                    row[title] += f" ({len(present)} of {len(values)})"
-        published = {
-            "published": experiment.published,
-            "published macro-F1": experiment.published_f1,
-        } | {
-            f"published {SETTING_COLUMNS[column]}": values_by_row
-            for column, values_by_row in experiment.published_columns.items()
-        }
-        partial = missing_classes(members)
-        for title, values_by_row in published.items():
-            if name in values_by_row:
-                own = describe_published(values_by_row[name])
-                row[title] = f"– ({partial})" if partial else own
-        rows.append(row)
-    return rows
-
-
-def missing_classes(runs: Sequence[Run]) -> str:
-    """State how many classes of the dataset the runs have; empty if all of them."""
-    from flower_fgl.datasets.sources.registry import SOURCES
-
-    for run in runs:
-        source = SOURCES.get(str(run.summary.get("dataset")))
-        names = run.summary.get("class_names")
-        total = getattr(source and source.statistics, "classes", None)
-        if names and total and len(names) < total:
-            return f"{len(names)} of {total} classes"
-    return ""
-
-
-def _setting_columns(
-    runs: Sequence[Run], *under: str
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Return titles and summary paths of the columns that only some settings have."""
-    found = {column for run in runs for column in run.best or {}}
-    own: list[tuple[str, tuple[str, ...]]] = [
-        (title, ("best", column, "accuracy"))
-        for column, title in SETTING_COLUMNS.items()
-        if column in found
-    ]
-    if "test_masked" in found:  # few-shot; FedPANO reports plain means over clients
-        own += [
-            ("mean of clients", ("best", "test", "mean_accuracy")),
-            ("mean, own classes", ("best", "test_masked", "mean_accuracy")),
-        ]
-    return [(" ".join((*under, title)), (*under, *path)) for title, path in own]
-
-
-def _lookup(table: Any, path: Sequence[str]) -> float | None:
-    """Return the number at a path of nested tables, ``None`` if there is none."""
-    for key in path:
-        if not isinstance(table, Mapping) or key not in table:
-            return None
-        table = table[key]
-    return None if table is None else float(table)
-
-
-def percent_with_spread(values: Sequence[float]) -> str:
-    """Format fractions as ``mean ± standard deviation`` in percent."""
-    mean = 100 * fmean(values)
-    if len(values) < 2:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} ± {100 * stdev(values):.2f}"

@@ -44,15 +44,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Job:
-    """One run.
-
-    Parameters
-    ----------
-    name : str
-        Name, different from those of the other runs.
-    settings : mapping of str to bool, int, float or str
-        Flat run config with ``clients`` and ``run-dir``.
-    """
+    """One run: a name of its own, and its flat config with ``clients`` and ``run-dir``."""
 
     name: str
     settings: Mapping[str, Scalar]
@@ -85,35 +77,17 @@ def run_jobs(
 ) -> dict[str, str]:
     """Run all jobs; one that fails does not stop the others.
 
-    Parameters
-    ----------
-    jobs : sequence of Job
-        Runs, in the order in which they start.
-    watcher : Watcher
-        Receives starts, rounds, log lines and ends.
-    side_by_side : int
-        Runs at once. 1 runs them in this process, one after another; more start as many
-        processes, each of which takes one run after another, with one thread. The
-        numbers are the same. A run whose estimated memory does not fit beside that of
-        the active runs waits until one of them ends.
-    engine, workers, client_gpus
-        See :func:`~flower_fgl.simulation.run.run_one`. Side by side, every run is in one
-        process: ``engine`` must be ``"auto"`` or ``"local"``, the others unset.
+    ``side_by_side`` = 1 runs them in this process, one after another; more start as
+    many processes, each of which takes one run after another, with one thread. The
+    numbers are the same. A run whose estimated memory does not fit beside that of the
+    active runs waits until one of them ends. Side by side, ``engine`` must be
+    ``"auto"`` or ``"local"``, and the others unset; see
+    :func:`~flower_fgl.simulation.run.run_one`.
 
-    Returns
-    -------
-    dict of str to str
-        Error message by name of each run that failed.
-
-    Raises
-    ------
-    ConfigError
-        If ``side_by_side`` is below 1, or does not go with the other options; or if what
-        this process registered cannot be sent to other processes.
-    DataError
-        If a dataset is missing and cannot be downloaded. No run has started then.
-    KeyboardInterrupt
-        After Ctrl-C. Runs that were active can resume.
+    Returns the error message of each run that failed, by name. Raises a ConfigError if
+    the options contradict each other, or what this process registered cannot be sent to
+    other processes; and a DataError before the first run if a dataset is missing.
+    Runs that were active at a Ctrl-C can resume.
     """
     check_jobs(side_by_side, engine, workers, client_gpus)
     _obtain_data(jobs)
@@ -125,13 +99,7 @@ def run_jobs(
 def check_jobs(
     side_by_side: int, engine: str, workers: int | None, client_gpus: float
 ) -> None:
-    """Reject options that contradict each other, as :func:`run_jobs` does.
-
-    Raises
-    ------
-    ConfigError
-        In the cases of :func:`run_jobs`.
-    """
+    """Reject options that contradict each other, as :func:`run_jobs` does."""
     if side_by_side < 1:
         raise ConfigError(f"jobs must be at least 1, got {side_by_side}.")
     if side_by_side > 1 and (engine == "ray" or workers or client_gpus):
@@ -240,23 +208,12 @@ class MemoryRoom:
         self._free = 0
 
     def why_full(self, name: str, needed: int, free: int) -> str:
-        """Take memory for a run; else return why it must wait for another run.
+        """Take ``needed`` bytes for a run, of ``free`` ones, and return an empty text.
 
-        The estimates of all runs together must fit into what was free before the first of
-        them, since a run that has just started has not yet taken its part. A run alone is
-        always admitted: it reports itself that it does not fit.
-
-        Parameters
-        ----------
-        name : str
-            Name of the run, for :meth:`release`.
-        needed, free : int
-            Bytes that the run needs, and bytes that are free now.
-
-        Returns
-        -------
-        str
-            Empty if the run may start.
+        Otherwise return why the run must wait. The estimates of all runs together must
+        fit into what was free before the first of them, since a run that has just
+        started has not yet taken its part. A run alone is always admitted: it reports
+        itself that it does not fit.
         """
         if not self._taken:
             self._free = free
@@ -313,23 +270,10 @@ def start_child(
 ) -> tuple[Connection, BaseProcess]:
     """Start a process of one thread that knows what is registered here.
 
-    It does not import the caller's script. To end even when this process is killed,
-    the target calls :func:`follow_parent`.
-
-    Parameters
-    ----------
-    target : callable
-        Runs in the process, with its end of a pipe.
-
-    Returns
-    -------
-    tuple of Connection and BaseProcess
-        This process's end of the pipe, and the process.
-
-    Raises
-    ------
-    ConfigError
-        If something registered cannot be sent.
+    It runs ``target`` with its end of a pipe, and does not import the caller's script.
+    To end even when this process is killed, the target calls :func:`follow_parent`.
+    Returns this process's end of the pipe, and the process; raises a ConfigError if
+    something registered cannot be sent.
     """
     context = get_context("spawn")  # torch does not survive a fork
     outer, inner = context.Pipe()
@@ -523,13 +467,7 @@ def _work(parent: Connection) -> None:
 
 
 def follow_parent(end: Callable[[], None]) -> None:
-    """Call a function in a thread of this child process when its parent has ended.
-
-    Parameters
-    ----------
-    end : callable
-        Ends this process.
-    """
+    """Call ``end``, in a thread of this child process, when its parent has ended."""
     parent = parent_process()
     assert parent is not None
 
@@ -562,17 +500,9 @@ def _serve(parent: Connection) -> None:
 
 
 def needed_memory(settings: Mapping[str, Scalar]) -> tuple[int, int]:
-    """Estimate the memory of a run of the local engine, and find what is free.
+    """Return the bytes that a run of the local engine needs at least, and the free ones.
 
-    Parameters
-    ----------
-    settings : mapping of str to bool, int, float or str
-        Flat run config with ``clients``.
-
-    Returns
-    -------
-    tuple of two int
-        Bytes that the run needs at least, 0 if its settings are wrong, and free bytes.
+    The first number is 0 if the settings, which name the ``clients``, are wrong.
     """
     from flower_fgl.simulation.local import check_run, count_owners
     from flower_fgl.simulation.memory import available_memory, estimate_memory

@@ -49,29 +49,17 @@ NOT_TUNABLE = frozenset(f"{TASK} {EVALUATION} {MACHINE} max-message-mb".split())
 
 @dataclass(frozen=True)
 class Choices:
-    """Values of a setting.
-
-    Parameters
-    ----------
-    values : tuple of bool, int, float or str
-        Distinct values, at least one.
-    """
+    """Distinct values of a setting, at least one."""
 
     values: tuple[Scalar, ...]
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two bounds.
+    """Numbers between two bounds, both included.
 
-    Parameters
-    ----------
-    low, high : float
-        Bounds, both included.
-    log : bool
-        Whether the logarithm is sampled uniformly.
-    step : float
-        Distance between two values; 0: any value (1 for whole numbers).
+    With ``log`` the logarithm is sampled uniformly; ``step`` is the distance between
+    two values, 0 for any value (1 for whole numbers).
     """
 
     low: float
@@ -84,24 +72,10 @@ Dimension = Choices | Range
 
 
 def read_space(path: Path, table: Mapping[str, Any]) -> dict[str, Dimension]:
-    """Read the table ``[tune]`` of an experiment file.
+    """Read the table ``[tune]`` of an experiment file: lists of values and ranges.
 
-    Parameters
-    ----------
-    path : Path
-        The file, for messages.
-    table : mapping
-        Lists of values and ranges, by setting.
-
-    Returns
-    -------
-    dict of str to Dimension
-        By dotted key; an empty list gives ``Choices(())``.
-
-    Raises
-    ------
-    ConfigError
-        If an entry is neither a list of values nor a range.
+    The keys are dotted; an empty list gives ``Choices(())``. Raises a ConfigError,
+    which names the file ``path``, if an entry is neither a list of values nor a range.
     """
     return {key: _read_entry(path, key, value) for key, value in _entries(table)}
 
@@ -159,27 +133,10 @@ def row_space(
 ) -> tuple[dict[str, Dimension], dict[str, Scalar]]:
     """Return the search space of one row, and the row's own point in it.
 
-    Parameters
-    ----------
-    space : mapping of str to Dimension
-        Result of :func:`read_space`.
-    settings : mapping of str to bool, int, float or str
-        Flat run config of the row.
-    case : str
-        Name of the row's case. Entries of its table take precedence.
-
-    Returns
-    -------
-    space : dict of str to Dimension
-        By setting. A list also holds the row's own value.
-    default : dict of str to bool, int, float or str
-        Values of the same settings without tuning.
-
-    Raises
-    ------
-    ConfigError
-        If a key is unknown or cannot be tuned, a value is not valid for the row, or the
-        row's own value is outside a range or between two of its steps.
+    ``settings`` is the flat run config of the row; entries of the table of its ``case``
+    take precedence. A list also holds the row's own value. Raises a ConfigError if a
+    key is unknown or cannot be tuned, a value is not valid for the row, or the row's
+    own value is outside a range or between two of its steps.
     """
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
@@ -281,13 +238,7 @@ def _checked(
 def space_size(
     space: Mapping[str, Dimension], default: Mapping[str, Scalar]
 ) -> int | None:
-    """Return the number of points of a space, ``None`` if it is not finite.
-
-    Parameters
-    ----------
-    space, default
-        Dimensions and own values of a row, by key.
-    """
+    """Return the number of points of a row's space, ``None`` if it is not finite."""
     lists = [_values(dimension, default[key]) for key, dimension in space.items()]
     known = [values for values in lists if values is not None]
     return math.prod(map(len, known)) if len(known) == len(lists) else None
@@ -307,15 +258,7 @@ def nearest_point(
     default: Mapping[str, Scalar],
     point: Mapping[str, Scalar],
 ) -> dict[str, Scalar]:
-    """Return a point with each value of a stepped range as :func:`space_points` has it.
-
-    Parameters
-    ----------
-    space, default
-        Dimensions and own values of a row, by key.
-    point : mapping of str to bool, int, float or str
-        A point of the space, up to rounding errors.
-    """
+    """Return a point without rounding errors, as :func:`space_points` has it."""
     out = dict(point)
     for key, dimension in space.items():
         if isinstance(dimension, Choices):

@@ -37,20 +37,10 @@ def client_bars(
     items: str = "nodes",
     score: str = "accuracy",
 ) -> Figure:
-    """Draw the test score of each client of one run.
+    """Draw the test score in [0, 1] of each client of one run; NaN without test nodes.
 
-    Parameters
-    ----------
-    partition_ids : sequence of int or str
-        Length K, in drawing order; texts are names of owners.
-    scores : sequence of float in [0, 1]
-        Length K; NaN where a client has no test nodes.
-    pooled : float in [0, 1] or None
-        Score over the items of all clients, drawn as a line.
-    items : {"nodes", "graphs"}
-        What is classified.
-    score : str
-        Name of the score.
+    Texts among ``partition_ids`` are names of owners. ``pooled``, over the ``items``
+    (nodes or graphs) of all clients, is drawn as a line.
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
@@ -92,37 +82,38 @@ def client_spread(
     colours: Sequence[str] = (),
     *,
     score: str = "accuracy",
+    panels: Sequence[str] = (),
 ) -> Figure:
     """Draw the clients' test scores of several runs, one row of dots per run.
 
-    Parameters
-    ----------
-    labels : sequence of str
-        Length R: names of the runs.
-    scores : sequence of R sequences of float in [0, 1]
-        One value per client; NaN is not drawn.
-    pooled : sequence of float in [0, 1] or None
-        Length R: score over the nodes of all clients, drawn as a bar.
-    colours : sequence of str
-        Length R; by default those of the palette, in turn.
-    score : str
-        Name of the score.
+    ``scores`` in [0, 1] are those of the clients of each run; NaN is not drawn.
+    ``pooled``, over the nodes of all clients, is drawn as a bar. ``colours`` are by
+    default those of the palette, in turn; ``panels`` names the dataset of each run, if
+    there are several: each has a panel.
     """
-    figure = new_figure(1.0 + 0.34 * len(labels))
-    panel = figure.subplots()
-    dress(panel, xlabel=f"test {score}", grid="x")
-    for row, (values, middle) in enumerate(zip(scores, pooled, strict=True)):
-        colour = colours[row] if colours else PALETTE[row % len(PALETTE)]
-        # a fixed zigzag separates equal values
-        offset = 0.16 * (np.arange(len(values)) % 3 - 1)
-        panel.scatter(
-            values, row + offset, s=22, color=colour, alpha=0.55, linewidth=0, zorder=2
-        )
-        if middle is not None:
-            ends = [row - 0.36, row + 0.36]
-            panel.plot([middle, middle], ends, color=INK, linewidth=2, zorder=3)
-    name_rows(panel, labels)
-    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    titles = list(panels) or [""] * len(labels)
+    groups = {
+        title: [k for k, t in enumerate(titles) if t == title] for title in titles
+    }
+    figure = new_figure(0.36 + 0.64 * len(groups) + 0.34 * len(labels))
+    ratios = [1.5 + len(rows) for rows in groups.values()]
+    grid = figure.subplots(
+        len(groups), squeeze=False, sharex=True, height_ratios=ratios
+    )
+    for panel, (title, rows) in zip(grid.flatten(), groups.items(), strict=True):
+        dress(panel, xlabel=f"test {score}", title=title, grid="x")
+        for row, number in enumerate(rows):
+            colour = colours[number] if colours else PALETTE[number % len(PALETTE)]
+            # a fixed zigzag separates equal values
+            offset = 0.16 * (np.arange(len(scores[number])) % 3 - 1)
+            look = {"s": 22, "color": colour, "alpha": 0.55, "linewidth": 0}
+            panel.scatter(scores[number], row + offset, zorder=2, **look)
+            middle = pooled[number]
+            if middle is not None:
+                ends = [row - 0.36, row + 0.36]
+                panel.plot([middle, middle], ends, color=INK, linewidth=2, zorder=3)
+        name_rows(panel, [labels[number] for number in rows])
+        panel.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
@@ -133,23 +124,10 @@ def label_heat_map(
     *,
     items: str = "nodes",
 ) -> Figure:
-    """Draw the number of nodes, or graphs, by class and client.
+    """Draw the number of nodes, or other ``items``, by class and client.
 
-    Parameters
-    ----------
-    counts : array-like of shape (K, C), int
-        Items by client and class.
-    class_names : sequence of str
-        Length C.
-    partition_ids : sequence of int or str, optional
-        Length K; 0..K-1 by default. Texts are names of owners.
-    items : {"nodes", "graphs"}
-        What is counted.
-
-    Raises
-    ------
-    ValueError
-        If ``counts`` is not of shape (K, C).
+    ``counts`` has shape (K, C), with C ``class_names``, or a ValueError is raised;
+    texts among the K ``partition_ids`` are names of owners.
     """
     table = np.asarray(counts).T  # (C, K)
     if table.ndim != 2 or table.shape[0] != len(class_names):

@@ -33,14 +33,8 @@ MARKS: Mapping[str, Mapping[str, Any]] = {
 class Cloud:
     """Nodes of one client for :func:`node_clouds`.
 
-    Parameters
-    ----------
-    label : str
-        Name of the client.
-    places : mapping of str to array of shape (n, 2)
-        Coordinates of the nodes of each kind (``synthetic``, ``test``, ``train``).
-    classes : mapping of str to array of shape (n,), int
-        Classes of the same nodes.
+    ``places`` holds coordinates of shape (n, 2) for each kind of nodes (``synthetic``,
+    ``test``, ``train``), ``classes`` the n classes of the same nodes.
     """
 
     label: str
@@ -53,16 +47,8 @@ def node_clouds(
 ) -> Figure:
     """Draw nodes in a plane: colours show classes, markers show kinds of nodes.
 
-    Parameters
-    ----------
-    clouds : sequence of Cloud
-        One panel each, three per row.
-    class_names : sequence of str, optional
-        Length C; by default class numbers.
-
-    Notes
-    -----
-    1. More than eight classes reuse the eight colours of the palette.
+    There is one panel per cloud, three per row. More than eight classes reuse the eight
+    colours of the palette.
     """
     columns = min(3, len(clouds))
     rows = -(-len(clouds) // columns)

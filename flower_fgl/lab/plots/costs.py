@@ -24,16 +24,9 @@ __all__ = ["scale_bytes", "stacked_bars"]
 def stacked_bars(
     rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str
 ) -> Figure:
-    """Draw one horizontal bar per row, split into named parts.
+    """Draw one horizontal bar per row, split into named parts, one value per row each.
 
-    Parameters
-    ----------
-    rows : sequence of str
-        Length R: names of the bars.
-    parts : mapping of str to sequence of float
-        R values per part.
-    unit : str
-        Unit of the values, for the axis and the totals.
+    ``unit`` is that of the values, for the axis and the totals.
     """
     columns = legend_columns(list(parts), 6)
     legend_rows = -(-len(parts) // columns)

@@ -31,17 +31,9 @@ MANY_NARROW = 7
 def mixture_heat_map(weights: Any, partition_ids: Sequence[int | str]) -> Figure:
     """Draw the weight of each client's model in the mixture that each client receives.
 
-    Parameters
-    ----------
-    weights : array-like of shape (K, K), float in [0, 1]
-        Row i: the mixture of client i. The colours have the same scale in all figures.
-    partition_ids : sequence of int or str
-        Length K; texts are names of owners.
-
-    Raises
-    ------
-    ValueError
-        If ``weights`` is not of shape (K, K).
+    Row i of ``weights``, of shape (K, K) and in [0, 1], is the mixture of client i; the
+    colours have the same scale in all figures. Texts among ``partition_ids`` are names
+    of owners.
     """
     table = np.asarray(weights, dtype=float)
     number = len(partition_ids)

@@ -37,30 +37,14 @@ WIDE = 20
 class Curve:
     """A score and the losses of one run by round, for :func:`convergence`.
 
-    Parameters
-    ----------
-    label : str
-        Name of the run.
-    rounds : sequence of int
-        Evaluated rounds.
-    val, test : sequence of float in [0, 1]
-        Pooled scores in these rounds; NaN without nodes.
-    loss_rounds : sequence of int
-        Rounds with a training loss.
-    loss : sequence of float
-        Training losses in these rounds.
-    best_round : int or None
-        Round with the best validation score.
-    columns : mapping of str to sequence of float in [0, 1]
-        Scores in ``rounds`` by column title, for :func:`column_curves`.
-    val_spread, test_spread : sequence of float
-        Standard deviations over the averaged runs; empty for one run.
-    bytes, seconds : sequence of float
-        Bytes sent by all, and seconds, from the start to each of ``rounds``.
-    look : mapping of str to object
-        Colour, dash and marker; by default those of the curve's number.
-    score : str
-        Name of the score: that by which rounds are selected.
+    ``val`` and ``test`` are pooled scores in [0, 1] in the evaluated ``rounds``, NaN
+    without nodes; ``columns`` those of other node sets by title; the spreads are
+    standard deviations over the averaged runs, empty for one run. ``loss`` belongs to
+    ``loss_rounds``. ``best_round`` has the best validation score. ``bytes`` (sent by
+    all) and ``seconds`` count from the start to each of ``rounds``. ``look`` holds
+    colour, dash and marker, by default those of the curve's number; ``score`` is the
+    name of the score. ``panel`` is the dataset, if a figure shows several: it has
+    panels of its own.
     """
 
     label: str
@@ -77,6 +61,7 @@ class Curve:
     seconds: Sequence[float] = ()
     look: Mapping[str, Any] = field(default_factory=dict)
     score: str = "accuracy"
+    panel: str = ""
 
     @property
     def is_validated(self) -> bool:
@@ -87,108 +72,114 @@ class Curve:
 def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     """Draw a score and the training loss by round.
 
-    Parameters
-    ----------
-    curves : sequence of Curve
-        Of one run, validation and test scores share a panel. For several runs, each
-        score has its own panel. A band is one standard deviation wide on each side.
-    has_loss : bool
-        Whether to draw the losses; those of different objectives cannot be compared.
+    Of one run, validation and test scores share a panel. For several runs, each score
+    has its own panel. A band is one standard deviation wide on each side. Losses of
+    different objectives cannot be compared: then ``has_loss`` is false.
     """
     is_single = len(curves) == 1
-    columns = legend_columns([curve.label for curve in curves], 3)
-    legend_rows = 0 if is_single else -(-len(curves) // columns)
-    rows, across = grid_of(2 if is_single or not has_loss else 3)
-    figure = new_figure(2.4 * rows + 0.7 + 0.22 * legend_rows)
+    groups, looks = _by_panel(curves), _looks(curves)
+    columns = legend_columns(list(looks), 3)
+    legend_rows = 0 if is_single else -(-len(looks) // columns)
+    kinds = 2 if is_single or not has_loss else 3
+    rows, across = grid_of(kinds)
+    figure = new_figure(2.4 * rows * len(groups) + 0.7 + 0.22 * legend_rows)
     ratios = (3, 2) if is_single and across > 1 else None
-    panels = figure.subplots(rows, across, squeeze=False, width_ratios=ratios).flatten()
+    grid = figure.subplots(
+        rows * len(groups), across, squeeze=False, width_ratios=ratios
+    ).reshape(len(groups), kinds)
     score = curves[0].score
     titles = [first_upper(score)]
     if not is_single:
         titles = [f"{column} {score}" for column in ("Validation", "Test")]
     titles += ["Training loss"] if is_single or has_loss else []
-    for panel, title in zip(panels, titles, strict=True):
-        dress(panel, xlabel="round", title=title)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        panel.set_xlim(0, 1.02 * _last_round(curves))
-    for panel in panels[: len(panels) - (is_single or has_loss)]:
-        panel.yaxis.set_major_formatter(PercentFormatter(1))
-    if is_single:
-        _draw_one(panels, curves[0])
-        return figure
-    lines = []
-    for number, curve in enumerate(curves):
-        look = _look(curve, number)
-        lines.append(draw_line(panels[0], curve.rounds, curve.val, look))
-        draw_line(panels[1], curve.rounds, curve.test, look)
-        _band(panels[0], curve.rounds, curve.val, curve.val_spread, look)
-        _band(panels[1], curve.rounds, curve.test, curve.test_spread, look)
-        if has_loss:
-            draw_line(panels[2], curve.loss_rounds, curve.loss, look)
-    if not any(curve.is_validated for curve in curves):
-        panels[0].set_yticks([])
-        panels[0].text(
-            0.5,
-            0.5,
-            "no validation data",
-            transform=panels[0].transAxes,
-            ha="center",
-        )
-    add_legend(
-        figure, lines, [c.label for c in curves], "outside lower center", columns
-    )
+    lines: dict[str, Any] = {}
+    for (name, group), panels in zip(groups.items(), grid, strict=True):
+        for panel, title in zip(panels, titles, strict=True):
+            dress(panel, xlabel="round", title=f"{title}, {name}" if name else title)
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            panel.set_xlim(0, 1.02 * _last_round(curves))
+        for panel in panels[: len(panels) - (is_single or has_loss)]:
+            panel.yaxis.set_major_formatter(PercentFormatter(1))
+        if is_single:
+            _draw_one(panels, curves[0])
+            return figure
+        for curve in group:
+            look = _drawn(curve, looks)
+            lines[curve.label] = draw_line(panels[0], curve.rounds, curve.val, look)
+            draw_line(panels[1], curve.rounds, curve.test, look)
+            _band(panels[0], curve.rounds, curve.val, curve.val_spread, look)
+            _band(panels[1], curve.rounds, curve.test, curve.test_spread, look)
+            if has_loss:
+                draw_line(panels[2], curve.loss_rounds, curve.loss, look)
+        if not any(curve.is_validated for curve in group):
+            panels[0].set_yticks([])
+            place = {"transform": panels[0].transAxes, "ha": "center"}
+            panels[0].text(0.5, 0.5, "no validation data", **place)
+    add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
     return figure
 
 
 def by_cost(curves: Sequence[Curve]) -> Figure:
     """Draw the test score by the bytes and the seconds that it took.
 
-    Parameters
-    ----------
-    curves : sequence of Curve
-        With ``bytes`` and ``seconds``; the axes are logarithmic if the curves' totals
-        differ more than twenty-fold.
+    The axes are logarithmic if the curves' totals differ more than twenty-fold.
     """
-    columns = legend_columns([curve.label for curve in curves], 3)
-    legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
+    groups, looks = _by_panel(curves), _looks(curves)
+    columns = legend_columns(list(looks), 3)
+    legend_rows = -(-len(looks) // columns) if len(curves) > 1 else 0
     rows, across = grid_of(2)
-    figure = new_figure(2.4 * rows + 0.5 + 0.22 * legend_rows)
-    panels = figure.subplots(rows, across, sharey=True)
+    figure = new_figure(2.4 * rows * len(groups) + 0.5 + 0.22 * legend_rows)
+    grid = figure.subplots(
+        rows * len(groups),
+        across,
+        squeeze=False,
+        sharey="row" if len(groups) > 1 else "all",
+    ).reshape(len(groups), 2)
     factor, unit = scale_bytes(max((c.bytes[-1] for c in curves if c.bytes), default=0))
-    axes = (
-        (
-            "bytes",
-            f"{unit} sent by all",
-            [[b / factor for b in c.bytes] for c in curves],
-        ),
-        ("seconds", "seconds", [list(c.seconds) for c in curves]),
-    )
-    lines: list[Any] = []
-    for panel, (cost, xlabel, places) in zip(panels, axes, strict=True):
-        dress(panel, xlabel=xlabel, title=f"Test {curves[0].score} by {cost}")
-        ends = [x[-1] for x in places if x and x[-1] > 0]
-        if len(ends) > 1 and max(ends) > WIDE * min(ends):
-            panel.set_xscale("log")
-            panel.xaxis.set_major_formatter("{x:g}")
-        lines = []
-        for number, (curve, x) in enumerate(zip(curves, places, strict=True)):
-            look = _look(curve, number)
-            lines.append(draw_line(panel, x, curve.test, look))
-            _band(panel, x, curve.test, curve.test_spread, look)
-        panel.yaxis.set_major_formatter(PercentFormatter(1))
+    lines: dict[str, Any] = {}
+    for (name, group), panels in zip(groups.items(), grid, strict=True):
+        sent = [[b / factor for b in c.bytes] for c in group]
+        axes = (
+            ("bytes", f"{unit} sent by all", sent),
+            ("seconds", "seconds", [list(c.seconds) for c in group]),
+        )
+        for panel, (cost, xlabel, places) in zip(panels, axes, strict=True):
+            title = f"Test {curves[0].score} by {cost}"
+            dress(panel, xlabel=xlabel, title=f"{title}, {name}" if name else title)
+            ends = [x[-1] for x in places if x and x[-1] > 0]
+            if len(ends) > 1 and max(ends) > WIDE * min(ends):
+                panel.set_xscale("log")
+                panel.xaxis.set_major_formatter("{x:g}")
+            for curve, x in zip(group, places, strict=True):
+                look = _drawn(curve, looks)
+                lines[curve.label] = draw_line(panel, x, curve.test, look)
+                _band(panel, x, curve.test, curve.test_spread, look)
+            panel.yaxis.set_major_formatter(PercentFormatter(1))
     if len(curves) > 1:
-        names = [curve.label for curve in curves]
-        add_legend(figure, lines, names, "outside lower center", columns)
+        add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
     return figure
 
 
-def _look(curve: Curve, number: int) -> dict[str, Any]:
-    """Return the style of a curve, its own or that of its number."""
-    own = curve.look or look_of(number)
+def _by_panel(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Return the curves of each dataset, or all of them under an empty name."""
+    groups: dict[str, list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault(curve.panel, []).append(curve)
+    return groups
+
+
+def _looks(curves: Sequence[Curve]) -> dict[str, Mapping[str, Any]]:
+    """Return the style of each name, its own or that of its number."""
+    own = {curve.label: curve.look for curve in curves}
+    return {name: look or look_of(n) for n, (name, look) in enumerate(own.items())}
+
+
+def _drawn(curve: Curve, looks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the style in which a curve is drawn."""
     base = line_of(curve.rounds)
     if len(curve.rounds) > 2:  # markers tell the lines of one method apart
         base.pop("marker", None)
-    return {**base, **own}
+    return {**base, **looks[curve.label]}
 
 
 def _band(
@@ -240,66 +231,60 @@ def by_round(
     *,
     ylabel: str,
     looks: Sequence[Mapping[str, Any]] = (),
+    panels: Sequence[str] = (),
 ) -> Figure:
-    """Draw a value by round.
+    """Draw a value by round, with name, rounds and values of each run.
 
-    Parameters
-    ----------
-    curves : sequence of (str, sequence of int, sequence of float)
-        Name, rounds and values of each run.
-    ylabel : str
-        Name of the value.
-    looks : sequence of mapping
-        Colour, dash and marker of each curve; by default those of its number.
+    ``looks`` are by default those of the curves' numbers; ``panels`` names the dataset
+    of each curve, if a figure shows several.
     """
-    columns = legend_columns([name for name, _, _ in curves], 3)
-    legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
-    figure = new_figure(2.7 + 0.22 * legend_rows)
-    panel = figure.subplots()
-    dress(panel, xlabel="round", ylabel=ylabel)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
-    lines = []
-    for number, (_, rounds, values) in enumerate(curves):
+    names = list(dict.fromkeys(name for name, _, _ in curves))
+    titles = list(panels) or [""] * len(curves)
+    groups = list(dict.fromkeys(titles))
+    columns = legend_columns(names, 3)
+    legend_rows = -(-len(names) // columns) if len(names) > 1 else 0
+    rows, across = grid_of(len(groups))
+    figure = new_figure(2.7 * rows + 0.22 * legend_rows)
+    grid = figure.subplots(rows, across, squeeze=False).flatten()
+    lines: dict[str, Any] = {}
+    for number, ((name, rounds, values), title) in enumerate(
+        zip(curves, titles, strict=True)
+    ):
+        panel = grid[groups.index(title)]
+        dress(panel, xlabel="round", ylabel=ylabel, title=title)
         look = looks[number] if looks else look_of(number)
-        lines.append(draw_line(panel, rounds, values, {**line_of(rounds), **look}))
-    panel.set_ylim(bottom=0)
-    if len(curves) > 1:
-        names = [name for name, _, _ in curves]
-        add_legend(figure, lines, names, "outside lower center", columns)
+        lines[name] = draw_line(panel, rounds, values, {**line_of(rounds), **look})
+    for panel in grid:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        panel.set_ylim(bottom=0)
+    if len(names) > 1:
+        add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
     return figure
 
 
 def column_curves(curves: Sequence[Curve]) -> Figure:
     """Draw the score by round for each node set that a setting scores.
 
-    Parameters
-    ----------
-    curves : sequence of Curve
-        Of one run, all columns share a panel. For several runs, each column has a panel.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Columns without values are marked "(no nodes)".
+    Of one run, all columns share a panel. For several runs, each column has a panel.
+    Columns without values are marked "(no nodes)".
     """
     titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
-    drawn = {
-        title: [(c.rounds, c.columns.get(title, _absent(c))) for c in curves]
-        for title in titles
-    }
-    drawn = {
-        title if _has_number(lines) else f"{title} (no nodes)": lines
-        for title, lines in drawn.items()
-    }
-    if len(curves) == 1:
-        names = list(drawn)
-        looks: list[Mapping[str, Any]] = [
-            dashed_look(number) for number in range(len(names))
-        ]
-        layout = {first_upper(curves[0].score): [lines[0] for lines in drawn.values()]}
-    else:
-        names, layout = [curve.label for curve in curves], drawn
-        looks = [c.look or look_of(number) for number, c in enumerate(curves)]
+    layout: dict[str, list[tuple[Curve, Sequence[float], Mapping[str, Any]]]] = {}
+    looks = _looks(curves)
+    for panel, group in _by_panel(curves).items():
+        for number, title in enumerate(titles):
+            found = [(c, c.columns.get(title, _absent(c))) for c in group]
+            has_number = any(not math.isnan(v) for _, values in found for v in values)
+            name = title if has_number else f"{title} (no nodes)"
+            if len(curves) == 1:  # all columns share a panel
+                shown = layout.setdefault(first_upper(curves[0].score), [])
+                shown += [(c, values, dashed_look(number)) for c, values in found]
+                titles[number] = name
+            else:
+                layout[f"{name}, {panel}" if panel else name] = [
+                    (c, values, looks[c.label]) for c, values in found
+                ]
+    names = titles if len(curves) == 1 else list(looks)
     selected = curves[0].best_round if len(curves) == 1 else None
     shown_names = names if selected is None else [*names, f"selected: round {selected}"]
     columns = legend_columns(shown_names, 5 if len(curves) == 1 else 3)
@@ -308,24 +293,21 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     figure = new_figure(height)
     panels = figure.subplots(rows, across, sharey=True, squeeze=False).flatten()
     last = _last_round(curves)
-    for panel, (title, shown) in zip(panels, layout.items(), strict=True):
-        dress(panel, xlabel="round", title=title)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        panel.set_xlim(0, 1.02 * last)
-        panel.yaxis.set_major_formatter(PercentFormatter(1))
-        lines = [
-            draw_line(panel, rounds, values, {**line_of(rounds), **look})
-            for (rounds, values), look in zip(shown, looks, strict=True)
-        ]
+    lines: dict[str, Any] = {}
+    for axes, (title, shown) in zip(panels, layout.items(), strict=True):
+        dress(axes, xlabel="round", title=title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.set_xlim(0, 1.02 * last)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        for number, (curve, values, look) in enumerate(shown):
+            name = names[number] if len(curves) == 1 else curve.label
+            style = {**line_of(curve.rounds), **look}
+            lines[name] = draw_line(axes, curve.rounds, values, style)
+    artists = [lines[name] for name in names]
     if selected is not None:
-        lines.append(mark_selected(panels[0], selected))
-    add_legend(figure, lines, shown_names, "outside lower center", columns)
+        artists.append(mark_selected(panels[0], selected))
+    add_legend(figure, artists, shown_names, "outside lower center", columns)
     return figure
-
-
-def _has_number(lines: Sequence[tuple[Sequence[int], Sequence[float]]]) -> bool:
-    """Return whether any line has a value other than NaN."""
-    return any(not math.isnan(value) for _, values in lines for value in values)
 
 
 def _absent(curve: Curve) -> list[float]:

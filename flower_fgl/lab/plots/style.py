@@ -285,23 +285,10 @@ def quiet_glyphs() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure in the format of the ending, PNG without one.
+    """Write a figure atomically in the format of the ending, PNG without one.
 
-    Parameters
-    ----------
-    figure : Figure
-        Figure to write.
-    path : Path
-        File to create or replace; an existing file is kept if this fails.
-    **options : Any
-        Options of ``Figure.savefig``.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    ValueError
-        If matplotlib knows no such format.
+    Raises an OSError if the file cannot be written, and a ValueError if matplotlib
+    knows no such format.
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:] or "png", **options)

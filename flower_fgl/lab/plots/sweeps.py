@@ -33,17 +33,9 @@ def by_value(
 ) -> Figure:
     """Draw scores by the value of a setting, with error bars of one standard deviation.
 
-    Parameters
-    ----------
-    values : sequence of float
-        Length V, ascending; drawn at equal distances.
-    panels : mapping of str to sequence of (str, sequence of float, sequence of float)
-        By panel title: name of each line, and its V means and standard deviations in
-        [0, 1]; NaN if missing. All panels have the same names.
-    xlabel : str
-        Name of the setting.
-    looks : sequence of mapping
-        Colour, dash and marker of each line; by default those of its number.
+    ``values`` are ascending and drawn at equal distances. Each panel has, by its title,
+    the name of each line and its means and standard deviations in [0, 1] at the values,
+    NaN if missing; all panels have the same names.
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
     columns = legend_columns(names, 3)

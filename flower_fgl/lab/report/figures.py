@@ -28,7 +28,7 @@ from flower_fgl.lab.report.numbers import (
     shown_score,
 )
 from flower_fgl.lab.report.sweeps import Sweep
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored
 
 __all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
@@ -38,7 +38,7 @@ Pictures = dict[str, Figure]
 """Figures by their name in the template; those without content are omitted."""
 
 
-def draw_run(run: Run) -> Pictures:
+def draw_run(run: RunFolder) -> Pictures:
     """Draw all figures of one run, finished or not."""
     lines = [Line("", [run])]
     score = shown_score([run])
@@ -80,21 +80,16 @@ def _class_names(described: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]
 
 
 def draw_runs(lines: Sequence[Line]) -> Pictures:
-    """Draw all figures that compare several runs.
-
-    Parameters
-    ----------
-    lines : sequence of Line
-        Name, runs and look of each line; those of several runs are averaged.
-    """
+    """Draw all figures that compare several runs; lines of several runs are averaged."""
     runs = [run for line in lines for run in line.runs]
     score = shown_score(runs)
     curves = [
         replace(
             _mean_curve(
-                line.label, [_curve(run, line.label, score) for run in line.runs]
+                line.name, [_curve(run, line.name, score) for run in line.runs]
             ),
             look=line.look,
+            panel=line.panel,
         )
         for line in lines
     ]
@@ -107,27 +102,20 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
     pictures |= _columns(lines, curves) | _distances(lines)
     if any(per_client):
         pictures["clients"] = plots.client_spread(
-            [line.label for line in lines],
+            [line.name for line in lines],
             per_client,
             [_mean_score(line.runs, score) for line in lines],
             [line.look["color"] for line in lines],
             score=score_title(score),
+            panels=[line.panel for line in lines],
         )
     return pictures | _costs(lines)
 
 
-def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
-    """Draw the scores of each sweep by the value of its setting.
+def draw_sweeps(sweeps: Sequence[Sweep], methods: Sequence[str] = ()) -> Pictures:
+    """Draw the scores of each sweep by the value of its setting: ``setting-<key>``.
 
-    Parameters
-    ----------
-    sweeps : sequence of Sweep
-        Settings with their values and scores; may be empty.
-
-    Returns
-    -------
-    dict of str to Figure
-        By ``setting-<key>``.
+    ``methods`` are those of the page, which give the lines their colours.
     """
     pictures = {}
     for sweep in sweeps:
@@ -144,7 +132,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
             ]
             for title, metric in titles.items()
         }
-        looks = looks_of([line.method for line in sweep.lines])
+        looks = looks_of([line.method for line in sweep.lines], methods)
         pictures[f"setting-{sweep.key}"] = plots.by_value(
             values, panels, xlabel=sweep.key, looks=looks
         )
@@ -179,7 +167,7 @@ def _columns(lines: Sequence[Line], curves: Sequence[plots.Curve]) -> Pictures:
 
 def _distances(lines: Sequence[Line]) -> Pictures:
     """Draw the distance between uploaded encoders by round, if the runs have it."""
-    curves, looks = [], []
+    curves, drawn = [], []
     for line in lines:
         known = [
             {
@@ -192,12 +180,16 @@ def _distances(lines: Sequence[Line]) -> Pictures:
         rounds = _in_all([list(one) for one in known])
         if rounds:
             means = [fmean(one[number] for one in known) for number in rounds]
-            curves.append((line.label, rounds, means))
-            looks.append(line.look)
+            curves.append((line.name, rounds, means))
+            drawn.append(line)
     if not curves:
         return {}
+    looks = [line.look for line in drawn]
     figure = plots.by_round(
-        curves, ylabel="mean distance", looks=looks if all(looks) else ()
+        curves,
+        ylabel="mean distance",
+        looks=looks if all(looks) else (),
+        panels=[line.panel for line in drawn],
     )
     return {"distance": figure}
 
@@ -239,7 +231,7 @@ def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: value / len(parts) for key, value in total.items()}
 
 
-def _mean_score(runs: Sequence[Run], score: str) -> float | None:
+def _mean_score(runs: Sequence[RunFolder], score: str) -> float | None:
     """Return the mean test score of the runs that have one."""
     known = [
         value for run in runs if (value := pooled_test_score(run, score)) is not None
@@ -247,7 +239,7 @@ def _mean_score(runs: Sequence[Run], score: str) -> float | None:
     return fmean(known) if known else None
 
 
-def _curve(run: Run, label: str, score: str) -> plots.Curve:
+def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
     """Collect a score and the losses of a run by round."""
     train = [row for row in run.rounds if row.get("phase") == "train"]
     scored = [
@@ -286,7 +278,7 @@ def _curve(run: Run, label: str, score: str) -> plots.Curve:
     )
 
 
-def _costs_until(run: Run) -> dict[int, tuple[float, float]]:
+def _costs_until(run: RunFolder) -> dict[int, tuple[float, float]]:
     """Return the bytes and seconds from the start to the end of each training round."""
     each = [
         (

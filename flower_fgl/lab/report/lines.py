@@ -1,47 +1,39 @@
 """Lines of the report's figures: which runs share one, its name, colour, dash and marker.
 
-A method has the same colour and dash in every figure and on every page: those of its place
-among all methods, the oldest publication first, so that a later method changes no other.
-Lines of one method differ by their marker. Where all lines belong to one method, they have
-colours instead.
+The methods of a page get their colours, and from the ninth on their dashes, in the order in
+which they first appear. All figures of the page share them. Lines of one method differ by
+their marker. Where all lines belong to one method, they have colours instead.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flower_fgl.lab import plots
 from flower_fgl.lab.report.seeds import average_groups
-from flower_fgl.methods import METHODS
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
-__all__ = ["Line", "has_one_objective", "lines_of", "looks_of", "method_number"]
-
-YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+__all__ = ["Line", "has_one_objective", "lines_of", "looks_of"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that the figures show as one line, their mean.
+    """Runs that the figures show as one line: one run, or the mean over seeds.
 
-    Parameters
-    ----------
-    label : str
-        Name in the legend.
-    runs : sequence of Run
-        One run, or runs that differ only in their seeds.
-    look : mapping of str to object
-        Colour, dash and marker.
+    ``label`` is its name; ``look`` holds colour, dash and marker. If there are several
+    datasets, ``panel`` is the line's, and ``name`` its name beside lines of the same
+    dataset.
     """
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunFolder]
     look: Mapping[str, Any] = field(default_factory=dict)
+    panel: str = ""
+    name: str = ""
 
     @property
     def method(self) -> str:
@@ -49,15 +41,11 @@ class Line:
         return str(self.runs[0].summary["method"])
 
 
-def lines_of(runs: Sequence[Run], labels: Sequence[str]) -> list[Line]:
+def lines_of(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Line]:
     """Return the lines of several runs; those that differ only in seeds share one.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs, finished or not.
-    labels : sequence of str
-        Name of each run, for those with a line of their own.
+    ``labels`` names each run, for those with a line of their own. Lines of several
+    datasets have one panel each, in which a name has the same look.
     """
     groups = [group for group in average_groups(runs) if len(group.runs) > 1]
     data = {run.summary["dataset"] for run in runs}
@@ -76,48 +64,38 @@ def lines_of(runs: Sequence[Run], labels: Sequence[str]) -> list[Line]:
         if id(run) not in averaged
     ]
     repeated = Counter(label for label, _ in found)
-    names = [
-        f"{label} ({members[0].path.name})" if repeated[label] > 1 else label
-        for label, members in found
-    ]
-    lines = [Line(n, members) for n, (_, members) in zip(names, found, strict=True)]
-    looks = looks_of([line.method for line in lines])
-    return [Line(i.label, i.runs, look) for i, look in zip(lines, looks, strict=True)]
+    lines = []
+    for label, members in found:
+        label += f" ({members[0].path.name})" if repeated[label] > 1 else ""
+        panel = str(members[0].summary["dataset"]) if len(data) > 1 else ""
+        name = re.sub(rf" (on|·) {re.escape(panel)}(?= · | \(|$)", "", label, count=1)
+        lines.append(Line(label, members, panel=panel, name=name if panel else label))
+    methods = {line.name: line.method for line in lines}
+    order = dict.fromkeys(str(run.summary["method"]) for run in runs)
+    looks = dict(
+        zip(methods, looks_of(list(methods.values()), list(order)), strict=True)
+    )
+    return [replace(line, look=looks[line.name]) for line in lines]
 
 
-def looks_of(methods: Sequence[str]) -> list[dict[str, Any]]:
-    """Return colour, dash and marker of each line.
+def looks_of(methods: Sequence[str], order: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return colour, dash and marker of each line by its method.
 
-    Parameters
-    ----------
-    methods : sequence of str
-        Method of each line.
+    Methods get colours, and then dashes, in the order in which the page first shows them:
+    that of ``order``, or of ``methods``.
     """
     if len(set(methods)) == 1 and len(methods) > 1:
         return [plots.look_of(number) for number in range(len(methods))]
+    numbers = {name: n for n, name in enumerate(dict.fromkeys([*order, *methods]))}
     seen: Counter[str] = Counter()
     looks = []
     for method in methods:
-        looks.append(plots.variant_look(method_number(method), seen[method]))
+        looks.append(plots.variant_look(numbers[method], seen[method]))
         seen[method] += 1
     return looks
 
 
-def method_number(method: str) -> int:
-    """Return the number that gives a method its colour and dash.
-
-    Parameters
-    ----------
-    method : str
-        Name of a method; one that is not installed gets a number by its name.
-    """
-    if method not in METHODS:
-        return zlib.crc32(method.encode())
-    years = {name: YEAR.findall(row.paper)[-1:] for name, row in METHODS.items()}
-    return sorted(METHODS, key=lambda name: (years[name], name)).index(method)
-
-
-def has_one_objective(runs: Sequence[Run]) -> bool:
+def has_one_objective(runs: Sequence[RunFolder]) -> bool:
     """Return whether the training losses of all runs can be compared.
 
     They can if the runs train the same method, with the same settings of that method, on

@@ -7,7 +7,7 @@ from typing import Any
 
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
 __all__ = [
     "about",
@@ -30,25 +30,25 @@ __all__ = [
 ]
 
 
-def about(run: Run) -> str:
+def about(run: RunFolder) -> str:
     """Return a run's name: method and dataset."""
     return f"{run.summary['method']} on {run.summary['dataset']}"
 
 
-def item_kind(runs: Sequence[Run]) -> str:
+def item_kind(runs: Sequence[RunFolder]) -> str:
     """Return what the runs classify: ``nodes``, ``graphs``, ``links``, ``edges``."""
     names = {"graph": "graphs", LINK: "links", EDGE: "edges"}
     kinds = {names.get(str(run.config.get("setting")), "nodes") for run in runs}
     return " or ".join(sorted(kinds, key=["nodes", "graphs", "links", "edges"].index))
 
 
-def scope_of(run: Run) -> str:
+def scope_of(run: RunFolder) -> str:
     """Return the evaluation of ``best`` and ``last``: ``local`` or ``global``."""
     scopes = {scope for row in run.rounds for scope in row.get("metrics", {})}
     return "global" if scopes == {"global"} else "local"
 
 
-def last_mixture(run: Run) -> Mapping[str, Any] | None:
+def last_mixture(run: RunFolder) -> Mapping[str, Any] | None:
     """Return the last round's mixtures of a personalized average, ``None`` without any.
 
     Its keys: ``round``, ``clients``, ``weights`` (row i: the mixture of client i), and
@@ -61,7 +61,7 @@ def last_mixture(run: Run) -> Mapping[str, Any] | None:
     return None
 
 
-def columns_of(runs: Sequence[Run]) -> list[str]:
+def columns_of(runs: Sequence[RunFolder]) -> list[str]:
     """Return the node sets that were scored, in display order."""
     scored = (run.best or {} for run in runs)
     found = dict.fromkeys(key for entry in scored for key in entry if key != "round")
@@ -69,19 +69,19 @@ def columns_of(runs: Sequence[Run]) -> list[str]:
     return first + [name for name in found if name not in first]
 
 
-def own_columns_of(runs: Sequence[Run]) -> list[str]:
+def own_columns_of(runs: Sequence[RunFolder]) -> list[str]:
     """Return the scored node sets besides validation and test."""
     return [name for name in columns_of(runs) if name in SETTING_COLUMNS]
 
 
-def setting_of(run: Run) -> str:
+def setting_of(run: RunFolder) -> str:
     """Return the value of ``setting``, which defines the training and test data."""
     return str(run.config.get("setting", "transductive"))
 
 
-def settings_of(runs: Sequence[Run]) -> dict[str, list[str]]:
+def settings_of(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
     """Return the additional node sets of each setting that has any."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunFolder]] = {}
     for run in runs:
         groups.setdefault(setting_of(run), []).append(run)
     found = {setting: own_columns_of(group) for setting, group in groups.items()}
@@ -93,7 +93,7 @@ def column_name(column: str) -> str:
     return {"val": "validation", **SETTING_COLUMNS}.get(column, column)
 
 
-def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Return keys and display names of the scores; AUROC etc. only if a run has it."""
     shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
     shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
@@ -103,7 +103,7 @@ def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return shown
 
 
-def shown_score(runs: Sequence[Run]) -> str:
+def shown_score(runs: Sequence[RunFolder]) -> str:
     """Return the score that figures show: the one that selects rounds in all runs.
 
     Runs that differ in it are compared by their accuracy.
@@ -117,7 +117,7 @@ def score_title(score: str) -> str:
     return EXTRA_SCORES.get(score, score)
 
 
-def client_scores(run: Run, score: str = "accuracy") -> dict[int, float | None]:
+def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | None]:
     """Return each client's test score in the best round, by partition ID."""
     if run.best is None:
         return {}
@@ -130,7 +130,7 @@ def client_scores(run: Run, score: str = "accuracy") -> dict[int, float | None]:
     return {pid: found[pid].get(score) for pid in sorted(found)}
 
 
-def idle_clients(run: Run) -> tuple[int, str]:
+def idle_clients(run: RunFolder) -> tuple[int, str]:
     """Return the number of clients that do not train, and a description of them."""
     about = [row for row in run.clients if "trains" in row]
     number = sum(not row["trains"] for row in about)
@@ -138,13 +138,13 @@ def idle_clients(run: Run) -> tuple[int, str]:
     return number, "do not participate" if is_few_shot else "are only evaluated"
 
 
-def pooled_test_score(run: Run, score: str = "accuracy") -> float | None:
+def pooled_test_score(run: RunFolder, score: str = "accuracy") -> float | None:
     """Return the pooled test score of the best round."""
     value: float | None = (run.best or {}).get("test", {}).get(score)
     return value
 
 
-def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
+def score_rows(run: RunFolder) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and scores of each row of the results table."""
     both = run.summary.get("global", {})
     chosen = (
@@ -162,7 +162,7 @@ def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
     return [(name, entry) for name, entry in rows if entry]
 
 
-def dropped_replies(run: Run) -> list[dict[str, Any]]:
+def dropped_replies(run: RunFolder) -> list[dict[str, Any]]:
     """Count dropped replies by reason, with the affected clients and rounds."""
     out: dict[str, dict[str, Any]] = {}
     for row in run.rounds:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flower_fgl.lab.report.lines import Line
 from flower_fgl.lab.tables.per_owner import owner_metric, rows_per_owner
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
 __all__ = ["owner_table"]
 
@@ -16,23 +16,12 @@ TITLES = {"auroc": "area under the ROC curve (AUROC)", "accuracy": "accuracy"}
 
 
 def owner_table(
-    runs: Sequence[Run], lines: Sequence[Line], against: str
+    runs: Sequence[RunFolder], lines: Sequence[Line], against: str
 ) -> dict[str, Any]:
-    """Return the template's table of owners.
+    """Return the template's table of owners, with a column for each line.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        All runs of the page.
-    lines : sequence of Line
-        Columns of the table.
-    against : str
-        Method whose line the gains refer to; no gains without exactly one such line.
-
-    Returns
-    -------
-    dict
-        Empty unless all runs have the same natural owners, and scores of them.
+    The gains refer to the line of the method ``against``, if exactly one has it. The
+    table is empty unless all runs have the same natural owners, and scores of them.
     """
     owners = {run.config.get("owners") or "" for run in runs}
     if "" in owners or len({run.summary["dataset"] for run in runs}) > 1:

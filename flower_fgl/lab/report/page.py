@@ -40,11 +40,11 @@ from flower_fgl.lab.report.numbers import (
     shown_score,
 )
 from flower_fgl.lab.report.owners import owner_table
-from flower_fgl.lab.report.seeds import mark_better, over_seeds
+from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.report.sweeps import Sweep, find_sweeps
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import replace_file, writing
 
 __all__ = ["comparison_figures", "write_report"]
@@ -59,7 +59,7 @@ PLACES = {"output-dir", "run-dir", "state-dir", "data-dir"}
 
 
 def write_report(
-    runs: Sequence[Run],
+    runs: Sequence[RunFolder],
     out: Path | None = None,
     *,
     against: str = "",
@@ -67,35 +67,17 @@ def write_report(
     nodes: Figure | None = None,
     title: str = "",
 ) -> Path:
-    """Write the report of one run, or a comparison of several runs.
+    """Write the report of one run, or a comparison of several runs; return the HTML file.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least one run.
-    out : Path or None
-        HTML file, or folder, to write. By default ``report.html`` in the folder of a
-        single run, or ``comparison.html`` next to the folder of the first of several.
-    against : str
-        Method; in the table over seeds, a mark shows results with a significantly higher
-        test score. Empty for no marks.
-    pictures : Path or None
-        Folder to which all figures are written as SVG files as well.
-    nodes : matplotlib.figure.Figure, optional
-        Embeddings of some clients' nodes to add to the page.
-    title : str
-        Title of a comparison; by default the number of runs.
+    ``out`` is a file or folder; by default ``report.html`` in the folder of a single
+    run, or ``comparison.html`` next to the folder of the first of several. A mark shows
+    results with a significantly higher test score than the method ``against``, if any.
+    All figures are also written as SVG files to ``pictures``. ``nodes`` are embeddings
+    of some clients' nodes, and ``title`` is that of a comparison.
 
-    Returns
-    -------
-    Path
-        The HTML file.
-
-    Raises
-    ------
-    RunError
-        If there is no run, a file cannot be written, this copy of the package has no
-        template, or ``against`` has no runs over several seeds, or of several settings.
+    Raises a RunError if there is no run, a file cannot be written, this copy of the
+    package has no template, or ``against`` has no runs over several seeds, or of
+    several settings.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")
@@ -112,7 +94,7 @@ def write_report(
             "contains no HTML. Use the installed command: flower-fgl report "
             f"{runs[0].path}"
         ) from error
-    context = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    context = _one(runs[0], against) if len(runs) == 1 else _several(runs, against)
     figures = context["pictures"] | ({} if nodes is None else {"nodes": nodes})
     context["pictures"] = {key: to_data_uri(value) for key, value in figures.items()}
     narrow = draw_narrow(runs)
@@ -120,8 +102,6 @@ def write_report(
     context["against"] = against
     if title and len(runs) > 1:
         context["title"] = title
-    if against:
-        mark_better(context["groups"], against)
     page = template.render(
         runs=runs,
         columns=columns_of(runs),
@@ -166,7 +146,7 @@ def _environment(folder: Path) -> jinja2.Environment:
     return environment
 
 
-def draw_narrow(runs: Sequence[Run]) -> dict[str, Figure]:
+def draw_narrow(runs: Sequence[RunFolder]) -> dict[str, Figure]:
     """Draw the figures of the page for phones."""
     with plots.narrow_figures():
         return draw_run(runs[0]) if len(runs) == 1 else comparison_figures(runs)
@@ -191,7 +171,7 @@ def show_points(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:+.1f}"
 
 
-def _one(run: Run) -> dict[str, Any]:
+def _one(run: RunFolder, against: str) -> dict[str, Any]:
     """Return the template's context for one run."""
     scores = client_scores(run, shown_score([run]))
     held = sorted(
@@ -213,7 +193,7 @@ def _one(run: Run) -> dict[str, Any]:
         "scores": score_rows(run),
         "mixture": last_mixture(run),
         "held": held,
-        "groups": [],
+        "groups": over_seeds([run], against),
         "sweeps": [],
         "differing": [],
         "dropped": dropped_replies(run),
@@ -225,7 +205,7 @@ def _one(run: Run) -> dict[str, Any]:
     }
 
 
-def _read_settings(run: Run) -> dict[str, Any]:
+def _read_settings(run: RunFolder) -> dict[str, Any]:
     """Return the settings of a run without those of data that it does not read."""
     config = dict(flatten_config(run.config))
     if config.get("dataset") == "synthetic" and not config.get("owners"):
@@ -233,27 +213,21 @@ def _read_settings(run: Run) -> dict[str, Any]:
     return {k: v for k, v in config.items() if not k.startswith("synthetic.")}
 
 
-def comparison_figures(runs: Sequence[Run]) -> dict[str, Figure]:
-    """Draw the figures of the page that compares several runs.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least two runs.
-
-    Returns
-    -------
-    dict of str to Figure
-        By their name in the page.
-    """
+def comparison_figures(runs: Sequence[RunFolder]) -> dict[str, Figure]:
+    """Draw the figures of the page that compares several runs, by their name in it."""
     lines: list[Line] = lines_of(runs, _labels(runs))
-    return draw_runs(lines) | draw_sweeps(find_sweeps(runs))
+    return draw_runs(lines) | draw_sweeps(find_sweeps(runs), _methods(runs))
 
 
-def _several(runs: Sequence[Run]) -> dict[str, Any]:
+def _methods(runs: Sequence[RunFolder]) -> list[str]:
+    """Return the methods of runs in the order in which the page shows them."""
+    return list(dict.fromkeys(str(run.summary["method"]) for run in runs))
+
+
+def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
     """Return the template's context for a comparison of several runs."""
     labels = _labels(runs)
-    groups = over_seeds(runs)
+    groups = over_seeds(runs, against)
     lines = lines_of(runs, labels)
     flat = [
         {k: _shown(v) for k, v in _read_settings(run).items() if k not in PLACES}
@@ -270,7 +244,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "title": f"{len(runs)} runs compared",
         "labels": labels,
-        "pictures": draw_runs(lines) | draw_sweeps(sweeps),
+        "pictures": draw_runs(lines) | draw_sweeps(sweeps, _methods(runs)),
         "has_means": len(lines) < len(runs),
         "has_losses": has_one_objective(runs),
         "ranks": {group["rank"] for group in groups},
@@ -324,7 +298,7 @@ def _shown(value: Any) -> str:
     return value if value and isinstance(value, str) else json.dumps(value)
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[RunFolder]) -> list[str]:
     """Name runs by method and by the values that distinguish them."""
     facts = {
         key: [str(run.summary[key]) for run in runs] for key in ("dataset", "seed")
@@ -347,7 +321,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _command(run: Run) -> str:
+def _command(run: RunFolder) -> str:
     """Return the command that reproduces a run."""
     words = ["flower-fgl", "run", str(run.path / "config.toml")]
     if run.summary["clients"] and not run.config.get("clients"):

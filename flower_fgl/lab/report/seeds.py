@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.lab.report.numbers import about, pooled_test_score
-from flower_fgl.lab.tables.cells import PLACE
-from flower_fgl.lab.tables.compare import PER_RUN, compare_accuracy, main_metric
-from flower_fgl.lab.tables.statistics import PairedTest, compare_all
+from flower_fgl.lab.tables.compare import PER_RUN, main_metric
+from flower_fgl.lab.tables.frame import (
+    NOTHING,
+    Scores,
+    frame_of_runs,
+    place_of,
+    show_percent,
+)
+from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
-__all__ = ["Group", "average_groups", "mark_best", "mark_better", "over_seeds"]
-__all__ += ["scored_runs"]
+__all__ = ["Group", "average_groups", "over_seeds", "scored_runs"]
 
-FINETUNED = ", after fine-tuning"
-KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
-    "": lambda run: run.best,
-    ", aggregated model": lambda run: run.summary.get("global", {}).get("best"),
-    FINETUNED: lambda run: run.summary.get("finetuned"),
+KINDS = {"own": "", "global": ", aggregated model"}
+"""Rows of a group by evaluated model, with the end of their name."""
+TUNED_KINDS = {
+    "before": "",
+    "global": ", aggregated model",
+    "own": ", after fine-tuning",
 }
-"""Scores of a run to average, by the suffix of the row's name."""
+"""The same of runs that end with fine-tuning."""
 
 
-def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, Any]]]:
     """Return the completed runs with scores, and their settings without seeds."""
     return [
         (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
@@ -44,29 +49,20 @@ def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
 class Group:
     """Completed runs that differ only in their seeds.
 
-    Parameters
-    ----------
-    label : str
-        Method, and the settings in which it differs from other groups of the method.
-    runs : list of Run
-        At least one run.
+    ``label`` is the method, and the settings in which it differs from other groups of
+    it.
     """
 
     label: str
-    runs: list[Run]
+    runs: list[RunFolder]
 
 
-def average_groups(runs: Sequence[Run], *, smallest: int = 2) -> list[Group]:
+def average_groups(runs: Sequence[RunFolder], *, smallest: int = 2) -> list[Group]:
     """Group completed runs with scores that differ only in their seeds.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs, finished or not.
-    smallest : int
-        Groups of fewer runs are left out.
+    Groups of fewer than ``smallest`` runs are left out.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunFolder]] = {}
     configs: dict[str, dict[str, Any]] = {}
     for run, config in scored_runs(runs):
         key = json.dumps([about(run), run.summary["clients"], sorted(config.items())])
@@ -79,127 +75,105 @@ def average_groups(runs: Sequence[Run], *, smallest: int = 2) -> list[Group]:
     ]
 
 
-def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Average completed runs that differ only in their seeds.
+def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:
+    """Average completed runs that differ only in their seeds: one mapping per table row.
 
     The aggregated model and fine-tuning have additional rows if the runs scored them. The
     rows that are compared are those after fine-tuning, where the runs have it.
+
+    ``rank`` is ``best`` or ``tied`` among rows of the same data and draws. The best has the
+    highest mean test score. A tied one differs from it by less than one point; too few
+    common draws, or a large spread, are no tie. Where the draws of the rows differ, no row
+    is best, since their means are not comparable: then ``has_other_draws`` is set.
+    ``is_better`` and ``versus`` are the comparison with the method ``against``; a RunError
+    is raised if it has no runs over several seeds, or several groups on the same data.
+    The p-values of either kind of comparison are adjusted together.
     """
-    groups = [
-        {
-            "name": f"{group.label} on {group.runs[0].summary['dataset']}{kind}",
-            "runs": group.runs,
-            "is_compared": kind == _compared_kind(group.runs),
-            "is_better": False,
-            "has_other_draws": False,
-            "versus": "",
-            "rank": "",
-            "score": main_metric(group.runs[0]),
-            "clients": group.runs[0].summary["clients"],
-            "seeds": _seeds(group.runs),
-            **{
-                f"{column}_{metric}": _mean_std(entries, column, metric)
-                for column in ("val", "test", *SETTING_COLUMNS)
-                for metric in (*SCORE_NAMES, "auroc", "mean_accuracy")
-            },
-        }
-        for group in average_groups(runs)
-        for kind, entry_of in KINDS.items()
-        if any(entries := [entry_of(run) or {} for run in group.runs])
+    groups = average_groups(runs)
+    scores = Scores(
+        frame_of_runs(
+            (place_of(run), number, run)
+            for number, group in enumerate(groups)
+            for run in group.runs
+        )
+    )
+    shown = [
+        (column, metric)
+        for column in ("val", "test", *SETTING_COLUMNS)
+        for metric in (*SCORE_NAMES, "auroc", "mean_accuracy")
     ]
-    mark_best([group for group in groups if group["is_compared"]])
-    return groups
+    rows: list[dict[str, Any]] = []
+    for number, group in enumerate(groups):
+        first = group.runs[0]
+        place = place_of(first)
+        is_tuned = any("finetuned" in run.summary for run in group.runs)
+        kinds = TUNED_KINDS if is_tuned else KINDS
+        for model, kind in kinds.items():
+            texts = {
+                f"{column}_{metric}": _mean_std(
+                    scores.values(place, number, model, column, metric)
+                )
+                for column, metric in shown
+            }
+            if model != "own" and set(texts.values()) == {NOTHING}:
+                continue
+            main = scores.series(place, number, model, "test", main_metric(first))
+            row = {
+                "name": f"{group.label} on {first.summary['dataset']}{kind}",
+                "runs": group.runs,
+                "place": place,
+                "main": main if len(main) == len(group.runs) else main[:0],
+                "is_compared": model == "own",
+                "is_better": False,
+                "has_other_draws": False,
+                "versus": "",
+                "rank": "",
+                "score": main_metric(first),
+                "clients": first.summary["clients"],
+                "seeds": _seeds(group.runs),
+            }
+            rows.append(row | texts)
+    compared = [row for row in rows if row["is_compared"]]
+    _mark_best(compared)
+    if against:
+        _mark_better(compared, against)
+    return rows
 
 
-def _compared_kind(runs: Sequence[Run]) -> str:
-    """Return the kind of the row that stands for the runs, see :attr:`Run.final`."""
-    return FINETUNED if any(KINDS[FINETUNED](run) for run in runs) else ""
-
-
-def mark_best(groups: Sequence[dict[str, Any]]) -> None:
-    """Set ``rank`` to ``best`` or ``tied`` among rows of the same data and draws.
-
-    The best has the highest mean test score. A tied one differs from it by less than
-    one point, by the paired equivalence test of
-    :mod:`flower_fgl.lab.tables.statistics`; too few common draws, or a large spread,
-    are no tie. The p-values of all rows are adjusted together, by Holm's method. Where
-    the draws of the rows differ, no row is best: their means are not comparable. Then
-    ``has_other_draws`` is set.
-    """
-    places: dict[str, list[dict[str, Any]]] = {}
-    for group in groups:
-        places.setdefault(_place(group["runs"][0]), []).append(group)
-    tests: list[tuple[dict[str, Any], PairedTest]] = []
+def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
+    """Set ``rank`` and ``has_other_draws``, see :func:`over_seeds`."""
+    places: dict[Hashable, list[dict[str, Any]]] = {}
+    for row in rows:
+        places.setdefault(row["place"], []).append(row)
+    tests: list[tuple[dict[str, Any], Comparison]] = []
     for rivals in places.values():
-        scores = [_main_score(group["runs"]) for group in rivals]
-        if len(rivals) < 2 or max(scores) == -math.inf:
+        scored = [row for row in rivals if len(row["main"])]
+        if len(rivals) < 2 or not scored:
             continue
-        scored = zip(rivals, scores, strict=True)
-        draws = {_draws(group["runs"]) for group, x in scored if x > -math.inf}
-        if len(draws) > 1:
-            for group in rivals:
-                group["has_other_draws"] = True
+        if len({tuple(sorted(row["main"].index)) for row in scored}) > 1:
+            for row in rivals:
+                row["has_other_draws"] = True
             continue
-        best = rivals[scores.index(max(scores))]
+        best = max(scored, key=lambda row: statistics.fmean(row["main"]))
         best["rank"] = "best"
         tests += [
-            (group, test)
-            for group in rivals
-            if group is not best
-            and (test := _paired(best["runs"], group["runs"])) is not None
+            (row, found)
+            for row in scored
+            if row is not best
+            and (found := compare_series(best["main"], row["main"])) is not None
         ]
-    compared = compare_all([test for _, test in tests])
-    for (group, _), found in zip(tests, compared, strict=True):
+    compared = compare_all([found for _, found in tests])
+    for (row, _), found in zip(tests, compared, strict=True):
         if found.is_tied:
-            group["rank"] = "tied"
+            row["rank"] = "tied"
 
 
-def _place(run: Run) -> str:
-    """Return what runs must share to be compared: the data, and how clients hold it."""
-    held = [run.summary["dataset"], run.summary["clients"]]
-    parts = [run.config.get(key) for key in PLACE if key not in ("dataset", "clients")]
-    return json.dumps(held + parts)
-
-
-def _draws(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
-    """Return the partitions and seeds of runs, as the paired test matches them."""
-    draws = [(run.summary.get("partition_sha256"), run.summary["seed"]) for run in runs]
-    return tuple(sorted((str(partition), str(seed)) for partition, seed in draws))
-
-
-def _main_score(runs: Sequence[Run]) -> float:
-    """Return the mean of the test score that papers on the runs' setting report.
-
-    Returns ``-inf`` if a run has none, since means over other draws do not compare.
-    """
-    scores = [(run.final or {})["test"].get(main_metric(run)) for run in runs]
-    return -math.inf if None in scores else statistics.fmean(scores)
-
-
-def _paired(best: Sequence[Run], other: Sequence[Run]) -> PairedTest | None:
-    """Return the paired test of two rows, ``None`` if they have no pairs."""
-    try:
-        return compare_accuracy(best, other)
-    except RunError:  # e.g. two runs with one seed, which cannot be paired
-        return None
-
-
-def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
-    """Set ``is_better`` and ``versus``, the comparison with a method in words.
-
-    The p-values of all rows are adjusted together, by Holm's method.
-
-    Raises
-    ------
-    RunError
-        If the method has no runs over several seeds, or several groups of runs on the
-        same clients.
-    """
-    groups = [group for group in groups if group["is_compared"]]
-    bases = [g for g in groups if g["runs"][0].summary["method"] == against]
-    places = [_place(group["runs"][0]) for group in bases]
+def _mark_better(rows: Sequence[dict[str, Any]], against: str) -> None:
+    """Set ``is_better`` and ``versus``, see :func:`over_seeds`."""
+    bases = [row for row in rows if row["runs"][0].summary["method"] == against]
+    places = [row["place"] for row in bases]
     if not bases:
-        methods = sorted({group["runs"][0].summary["method"] for group in groups})
+        methods = sorted({str(row["runs"][0].summary["method"]) for row in rows})
         raise RunError(
             f'"{against}" needs completed runs of at least two seeds. Methods with such '
             f"runs: {', '.join(methods) or 'none'}."
@@ -212,19 +186,19 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         )
     base_of = dict(zip(places, bases, strict=True))
     tests = [
-        (group, test)
-        for group in groups
-        if (base := base_of.get(_place(group["runs"][0]))) is not None
-        and base is not group
-        and (test := compare_accuracy(group["runs"], base["runs"])) is not None
+        (row, found)
+        for row in rows
+        if (base := base_of.get(row["place"])) is not None
+        and base is not row
+        and (found := compare_series(row["main"], base["main"])) is not None
     ]
-    compared = compare_all([test for _, test in tests])
-    for (group, _), found in zip(tests, compared, strict=True):
-        group["is_better"] = found.is_significant and found.difference > 0
-        group["versus"] = str(found)
+    compared = compare_all([found for _, found in tests])
+    for (row, _), found in zip(tests, compared, strict=True):
+        row["is_better"] = found.is_significant and found.difference > 0
+        row["versus"] = found.brief
 
 
-def _seeds(runs: Sequence[Run]) -> str:
+def _seeds(runs: Sequence[RunFolder]) -> str:
     """Return the seeds of runs as text, with the partition seeds if these differ."""
     seeds = ", ".join(str(run.summary["seed"]) for run in runs)
     parts = [run.config.get("partition-seed") for run in runs]
@@ -235,12 +209,6 @@ def _seeds(runs: Sequence[Run]) -> str:
     return partitions if is_one else f"{seeds}; {partitions}"
 
 
-def _mean_std(
-    entries: Sequence[Mapping[str, Mapping[str, float]]], column: str, metric: str
-) -> str:
+def _mean_std(values: Sequence[float]) -> str:
     """Format mean and standard deviation in percent, a dash with fewer than two runs."""
-    values = [entry.get(column, {}).get(metric) for entry in entries]
-    known = [100 * value for value in values if value is not None]
-    if len(known) < 2:
-        return "–"
-    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"
+    return show_percent(values, digits=1) if len(values) > 1 else NOTHING

@@ -12,7 +12,7 @@ from typing import Any
 from flower_fgl.lab.report.numbers import score_title, shown_score
 from flower_fgl.lab.report.seeds import scored_runs
 from flower_fgl.runs.names import tell_apart
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
 __all__ = ["Sweep", "SweepLine", "find_sweeps"]
 
@@ -21,14 +21,8 @@ __all__ = ["Sweep", "SweepLine", "find_sweeps"]
 class SweepLine:
     """Scores of runs that differ only in one setting and their seeds.
 
-    Parameters
-    ----------
-    label : str
-        The method, and other settings that differ from lines of the same method.
-    method : str
-        The method.
-    scores : mapping of float to mapping of str to list of float in [0, 1]
-        Test scores of the runs, by value of the setting and by metric.
+    ``label`` is the method, and other settings that differ from lines of the same
+    method. ``scores`` are test scores in [0, 1] by value of the setting and by metric.
     """
 
     label: str
@@ -56,17 +50,10 @@ class SweepLine:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting with the scores at each of its values.
+    """A setting ``key`` with the scores at each of its values, at least two per line.
 
-    Parameters
-    ----------
-    key : str
-        The setting.
-    lines : tuple of SweepLine
-        At least one line, each with at least two values.
-    metrics : mapping of str to str
-        Scores of the lines, with their display names: that by which rounds are
-        selected, and macro-F1.
+    ``metrics`` are the scores of the lines with their display names: that by which
+    rounds are selected, and macro-F1.
     """
 
     key: str
@@ -79,19 +66,11 @@ class Sweep:
         return sorted({value for line in self.lines for value in line.scores})
 
 
-def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
-    """Find the numeric settings that have several values among completed runs.
+def find_sweeps(runs: Sequence[RunFolder]) -> list[Sweep]:
+    """Find the numeric settings that have several values among completed, scored runs.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Runs; those without completion or scores are ignored.
-
-    Returns
-    -------
-    list of Sweep
-        One per setting, in the order of the config. Runs that differ only in that
-        setting and their seeds form one line.
+    They are in the order of the config. Runs that differ only in a setting and their
+    seeds form one line.
     """
     scored = scored_runs(runs)
     tried: dict[str, set[float]] = {}
@@ -110,10 +89,14 @@ def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
 
 
 def _lines(
-    key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]], metrics: Sequence[str]
+    key: str,
+    runs: Sequence[tuple[RunFolder, Mapping[str, Any]]],
+    metrics: Sequence[str],
 ) -> list[SweepLine]:
     """Group the runs that differ only in one setting; drop groups with one value."""
-    groups: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[str, dict[float, list[RunFolder]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     others: dict[str, dict[str, Any]] = {}
     for run, config in runs:
         if key in config:
@@ -133,7 +116,9 @@ def _lines(
     ]
 
 
-def _scores(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[float]]:
+def _scores(
+    runs: Sequence[RunFolder], metrics: Sequence[str]
+) -> dict[str, list[float]]:
     """Return the test scores of the runs by metric."""
     tests = [(run.final or {})["test"] for run in runs]
     return {

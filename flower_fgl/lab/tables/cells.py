@@ -23,7 +23,7 @@ from flower_fgl.lab.tables.check_cell import check_cell
 from flower_fgl.runs.environment import version_label
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import in_folder_name
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
@@ -217,50 +217,16 @@ class Cell:
         positive = {**self.settings, **self.place}.get("positive-class", "")
         return main_score_of(str(dataset), str(owners), setting, str(positive))
 
-    def values(self, model: str, column: str, metric: str) -> list[float]:
-        """Return one value per draw, none if a draw lacks it.
-
-        Parameters
-        ----------
-        model : str
-            Key of :data:`MODELS`.
-        column : str
-            Node set: ``test``, ``unseen``, …; ignored for costs.
-        metric : str
-            Score, or the cost ``bytes_up``, ``bytes_down``, ``bytes`` or ``seconds``.
-        """
-        if metric in ("bytes_up", "bytes_down", "seconds"):
-            return [float(getattr(draw, metric)) for draw in self.draws]
-        if metric == "bytes":
-            return [float(draw.bytes_up + draw.bytes_down) for draw in self.draws]
-        known = self._known(model, column, metric)
-        return known if len(known) == len(self.draws) else []
-
-    def num_lacking(self, model: str, column: str, metric: str) -> int:
-        """Return how many draws lack a score that others have, see :meth:`values`."""
-        known = self._known(model, column, metric)
-        return len(self.draws) - len(known) if known else 0
-
-    def _known(self, model: str, column: str, metric: str) -> list[float]:
-        """Return the scores of the draws that have one."""
-        found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
-        values = [scores.get(metric) for scores in found]
-        return [float(value) for value in values if value is not None]
+    @property
+    def place_key(self) -> tuple[Scalar | None, ...]:
+        """The values of :data:`PLACE`, which cells of one comparison share."""
+        return tuple(self.place.get(key) for key in PLACE)
 
     def pooled(self, model: str, column: str) -> tuple[float, int] | None:
         """Pool the nodes of all draws; a draw without such nodes counts with none.
 
-        Parameters
-        ----------
-        model, column : str
-            See :meth:`values`.
-
-        Returns
-        -------
-        accuracy : float in [0, 1]
-            Share of the correctly classified nodes of all draws together.
-        num_nodes : int
-            Their number. ``None`` if no draw has any.
+        Returns the share of the correctly classified nodes of all draws together, and
+        their number; ``None`` if no draw has any.
         """
         found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
         hits = [
@@ -273,20 +239,10 @@ class Cell:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Self:
-        """Read a cell.
+        """Read a cell; ``where`` is the name of its file, for messages.
 
-        Parameters
-        ----------
-        text : str
-            Content of the file.
-        where : str
-            Its name, for messages.
-
-        Raises
-        ------
-        RunError
-            If the text is damaged or of a newer format, or holds values that no cell
-            has, e.g. a score above 1.
+        Raises a RunError if the text is damaged or of a newer format, or holds values
+        that no cell has, e.g. a score above 1.
         """
         try:
             table = json.loads(text)
@@ -327,7 +283,7 @@ class Cell:
 
 
 def make_cell(
-    runs: Sequence[Run],
+    runs: Sequence[RunFolder],
     *,
     experiment: str,
     row: str,
@@ -338,20 +294,10 @@ def make_cell(
     tuning: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> Cell:
-    """Make a cell of completed runs that differ in their draw only.
+    """Make a cell of completed runs with scores that differ in their draw only.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least one completed run with scores.
-    experiment, row, title, order, planned_draws, published, tuning, notes
-        See :class:`Cell`.
-
-    Raises
-    ------
-    RunError
-        If two runs have the same draw, or if settings or code versions of the runs
-        differ.
+    Raises a RunError if two runs have the same draw, or if settings or code versions of
+    the runs differ.
     """
     ordered = sorted(runs, key=_draw_of)
     for before, after in pairwise(ordered):
@@ -406,13 +352,13 @@ def _each_once(values: Iterable[Any]) -> Any:
     return " and ".join(str(value or "unknown") for value in different)
 
 
-def _draw_of(run: Run) -> tuple[int, int]:
+def _draw_of(run: RunFolder) -> tuple[int, int]:
     """Return what identifies a draw: seed and partition seed."""
     seed = int(run.summary.get("seed") or 0)
     return int(run.config.get("partition-seed", 0)), seed
 
 
-def _settings_of(run: Run) -> dict[str, Scalar]:
+def _settings_of(run: RunFolder) -> dict[str, Scalar]:
     """Return the settings that a cell holds; of graph files only their names."""
     method, dataset = str(run.summary["method"]), str(run.summary["dataset"])
     out: dict[str, Scalar] = {}
@@ -428,9 +374,9 @@ def _settings_of(run: Run) -> dict[str, Scalar]:
     return out
 
 
-def _one_version(runs: Sequence[Run], name: str) -> dict[str, Any]:
+def _one_version(runs: Sequence[RunFolder], name: str) -> dict[str, Any]:
     """Return versions, commit and source hash; reject runs of several."""
-    seen: dict[str, list[Run]] = {}
+    seen: dict[str, list[RunFolder]] = {}
     for run in runs:
         seen.setdefault(version_label(run.environment), []).append(run)
     if len(seen) > 1:
@@ -451,7 +397,7 @@ def _one_version(runs: Sequence[Run], name: str) -> dict[str, Any]:
     }
 
 
-def _make_draw(run: Run) -> Draw:
+def _make_draw(run: RunFolder) -> Draw:
     """Return the results of one run."""
     seed_of_data, seed = _draw_of(run)
     summary = run.summary
@@ -495,7 +441,7 @@ def _make_draw(run: Run) -> Draw:
     )
 
 
-def _of_owners(run: Run, scope: str) -> dict[str, dict[str, float]]:
+def _of_owners(run: RunFolder, scope: str) -> dict[str, dict[str, float]]:
     """Return each owner's test scores in the selected round."""
     out: dict[str, dict[str, float]] = {}
     for metric in ("accuracy", "auroc", "auprc"):
@@ -505,7 +451,7 @@ def _of_owners(run: Run, scope: str) -> dict[str, dict[str, float]]:
 
 
 def _worst(
-    run: Run, entry: Mapping[str, Any], scope: str
+    run: RunFolder, entry: Mapping[str, Any], scope: str
 ) -> dict[str, dict[str, float]]:
     """Return the lowest scores of a client in the selected round, by node set.
 
@@ -542,26 +488,11 @@ def _rounded(
 
 
 def write_cells(cells: Sequence[Cell], folder: Path) -> list[Path]:
-    """Write each cell to ``<folder>/<experiment>/<row>.json``.
+    """Write each cell to ``<folder>/<experiment>/<row>.json``; return the files.
 
-    Parameters
-    ----------
-    cells : sequence of Cell
-        Cells. Rows of one experiment at several places have the number of clients, or
-        whatever differs, in their file's name.
-    folder : Path
-        Folder to write to; it is created.
-
-    Returns
-    -------
-    list of Path
-        The files.
-
-    Raises
-    ------
-    RunError
-        If a file cannot be written, or two cells have the same file; then none is
-        written.
+    Rows of one experiment at several places have the number of clients, or whatever
+    differs, in their file's name. Raises a RunError if a file cannot be written, or two
+    cells have the same file; then none is written.
     """
     paths: dict[Path, Cell] = {}
     for cell in cells:
@@ -590,15 +521,7 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> list[Path]:
 def read_cells(path: Path) -> list[Cell]:
     """Read a cell, or all cells of a folder and the folders in it.
 
-    Parameters
-    ----------
-    path : Path
-        A ``.json`` file, or a folder.
-
-    Raises
-    ------
-    RunError
-        If there is no cell, or a file is damaged.
+    Raises a RunError if there is no cell, or a file is damaged.
     """
     files = [path] if path.is_file() else sorted(path.rglob("*.json"))
     if not files:
@@ -614,13 +537,7 @@ def describe_published(value: float) -> str:
 
 
 def describe_trials(tuning: Mapping[str, Any]) -> str:
-    """Say how a row was tuned: number of trials, score and draws, without the study.
-
-    Parameters
-    ----------
-    tuning : mapping
-        ``budget``, ``metric`` and ``draws``, as in :attr:`Cell.tuning`.
-    """
+    """Say how a row was tuned, see :attr:`Cell.tuning`, without the study."""
     draws = ", ".join(str(draw) for draw in tuning["draws"])
     kind = "draw" if len(tuning["draws"]) == 1 else "draws"
     return (

@@ -11,18 +11,10 @@ __all__ = ["check_cell"]
 
 
 def check_cell(cell: Any) -> None:
-    """Check the types and ranges of all values.
+    """Check the types and ranges of all values of a cell.
 
-    Parameters
-    ----------
-    cell : Cell
-        A :class:`~flower_fgl.lab.tables.cells.Cell` with the fields that it must have.
-
-    Raises
-    ------
-    ValueError
-        If a field has another type, a score is no number between 0 and 1, there is no
-        draw, or one is there twice.
+    Raises a ValueError if a field has another type, a score is no number between 0 and
+    1, there is no draw, or one is there twice.
     """
     _check_types(cell, "the cell")
     for draw in cell.draws:

@@ -6,32 +6,20 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
 from flower_fgl.lab.tables.cells import NO_RESULT
-from flower_fgl.lab.tables.statistics import PairedTest, paired_test, partition_means
+from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name, tell_apart
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
-__all__ = [
-    "PER_RUN",
-    "Comparison",
-    "common_metric",
-    "compare_accuracy",
-    "compare_runs",
-    "main_metric",
-    "match_scores",
-    "paired_runs",
-    "select_runs",
-    "side_names",
-    "without_seed",
-]
+__all__ = ["PER_RUN", "Comparisons", "common_metric", "compare_runs", "main_metric"]
+__all__ += ["paired_runs", "place_name", "select_runs", "side_names", "without_seed"]
 
 PER_RUN = NO_RESULT | {"threads"}
 """Settings that may differ between runs that are averaged over seeds."""
@@ -48,86 +36,30 @@ DRAW = re.compile(r"-draw\d+")
 Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison:
-    """Paired scores of two sets of runs, and what their differences show.
+class Comparisons(dict[str, Comparison]):
+    """Comparisons of two sides on several datasets, or numbers of clients, by their name.
 
-    Parameters
-    ----------
-    one, other : tuple of float
-        Length n: paired scores of A and B.
-    test : PairedTest
-        Tests of the differences A minus B.
-    names : tuple of str
-        Names of A and B, see :func:`side_names`.
-    unpaired : tuple of int
-        Completed runs of A and B that have no partner.
-    partitions : int
-        Number of different partitions among the pairs, over all datasets; 0 if unknown.
-        If it is below the number of tested pairs, the test says less about other
-        partitions than its n suggests.
+    They are adjusted together by Holm's method. There is no mean over datasets.
     """
-
-    one: tuple[float, ...]
-    other: tuple[float, ...]
-    test: PairedTest
-    names: tuple[str, str] = ("A", "B")
-    unpaired: tuple[int, int] = (0, 0)
-    partitions: int = 0
-
-    @property
-    def difference(self) -> float:
-        """Mean of A minus mean of B."""
-        return self.test.difference
-
-    @property
-    def shares_partitions(self) -> bool:
-        """Whether several of the tested pairs have the same partition."""
-        return 0 < self.partitions < self.test.n
 
     def __repr__(self) -> str:
-        """State the difference, its interval and the verdict."""
-        test = self.test
-        text = f"{' minus '.join(self.names)} = {100 * test.difference:+.2f}"
-        text += f", n = {test.n} pairs"
-        if self.shares_partitions:
-            several = f"{self.partitions} partitions"
-            text += f" on {'one partition' if self.partitions == 1 else several}"
-        if test.n < len(self.one):
-            text += f" ({len(self.one)} runs, averaged on each partition)"
-        if not test.why_not:
-            low, high = (100 * bound for bound in test.interval)
-            text += f", 95 % interval {low:+.2f} to {high:+.2f}"
-            text += f", t = {test.t:.3f}, p = {test.p:.4f}"
-        return f"{text}: {verdict(self)}"
+        return "\n".join(f"{place}: {found!r}" for place, found in self.items())
 
 
-def select_runs(text: str) -> list[Run]:
-    """Read the runs that an argument of the command line selects.
+def select_runs(text: str) -> list[RunFolder]:
+    """Read the runs, finished or not, that an argument of the command line selects.
 
-    Parameters
-    ----------
-    text : str
-        Comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of run folders
-        or folders of run folders. The suffix ``:name`` selects the runs of one case of
-        an experiment or, if no case has that name, of one method.
-
-    Returns
-    -------
-    list of Run
-        Runs, finished or not.
-
-    Raises
-    ------
-    RunError
-        If a path holds no run, or none with that name, or a run folder is damaged.
+    ``text`` holds comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of
+    run folders or folders of run folders. The suffix ``:name`` selects the runs of one
+    case of an experiment or, if no case has that name, of one method. Raises a RunError
+    if a path holds no run, or none with that name, or a run folder is damaged.
     """
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, RunFolder] = {}
     for place, name in _places(text):
         place = os.path.expanduser(place)
         folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
         found = {
-            file.parent.resolve(): Run.load(file.parent)
+            file.parent.resolve(): RunFolder.load(file.parent)
             for folder in folders or [Path(place)]
             for file in _config_files(folder)
         }
@@ -196,7 +128,7 @@ def _places(text: str) -> list[tuple[str, str]]:
     return [(place, name) for place, _, name in (p.partition(":") for p in stripped)]
 
 
-def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
+def _of_case(runs: Mapping[Path, RunFolder], name: str) -> dict[Path, RunFolder]:
     """Return the runs whose folder is named after the case, grid values and draw."""
     begin = in_folder_name(name)
     found = {}
@@ -221,57 +153,22 @@ def _config_files(folder: Path) -> list[Path]:
     return [file] if file.exists() else sorted(folder.glob("*/config.toml"))
 
 
-def match_scores(
-    pairs: Sequence[tuple[Run, Run]], *, column: str, metric: str
-) -> list[tuple[float, float]]:
-    """Return the scores of paired runs, in their order.
+def paired_runs(
+    one: Sequence[RunFolder], other: Sequence[RunFolder]
+) -> list[tuple[RunFolder, RunFolder]]:
+    """Pair completed runs with the same dataset, partition, clients and seed.
 
-    Parameters
-    ----------
-    pairs : sequence of (Run, Run)
-        Completed runs of A and B, see :func:`paired_runs`.
-    column : str
-        Node set: ``test``, ``val``, or one that only some settings score.
-    metric : str
-        ``accuracy``, ``macro_f1``, ``mean_accuracy``, …
-
-    Raises
-    ------
-    RunError
-        If a run has no such score.
-    """
-    return [
-        (_score(first, column, metric), _score(second, column, metric))
-        for first, second in pairs
-    ]
-
-
-def paired_runs(one: Sequence[Run], other: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Pair runs with the same dataset, partition, clients and seed.
-
-    Parameters
-    ----------
-    one, other : sequence of Run
-        Completed runs of A and B.
-
-    Returns
-    -------
-    list of (Run, Run)
-        Sorted by dataset, partition, clients and seed; unpaired runs are omitted.
-
-    Raises
-    ------
-    RunError
-        If two runs of one side have the same dataset, partition, clients and seed.
+    The pairs are sorted by these; unpaired runs are omitted. Raises a RunError if two
+    runs of one side have the same.
     """
     first, second = _by_key("A", one), _by_key("B", other)
     common = sorted(first.keys() & second.keys(), key=str)
     return [(first[k], second[k]) for k in common]
 
 
-def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:
+def _by_key(side: str, runs: Sequence[RunFolder]) -> dict[Key, RunFolder]:
     """Return the runs by dataset, partition, clients and seed; reject duplicates."""
-    keyed: dict[Key, Run] = {}
+    keyed: dict[Key, RunFolder] = {}
     for run in runs:
         key = tuple(run.summary.get(name) for name in PAIRED_BY)
         if key in keyed:
@@ -284,46 +181,33 @@ def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:
     return keyed
 
 
-def _score(run: Run, column: str, metric: str) -> float:
-    """Return a score that stands for a run."""
+def _require_score(run: RunFolder, column: str, metric: str) -> None:
+    """Raise a RunError if a run lacks the score that stands for it."""
     scores: Mapping[str, Any] = run.final or {}
     columns = [name for name in scores if name != "round"]
     if column not in columns:
         raise RunError(
             f'{run.path} has no scores of "{column}". {nearest(column, columns)}'
         )
-    value = scores[column].get(metric)
-    if value is None:
+    if scores[column].get(metric) is None:
         raise RunError(
             f'{run.path} has no "{metric}" of "{column}". '
             + nearest(metric, [n for n, v in scores[column].items() if v is not None])
         )
-    return float(value)
 
 
 def compare_runs(
-    one: Sequence[Run],
-    other: Sequence[Run],
+    one: Sequence[RunFolder],
+    other: Sequence[RunFolder],
     *,
     column: str = "test",
     metric: str = "accuracy",
-) -> Comparison:
-    """Compare two methods on the experiments that both completed.
+) -> Comparisons:
+    """Compare two methods on the experiments that both completed, dataset by dataset.
 
-    Parameters
-    ----------
-    one, other : sequence of Run
-        Runs of A and B; those that did not complete are ignored.
-    column, metric : str
-        Node set and score, see :func:`match_scores`.
-
-    Raises
-    ------
-    ConfigError
-        If one side holds runs of several methods, or with different settings.
-    RunError
-        If a run is on both sides, if there are fewer than two pairs, or in the cases of
-        :func:`paired_runs` and :func:`match_scores`.
+    Raises a ConfigError if one side holds runs of several methods, or with different
+    settings; a RunError if a run is on both sides, there are fewer than two pairs, two
+    runs of a side have the same data and seed, or a run has no such score.
     """
     sides = {"A": one, "B": other}
     both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
@@ -341,7 +225,8 @@ def compare_runs(
         _reject_mixed_settings(side, runs)
     done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
     pairs = paired_runs(*done)
-    scores = match_scores(pairs, column=column, metric=metric)
+    for run in (run for pair in pairs for run in pair):
+        _require_score(run, column, metric)
     if len(pairs) < 2:
         left_out = [
             f"{run.path} ({run.status})"
@@ -355,50 +240,42 @@ def compare_runs(
             f"{len(done[0])} runs of A and {len(done[1])} of B."
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
-    first, second = zip(*scores, strict=True)
-    return Comparison(
-        first,
-        second,
-        test=paired_test(*_replicates(pairs, scores)),
-        names=side_names(one, other),
-        unpaired=(len(done[0]) - len(pairs), len(done[1]) - len(pairs)),
-        partitions=len({str(run.summary["partition_sha256"]) for run, _ in pairs}),
-    )
+    # loads pandas, which selecting runs does not need
+    from flower_fgl.lab.tables.frame import Scores, frame_of_runs
+
+    found = Comparisons()
+    places = [[place_name(run) for run in runs] for runs in done]
+    for place in dict.fromkeys(place_name(first) for first, _ in pairs):
+        here = [pair for pair in pairs if place_name(pair[0]) == place]
+        first, second = (
+            Scores(frame_of_runs((place, "", pair[side]) for pair in here)).series(
+                place, "", "own", column, metric
+            )
+            for side in (0, 1)
+        )
+        second.index = first.index  # the pairs are in the same order
+        tested = compare_series(first, second)
+        assert tested is not None
+        unpaired = (places[0].count(place), places[1].count(place))
+        found[place] = replace(
+            tested,
+            names=side_names(one, other),
+            unpaired=(unpaired[0] - len(here), unpaired[1] - len(here)),
+        )
+    return Comparisons(zip(found, compare_all(list(found.values())), strict=True))
 
 
-def _replicates(
-    pairs: Sequence[tuple[Run, Run]], scores: Sequence[tuple[float, float]]
-) -> list[list[float]]:
-    """Return the scores of each side that are independent of each other."""
-    runs = [first for first, _ in pairs]
-    places = [(run.summary["dataset"], run.summary["clients"]) for run in runs]
-    seeds = [run.config.get("partition-seed") for run in runs]
-    several = {
-        place
-        for place in set(places)
-        if len({s for p, s in zip(places, seeds, strict=True) if p == place}) > 1
-    }
-    keys = [
-        (place, seed) if place in several else number
-        for number, (place, seed) in enumerate(zip(places, seeds, strict=True))
-    ]
-    return [partition_means(side, keys) for side in zip(*scores, strict=True)]
+def place_name(run: RunFolder) -> str:
+    """Name the data of a run."""
+    return f"{run.summary['dataset']}, {run.summary['clients']} clients"
 
 
-def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:
-    """Name the two sides of a comparison by what tells them apart.
+def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[str, str]:
+    """Name the two sides of a comparison, whose runs differ in seed and dataset only.
 
-    Parameters
-    ----------
-    one, other : sequence of Run
-        Runs of A and B, at least one each; those of a side differ in seed and dataset only.
-
-    Returns
-    -------
-    tuple of str
-        The methods; for one method also the settings that differ, ``fedprox (mu=0.1)``;
-        for equal or many settings the names of the run folders or of the folders above;
-        ``A`` and ``B`` if these are equal too.
+    The names are the methods; for one method also the settings that differ, ``fedprox
+    (mu=0.1)``; for equal or many settings the names of the run folders or of the
+    folders above; ``A`` and ``B`` if these are equal too.
     """
     first = [runs[0] for runs in (one, other)]
     labels = tell_apart(
@@ -418,12 +295,12 @@ def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:
     return "A", "B"
 
 
-def _own_settings(run: Run) -> dict[str, Any]:
+def _own_settings(run: RunFolder) -> dict[str, Any]:
     """Return the settings of a run that may tell it from others of its method."""
     return {k: v for k, v in flatten_config(run.config) if k not in PER_RUN}
 
 
-def _reject_mixed_settings(side: str, runs: Sequence[Run]) -> None:
+def _reject_mixed_settings(side: str, runs: Sequence[RunFolder]) -> None:
     """Reject runs on one dataset and number of clients with different settings."""
     seen: dict[Key, dict[str, Any]] = {}
     for run in runs:
@@ -442,41 +319,14 @@ def _reject_mixed_settings(side: str, runs: Sequence[Run]) -> None:
             )
 
 
-def _pattern(run: Run) -> str:
+def _pattern(run: RunFolder) -> str:
     """Return an example pattern that selects a run with all its seeds, if there is one."""
     name = SEEDS.sub(r"\1\2*", run.path.name)
     place = run.path.parent / name
     return f', e.g. with a pattern: "{place}"' if name != run.path.name else ""
 
 
-def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | None:
-    """Test the difference of two methods in test accuracy.
-
-    Few-shot runs are compared by the mean of the clients' accuracies, which papers on that
-    setting report.
-
-    Parameters
-    ----------
-    one, other : sequence of Run
-        Completed runs of A and B.
-
-    Returns
-    -------
-    PairedTest or None
-        ``None`` if no run of A has a partner in B.
-
-    Raises
-    ------
-    RunError
-        In the cases of :func:`paired_runs` and :func:`match_scores`.
-    """
-    metric = common_metric([*one, *other])
-    pairs = paired_runs(one, other)
-    scores = match_scores(pairs, column="test", metric=metric)
-    return paired_test(*_replicates(pairs, scores)) if pairs else None
-
-
-def main_metric(run: Run) -> str:
+def main_metric(run: RunFolder) -> str:
     """Return the test score that papers on a run's setting report."""
     is_few_shot = run.config.get("setting") == "few-shot"
     return (
@@ -484,27 +334,7 @@ def main_metric(run: Run) -> str:
     )
 
 
-def common_metric(runs: Sequence[Run]) -> str:
+def common_metric(runs: Sequence[RunFolder]) -> str:
     """Return the :func:`main_metric` of all runs, ``accuracy`` if they differ."""
     metrics = {main_metric(run) for run in runs}
     return metrics.pop() if len(metrics) == 1 else "accuracy"
-
-
-def describe_scores(scores: Sequence[float]) -> str:
-    """Format scores as mean ± standard deviation in percent."""
-    return f"{100 * fmean(scores):.2f} ± {100 * stdev(scores):.2f}"
-
-
-def verdict(comparison: Comparison) -> str:
-    """State in words which side is better, or what the runs can and cannot show."""
-    test = comparison.test
-    if test.why_not:
-        return f"not testable: {test.why_not}"
-    if test.is_significant:
-        side = comparison.names[0 if test.difference > 0 else 1]
-        tied = ", by less than one point" if test.is_tied else ""
-        return f"{side} is significantly better at 95 %{tied}"
-    found = f"a difference of {100 * test.detectable:.1f} points would be found in 80 %"
-    if test.is_tied:
-        return f"tied within one point (p = {test.p_equivalent:.3f}); {found}"
-    return f"no significant difference at 95 %, and not tied within one point; {found}"

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.lab.tables.compare import paired_runs
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 
 __all__ = [
     "OwnerGain",
@@ -21,15 +21,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OwnerGain:
-    """Scores of one owner in paired runs of A and B.
-
-    Parameters
-    ----------
-    name : str
-        Name of the owner.
-    one, other : tuple of float
-        Length n: scores of A and B, by pair.
-    """
+    """Scores of one owner in paired runs of A and B."""
 
     name: str
     one: tuple[float, ...]
@@ -50,15 +42,8 @@ class OwnerGain:
 class OwnerRow:
     """Scores of one owner in several groups of runs, and the gains over one of them.
 
-    Parameters
-    ----------
-    name : str
-        Name of the owner.
-    means : tuple of float or None
-        By group: mean score over its runs.
-    gains : tuple of float or None
-        By group: mean paired difference from the base; ``None`` for the base itself and
-        without pairs.
+    ``means`` are mean scores over the runs of each group, ``gains`` mean paired
+    differences from the base; ``None`` for the base itself and without pairs.
     """
 
     name: str
@@ -66,34 +51,24 @@ class OwnerRow:
     gains: tuple[float | None, ...]
 
 
-def owner_metric(runs: Sequence[Run], column: str = "test") -> str:
+def owner_metric(runs: Sequence[RunFolder], column: str = "test") -> str:
     """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``."""
     found = {run.owner_metric(column) for run in runs if run.best is not None}
     return "auroc" if found == {"auroc"} else "accuracy"
 
 
 def rows_per_owner(
-    groups: Sequence[Sequence[Run]],
+    groups: Sequence[Sequence[RunFolder]],
     base: int | None = None,
     *,
     column: str = "test",
     metric: str = "accuracy",
 ) -> list[OwnerRow]:
-    """Score several groups of runs owner by owner.
+    """Score several groups of runs, which differ in their seeds, owner by owner.
 
-    Parameters
-    ----------
-    groups : sequence of (sequence of Run)
-        Runs of each method; those of a group differ in their seeds.
-    base : int, optional
-        Group to compare the others with, usually that of Local; by default none.
-    column, metric : str
-        Node set and score of :meth:`Run.per_owner`.
-
-    Returns
-    -------
-    list of OwnerRow
-        In the order of the partition-ids.
+    ``base`` is the group to compare the others with, usually that of Local. The rows
+    are in the order of the partition-ids; ``column`` and ``metric`` are those of
+    ``per_owner`` of a run.
     """
     tables = [[run.per_owner(column, metric) for run in runs] for runs in groups]
     names = dict.fromkeys(name for table in tables for row in table for name in row)
@@ -124,27 +99,13 @@ def rows_per_owner(
 
 
 def gains_per_owner(
-    one: Sequence[Run], other: Sequence[Run], *, column: str, metric: str
+    one: Sequence[RunFolder], other: Sequence[RunFolder], *, column: str, metric: str
 ) -> list[OwnerGain]:
-    """Compare two methods owner by owner.
+    """Compare two methods owner by owner, by descending gain of B over A (usually Local).
 
-    Parameters
-    ----------
-    one, other : sequence of Run
-        Runs of A, usually Local, and of B. Only completed runs with the same data,
-        partition, number of clients and seed are compared.
-    column, metric : str
-        Node set and score of :meth:`Run.per_owner`.
-
-    Returns
-    -------
-    list of OwnerGain
-        By descending gain.
-
-    Raises
-    ------
-    RunError
-        If no two runs form a pair, or no owner has the score in both runs of a pair.
+    Only completed runs with the same data, partition, number of clients and seed are
+    compared. Raises a RunError if no two runs form a pair, or no owner has the score in
+    both of them.
     """
     done = [[run for run in runs if run.status == "completed"] for runs in (one, other)]
     pairs = paired_runs(*done)

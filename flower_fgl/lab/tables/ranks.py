@@ -28,23 +28,12 @@ PICTURES = (".svg", ".png", ".pdf")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Average ranks of k rows over N datasets.
+    """Average ranks of rows over ``num_blocks`` datasets; 1 is best, and best comes first.
 
-    Parameters
-    ----------
-    average : mapping of str to float
-        Average rank by row, 1 is best; best first.
-    num_blocks : int
-        Number N of datasets.
-    p : float
-        Friedman's test of equal ranks; NaN if not testable.
-    critical_difference : float
-        Nemenyi's: average ranks that differ by more are significantly different at 95 %.
-        NaN if not testable.
-    p_values : mapping of str to mapping of str to float
-        Nemenyi's p-value of each pair of rows; empty if not testable.
-    why_not : str
-        Why the ranks are not tested; else empty.
+    ``p`` is that of Friedman's test of equal ranks. By Nemenyi's, average ranks that
+    differ by more than ``critical_difference`` are significantly different at 95 %;
+    ``p_values`` has each pair of rows. They are NaN or ``None`` if not testable;
+    ``why_not`` says why.
     """
 
     average: Mapping[str, float]
@@ -72,15 +61,9 @@ class Ranks:
 def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     """Rank rows within each dataset, and test the average ranks.
 
-    Parameters
-    ----------
-    scores : mapping of str to sequence of float
-        Length N: mean score on each dataset by row, higher is better. Equal scores share
-        their mean rank.
-
-    Notes
-    -----
-    1. The replicates of the test are datasets, never draws of one dataset.
+    ``scores`` are mean scores on each dataset by row, higher is better; equal scores
+    share their mean rank. The replicates of the test are datasets, never draws of one
+    dataset.
     """
     from scipy import stats
 
@@ -135,25 +118,10 @@ def _with_ending(path: Path) -> Path:
 def draw_ranks(ranks: Ranks, path: Path) -> Path:
     """Draw the critical-difference diagram; bars join rows that are not different.
 
-    Parameters
-    ----------
-    ranks : Ranks
-        Tested ranks.
-    path : Path
-        Picture to write: SVG, PNG or PDF by its ending, SVG without one.
-
-    Returns
-    -------
-    Path
-        The written file.
-
-    Raises
-    ------
-    ConfigError
-        If the ending stands for no kind of picture, the ranks are not testable, or
-        scikit-posthocs is not installed.
-    RunError
-        If the picture cannot be written.
+    The picture is SVG, PNG or PDF by the ending of ``path``, SVG without one; its file
+    is returned. Raises a ConfigError if the ending stands for no kind of picture, the
+    ranks are not testable, or scikit-posthocs is not installed, and a RunError if it
+    cannot be written.
     """
     path = _with_ending(path)
     if ranks.p_values is None:

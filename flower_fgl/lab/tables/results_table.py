@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
@@ -20,33 +20,22 @@ from flower_fgl.lab.tables.cells import (
     Draw,
     describe_trials,
 )
+from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
-from flower_fgl.lab.tables.statistics import (
-    PairedTest,
-    compare_all,
-    paired_test,
-    partition_means,
-)
+from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.lab.tables.unequal import finetuned_note, unequal_settings
 
-__all__ = ["COSTS", "Block", "Line", "ResultsTable"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-COSTS = ("bytes", "bytes_up", "bytes_down", "seconds")
-"""Values of a draw that are no scores: less is better, and they are not tested."""
+__all__ = ["Block", "Line", "ResultsTable"]
+
 CONTROL = "local"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One evaluated model of a cell.
-
-    Parameters
-    ----------
-    cell : Cell
-        The cell.
-    model : str
-        Key of :data:`~flower_fgl.lab.tables.cells.MODELS`.
-    """
+    """One evaluated model of a cell, see :data:`~flower_fgl.lab.tables.cells.MODELS`."""
 
     cell: Cell
     model: str
@@ -65,16 +54,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines on the same data.
+    """Lines on the same data, in table order.
 
-    Parameters
-    ----------
-    name : str
-        Dataset, and whatever else distinguishes the places of the table.
-    lines : sequence of Line
-        Rows and models in table order.
-    best, control : Line or None
-        Highest mean; the line that all others are compared with.
+    ``name`` is the dataset, and whatever else distinguishes the places of the table.
+    ``best`` has the highest mean; all others are compared with ``control``.
     """
 
     name: str
@@ -166,11 +149,21 @@ class ResultsTable:
         return self.metric in COSTS
 
     @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The scores and costs of all draws, see :mod:`~flower_fgl.lab.tables.frame`."""
+        return frame_of_cells(self.cells)
+
+    @cached_property
+    def _scores(self) -> Scores:
+        """The frame by row and score."""
+        return Scores(self.frame)
+
+    @cached_property
     def _places(self) -> dict[tuple[Any, ...], list[Cell]]:
         """Cells by the data they are measured on."""
         out: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
-            out.setdefault(tuple(cell.place.get(key) for key in PLACE), []).append(cell)
+            out.setdefault(cell.place_key, []).append(cell)
         return out
 
     @cached_property
@@ -237,16 +230,23 @@ class ResultsTable:
         ]
         return named[0] if len(named) == 1 and not self.is_cost else None
 
-    def values(self, line: Line, metric: str = "", column: str = "") -> list[float]:
-        """Return one value of a line per draw; empty if it has none."""
-        return line.cell.values(
-            line.model, column or self.column, metric or self.metric
-        )
+    def _key(self, line: Line, metric: str, column: str) -> tuple[Hashable, ...]:
+        """Return the key of a value of a line in the frame."""
+        about = (line.cell.place_key, line.cell.row)
+        metric = metric or self.metric
+        if metric in COSTS:
+            return (*about, "", "", metric)
+        return (*about, line.model, column or self.column, metric)
 
-    def _replicates(self, line: Line) -> list[float]:
-        """Return the values of a line that are independent of each other."""
-        seeds = [draw.partition_seed for draw in line.cell.draws]
-        return partition_means(self.values(line), seeds)
+    def values(self, line: Line, metric: str = "", column: str = "") -> list[float]:
+        """Return one value of a line per draw; empty if a draw has none."""
+        found = self._scores.values(*self._key(line, metric, column))
+        return found if len(found) == len(line.cell.draws) else []
+
+    def num_lacking(self, line: Line) -> int:
+        """Return how many draws lack the table's score, which others have."""
+        found = len(self._scores.values(*self._key(line, "", "")))
+        return len(line.cell.draws) - found if found else 0
 
     def _metrics(self) -> set[str]:
         """Return the names of all scores of the column."""
@@ -260,9 +260,9 @@ class ResultsTable:
         }
 
     @cached_property
-    def _tests(self) -> dict[tuple[int, int], PairedTest]:
+    def _tests(self) -> dict[tuple[int, int], Comparison]:
         """All comparisons of the table, by the identity of both lines."""
-        pairs: dict[tuple[int, int], PairedTest] = {}
+        pairs: dict[tuple[int, int], Comparison] = {}
         for block in self.blocks:
             for other in (block.control, block.best):
                 for line in block.lines:
@@ -271,27 +271,19 @@ class ResultsTable:
                     if other is None or line is other or is_known:
                         continue
                     if self.values(line):
-                        replicates = map(self._replicates, (line, other))
-                        pairs[key] = paired_test(*replicates)
-        out = {}
-        compared = compare_all(list(pairs.values()))
-        for key, found in zip(pairs, compared, strict=True):
-            out[key] = found
-            out[key[::-1]] = _reversed(found)
-        return out
+                        both = (
+                            self._scores.series(*self._key(one, "", ""))
+                            for one in (line, other)
+                        )
+                        if (found := compare_series(*both)) is not None:
+                            pairs[key] = found
+        compared = dict(zip(pairs, compare_all(list(pairs.values())), strict=True))
+        return compared | {key[::-1]: one.reverse() for key, one in compared.items()}
 
-    def versus(self, line: Line, other: Line | None) -> PairedTest | None:
-        """Return the comparison of a line with the best one or the control.
+    def versus(self, line: Line, other: Line | None) -> Comparison | None:
+        """Return the comparison of a line with the best one or the control of its block.
 
-        Parameters
-        ----------
-        line, other : Line
-            Lines of one block.
-
-        Returns
-        -------
-        PairedTest or None
-            ``None`` if the lines are the same, or one has no scores.
+        ``None`` if the lines are the same, or one has no scores.
         """
         return self._tests.get((id(line), id(other)))
 
@@ -302,21 +294,12 @@ class ResultsTable:
         return len(tested) // 2
 
     def ranks(self) -> tuple[Ranks | None, list[str]]:
-        """Rank the rows over the datasets.
+        """Rank the rows over the datasets; also return the rows that a block lacks.
 
-        Returns
-        -------
-        Ranks or None
-            ``None`` for costs, with one block, or if fewer than two rows are in all.
-        list of str
-            Rows that are left out because a block lacks them.
-
-        Notes
-        -----
-        1. Each row has its first model. If rows are tuned, rows with their settings before
-           tuning are left out.
-        2. Blocks of one dataset, e.g. two partitions, are no independent replicates: their
-           scores are averaged.
+        There are no ranks for costs, with one block, or if fewer than two rows are in
+        all blocks. Each row has its first model. If rows are tuned, rows with their
+        settings before tuning are left out. Blocks of one dataset, e.g. two partitions,
+        are no independent replicates: their scores are averaged.
         """
         if self.is_cost or len(self.blocks) < 2:
             return None, []
@@ -365,13 +348,10 @@ class ResultsTable:
                 )
 
     def warnings(self) -> list[str]:
-        """Name what is not equal in rows that stand in one comparison.
+        """Name what is not equal in rows that stand in one comparison, one sentence each.
 
-        Returns
-        -------
-        list of str
-            General settings, tuning budgets, code versions, devices and evaluations that
-            differ; one sentence each.
+        These are general settings, tuning budgets, code versions, devices and
+        evaluations.
         """
         found: dict[str, list[str]] = {}
         for block in self.blocks:
@@ -469,8 +449,7 @@ class ResultsTable:
             out.append(finetuned_note(tuned))
         for block in self.blocks:
             for line in block.lines:
-                args = line.model, self.column, self.metric
-                if not self.is_cost and (number := line.cell.num_lacking(*args)):
+                if not self.is_cost and (number := self.num_lacking(line)):
                     out.append(
                         f"{self.label(line.name)} on {block.name} has no {self.metric} in "
                         f"{number} of {len(line.cell.draws)} draws: it has no mean."
@@ -518,12 +497,6 @@ def _kind_of(cells: Sequence[Cell]) -> str:
 def _columns(draw: Draw) -> Iterable[str]:
     """Return the node sets of a draw."""
     return {column for scores in draw.scores.values() for column in scores}
-
-
-def _reversed(test: PairedTest) -> PairedTest:
-    """Return the test of other minus one."""
-    low, high = test.interval
-    return replace(test, difference=-test.difference, t=-test.t, interval=(-high, -low))
 
 
 def _place_part(key: str, value: Any, labels: Mapping[str, str]) -> str:

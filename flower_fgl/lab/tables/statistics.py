@@ -1,15 +1,19 @@
-"""Tests of paired scores: one method is better, two are tied, or there are too few runs."""
+"""Comparisons of paired scores: one row is better, two are tied, or there are too few."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
-__all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "PairedTest", "adjust_holm"]
-__all__ += ["compare_all", "paired_test", "partition_means", "proportion_interval"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "Comparison", "adjust_holm"]
+__all__ += ["compare_all", "compare_series", "paired_test", "proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -23,14 +27,14 @@ POWER = 0.8
 """Probability with which the detectable difference is found."""
 
 
-@dataclass(frozen=True)
-class PairedTest:
-    """Tests of n paired differences A minus B.
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Paired scores of two rows A and B, and what their differences A minus B show.
 
     Parameters
     ----------
     n : int
-        Number of pairs.
+        Number of tested pairs. Runs on one of several partitions are averaged first.
     difference : float
         Mean difference.
     t, p : float
@@ -42,10 +46,19 @@ class PairedTest:
         Smallest true difference that such a test finds with probability 0.8, given the
         spread of these differences; NaN if not testable.
     p_equivalent : float
-        p-value of the hypothesis that the methods differ by :data:`MARGIN` or more (two
+        p-value of the hypothesis that the rows differ by :data:`MARGIN` or more (two
         one-sided tests); NaN if not testable.
     why_not : str
         Why the differences cannot be tested; else empty.
+    one, other : tuple of float
+        Scores of A and B by run.
+    names : tuple of str
+        Names of A and B.
+    unpaired : tuple of int
+        Completed runs of A and B that have no partner.
+    partitions : int
+        Number of different partitions among the pairs; 0 if unknown. If it is below
+        ``n``, the test says less about other partitions than its n suggests.
     """
 
     n: int
@@ -56,6 +69,11 @@ class PairedTest:
     detectable: float = math.nan
     p_equivalent: float = math.nan
     why_not: str = ""
+    one: tuple[float, ...] = ()
+    other: tuple[float, ...] = ()
+    names: tuple[str, str] = ("A", "B")
+    unpaired: tuple[int, int] = (0, 0)
+    partitions: int = 0
 
     @property
     def is_significant(self) -> bool:
@@ -72,48 +90,118 @@ class PairedTest:
         """Whether the test shows neither a difference nor a tie."""
         return not (self.why_not or self.is_significant or self.is_tied)
 
-    def __str__(self) -> str:
-        """State the verdict and its numbers."""
-        difference = f"{100 * self.difference:+.2f}".replace("-", "−")
+    @property
+    def shares_partitions(self) -> bool:
+        """Whether several of the tested pairs have the same partition."""
+        return 0 < self.partitions < self.n
+
+    @property
+    def points(self) -> str:
+        """The difference in points, with its sign."""
+        return f"{100 * self.difference:+.2f}".replace("-", "−")
+
+    @property
+    def brief(self) -> str:
+        """The difference and the verdict, as a table shows them."""
         if self.why_not:
-            return f"{difference}, not testable: {self.why_not}"
+            return f"{self.points}, not testable: {self.why_not}"
         if self.is_significant:
             word = "better" if self.difference > 0 else "worse"
             tied = ", by less than one point" if self.is_tied else ""
-            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
+            return f"{self.points}, {word}{tied} (p = {self.p:.3g})"
         if self.is_tied:
-            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
+            return f"{self.points}, tied (p = {self.p_equivalent:.3g})"
         return (
-            f"{difference}, undecided (p = {self.p:.3g}; "
+            f"{self.points}, undecided (p = {self.p:.3g}; "
             f"{100 * self.detectable:.1f} would be found)"
         )
+
+    @property
+    def verdict(self) -> str:
+        """Which row is better in words, or what the runs can and cannot show."""
+        if self.why_not:
+            return f"not testable: {self.why_not}"
+        if self.is_significant:
+            side = self.names[0 if self.difference > 0 else 1]
+            tied = ", by less than one point" if self.is_tied else ""
+            return f"{side} is significantly better at 95 %{tied}"
+        found = (
+            f"a difference of {100 * self.detectable:.1f} points would be found in 80 %"
+        )
+        if self.is_tied:
+            return f"tied within one point (p = {self.p_equivalent:.3f}); {found}"
+        return (
+            f"no significant difference at 95 %, and not tied within one point; {found}"
+        )
+
+    def __repr__(self) -> str:
+        """State the difference, its interval and the verdict."""
+        text = f"{' minus '.join(self.names)} = {100 * self.difference:+.2f}"
+        text += f", n = {self.n} pairs"
+        if self.shares_partitions:
+            several = f"{self.partitions} partitions"
+            text += f" on {'one partition' if self.partitions == 1 else several}"
+        if self.n < len(self.one):
+            text += f" ({len(self.one)} runs, averaged on each partition)"
+        if not self.why_not:
+            low, high = (100 * bound for bound in self.interval)
+            text += f", 95 % interval {low:+.2f} to {high:+.2f}"
+            text += f", t = {self.t:.3f}, p = {self.p:.4f}"
+        return f"{text}: {self.verdict}"
+
+    def reverse(self) -> Comparison:
+        """Return the comparison of B with A."""
+        low, high = self.interval
+        return replace(
+            self,
+            difference=-self.difference,
+            t=-self.t,
+            interval=(-high, -low),
+            one=self.other,
+            other=self.one,
+        )
+
+
+def compare_series(one: pd.Series, other: pd.Series) -> Comparison | None:
+    """Compare two rows by the draws that both have, ``None`` without any.
+
+    Both are indexed by :data:`~flower_fgl.lab.tables.frame.DRAW`. Runs that share one of
+    several partitions are no independent draws: their mean is one pair of the test, which
+    would otherwise find differences that other partitions do not show.
+    """
+    import pandas as pd
+
+    shared = one.index.intersection(other.index, sort=False)
+    if not len(shared) or not (one.index.is_unique and other.index.is_unique):
+        return None
+    pairs = pd.DataFrame({"one": one.loc[shared], "other": other.loc[shared]})
+    tested = pairs
+    if pairs.index.get_level_values("partition_seed").nunique() > 1:
+        tested = pairs.groupby(level="partition_seed", sort=False).agg(fmean)
+    return replace(
+        paired_test(tested["one"].tolist(), tested["other"].tolist()),
+        one=tuple(pairs["one"].tolist()),
+        other=tuple(pairs["other"].tolist()),
+        partitions=pairs.index.get_level_values("partition").nunique(),
+    )
 
 
 def paired_test(
     one: Sequence[float], other: Sequence[float], *, margin: float = MARGIN
-) -> PairedTest:
+) -> Comparison:
     """Test whether the mean paired difference is 0, and whether it is below a margin.
 
-    Parameters
-    ----------
-    one, other : sequence of float
-        Length n, at least 1: paired scores of A and B.
-    margin : float
-        Largest difference of tied methods.
-
-    Notes
-    -----
-    1. Fewer than :data:`MIN_PAIRS` pairs, or differences that are all equal, are not
-       tested: their p-value would be 0 or 1 without evidence.
+    Fewer than :data:`MIN_PAIRS` pairs, or differences that are all equal, are not tested:
+    their p-value would be 0 or 1 without evidence.
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
     n, mean = len(differences), fmean(differences)
     if n < MIN_PAIRS:
         why = f"{n} {'pair' if n == 1 else 'pairs'}, {MIN_PAIRS} are needed"
-        return PairedTest(n, mean, why_not=why)
+        return Comparison(n, mean, why_not=why)
     spread = stdev(differences)
     if spread < EQUAL:
-        return PairedTest(n, mean, why_not="all differences are equal")
+        return Comparison(n, mean, why_not="all differences are equal")
     # slow to import, and selecting runs does not need them
     import numpy as np
     from scipy import stats
@@ -122,7 +210,7 @@ def paired_test(
     result = stats.ttest_rel(one, other)
     interval = result.confidence_interval(1 - LEVEL)
     p_equivalent, *_ = ttost_paired(np.array(one), np.array(other), -margin, margin)
-    return PairedTest(
+    return Comparison(
         n,
         mean,
         float(result.statistic),
@@ -131,33 +219,6 @@ def paired_test(
         _detectable_effect(n) * spread,
         float(p_equivalent),
     )
-
-
-def partition_means(
-    scores: Sequence[float], partitions: Sequence[Hashable]
-) -> list[float]:
-    """Average the scores on each partition, if there are several partitions.
-
-    Runs that share a partition are no independent draws: a test that counted each of them
-    would find differences that other partitions do not show.
-
-    Parameters
-    ----------
-    scores : sequence of float
-        Length n, one score per run.
-    partitions : sequence of hashable
-        Length n, the partition of each run.
-
-    Returns
-    -------
-    list of float
-        One mean per partition, in the order in which they first occur; ``scores`` if all
-        runs share one.
-    """
-    found: dict[Hashable, list[float]] = {}
-    for score, partition in zip(scores, partitions, strict=True):
-        found.setdefault(partition, []).append(score)
-    return [fmean(part) for part in found.values()] if len(found) > 1 else [*scores]
 
 
 @cache
@@ -175,40 +236,10 @@ def _detectable_effect(n: int, level: float = LEVEL) -> float:
     )
 
 
-def _detectable_at(test: PairedTest, level: float) -> float:
-    """Return the difference that a test at another level finds.
-
-    Parameters
-    ----------
-    test : PairedTest
-        A test at :data:`LEVEL`.
-    level : float
-        Level of the test, e.g. of one among several.
-
-    Returns
-    -------
-    float
-        Found with probability :data:`POWER`; NaN if not testable.
-    """
-    if math.isnan(test.detectable):
-        return math.nan
-    return (
-        test.detectable * _detectable_effect(test.n, level) / _detectable_effect(test.n)
-    )
-
-
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
     """Adjust the p-values of one table for their number, by Holm's method.
 
-    Parameters
-    ----------
-    p_values : sequence of float
-        p-values; NaN for comparisons that cannot be tested, which do not count.
-
-    Returns
-    -------
-    list of float
-        Adjusted p-values in the same order; NaN stays NaN.
+    NaN stands for comparisons that cannot be tested, which do not count.
     """
     places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
     places.sort(key=lambda place: p_values[place])
@@ -221,50 +252,32 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-def compare_all(tests: Sequence[PairedTest]) -> list[PairedTest]:
-    """Adjust all comparisons of one table for their number.
+def compare_all(found: Sequence[Comparison]) -> list[Comparison]:
+    """Adjust all comparisons of one table for their number, both kinds of p-values apart.
 
-    Parameters
-    ----------
-    tests : sequence of PairedTest
-        The comparisons.
-
-    Returns
-    -------
-    list of PairedTest
-        The same with Holm-adjusted p-values, both kinds apart. The detectable differences
-        are those of Holm's first step, the strictest.
+    The detectable differences are those of Holm's first step, the strictest.
     """
-    number = sum(not math.isnan(test.p) for test in tests)
+    number = sum(not math.isnan(one.p) for one in found)
     level = LEVEL / max(number, 1)
-    differ = adjust_holm([test.p for test in tests])
-    equal = adjust_holm([test.p_equivalent for test in tests])
+    differ = adjust_holm([one.p for one in found])
+    equal = adjust_holm([one.p_equivalent for one in found])
     return [
         replace(
-            test,
+            one,
             p=p,
             p_equivalent=p_equivalent,
-            detectable=_detectable_at(test, level),
+            detectable=math.nan
+            if math.isnan(one.detectable)
+            else one.detectable
+            * _detectable_effect(one.n, level)
+            / _detectable_effect(one.n),
         )
-        for test, p, p_equivalent in zip(tests, differ, equal, strict=True)
+        for one, p, p_equivalent in zip(found, differ, equal, strict=True)
     ]
 
 
 def proportion_interval(share: float, number: int) -> tuple[float, float]:
-    """Return the interval of a share of independent trials, by Wilson's method.
-
-    Parameters
-    ----------
-    share : float in [0, 1]
-        Share of the trials that succeeded.
-    number : int, positive
-        Number of trials.
-
-    Returns
-    -------
-    low, high : float in [0, 1]
-        Confidence interval at 1 - :data:`LEVEL`.
-    """
+    """Return Wilson's 95 % interval of a share of ``number`` independent trials."""
     from statsmodels.stats.proportion import proportion_confint
 
     hits = round(share * number)

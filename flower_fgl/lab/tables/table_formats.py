@@ -1,24 +1,29 @@
-"""Format a results table as Markdown, LaTeX, CSV or HTML."""
+"""Format a results table as Markdown, LaTeX, CSV or HTML.
+
+A printed table is a frame of texts by row and title. ``attrs["caption"]`` is its heading;
+the text of the best row is between two asterisks on each side.
+"""
 
 from __future__ import annotations
 
-import csv
 import html
-import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
+
+import pandas as pd
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.lab.tables.cells import PLACE, describe_published
+from flower_fgl.lab.tables.frame import NOTHING, show_percent
 from flower_fgl.lab.tables.results_table import Block, Line, ResultsTable
 from flower_fgl.lab.tables.statistics import (
     LEVEL,
     MARGIN,
     POWER,
-    PairedTest,
+    Comparison,
     proportion_interval,
 )
 from flower_fgl.lab.units import show_bytes, show_seconds
@@ -42,7 +47,7 @@ TITLES = {
     "hits": "Hits@K",
 }
 """Titles of scores. Macro-F1, AUROC and AUPRC show what accuracy hides in rare classes."""
-NOTHING = "–"
+COST_TITLES = {"bytes_up": "upload", "bytes_down": "download", "seconds": "time"}
 TIED, ABOVE, BELOW = "≈", "↑", "↓"
 
 Key = tuple[int, int]
@@ -51,37 +56,10 @@ OwnerScores = Mapping[str, Mapping[Key, float]]
 """Scores by owner and draw."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Text of one cell of the printed table."""
-
-    text: str
-    is_best: bool = False
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One printed table.
-
-    Parameters
-    ----------
-    caption : str
-        Heading; may be empty.
-    titles : sequence of str
-        Length W: titles of the columns.
-    rows : sequence of sequence of Entry
-        W entries each.
-    """
-
-    caption: str
-    titles: Sequence[str]
-    rows: Sequence[Sequence[Entry]] = field(default_factory=list)
-
-
 def format_table(
     table: ResultsTable,
     *,
-    layout: str = "full",
+    layout: str = "",
     format: str = "markdown",
     notes: str = "all",
 ) -> str:
@@ -91,12 +69,12 @@ def format_table(
     ----------
     table : ResultsTable
         The table.
-    layout : {"full", "overview", "summary", "owners"}
+    layout : {"", "full", "overview", "summary", "owners"}
         One table per dataset with all scores, costs and comparisons; one table with a
         column per dataset, that shows the table's metric only; one table that counts
         for each row on how many datasets it is best or differs from the control; or the
         test scores of each natural owner, and its gain over the control. CSV has one
-        layout.
+        layout. By default full, and overview in LaTeX, which fits a page.
     format : {"markdown", "latex", "csv", "html"}
         Format of the text.
     notes : {"all", "marks", "none"}
@@ -114,27 +92,43 @@ def format_table(
     ConfigError
         If the layout, the format or the kind of notes is unknown.
     """
-    if notes not in NOTES:
-        raise ConfigError(f'Unknown notes "{notes}". {nearest(notes, NOTES)}')
-    if layout not in LAYOUTS:
-        raise ConfigError(f'Unknown layout "{layout}". {nearest(layout, LAYOUTS)}')
-    if format not in FORMATS:
-        raise ConfigError(f'Unknown format "{format}". {nearest(format, FORMATS)}')
+    layout = layout or ("overview" if format == "latex" else "full")
+    for name, value, known in (
+        ("notes", notes, NOTES),
+        ("layout", layout, LAYOUTS),
+        ("format", format, FORMATS),
+    ):
+        if value not in known:
+            raise ConfigError(f'Unknown {name} "{value}". {nearest(value, known)}')
     if format == "csv":
         return _csv(table)
-    sheets = {
-        "full": lambda: [_full(table, block) for block in table.blocks],
-        "overview": lambda: [_overview(table)],
-        "summary": lambda: [_summary(table)],
-        "owners": lambda: [s for block in table.blocks for s in _owners(table, block)],
-    }[layout]()
-    below = [] if notes == "none" else _marks(table, layout)
+    is_latex = format == "latex"
+    if layout == "full":
+        sheets = [_full(table, block, has_words=not is_latex) for block in table.blocks]
+    elif layout == "owners":
+        sheets = [sheet for block in table.blocks for sheet in _owners(table, block)]
+    else:
+        sheets = [_overview(table) if layout == "overview" else _summary(table)]
+    below = [] if notes == "none" else _marks(table, layout, has_words=not is_latex)
     if notes == "all":
         below += _facts(table, layout)
-    return FORMATS[format](sheets, below)
+    if is_latex:
+        names = dict.fromkeys(cell.experiment for cell in table.cells)
+        return _latex(sheets, below, "-".join(names))
+    return (_markdown if format == "markdown" else _html)(sheets, below)
 
 
-def _marks(table: ResultsTable, layout: str) -> list[str]:
+def _sheet(
+    caption: str, titles: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]
+) -> pd.DataFrame:
+    """Return a printed table of named rows."""
+    texts = [list(row) for _, row in rows]
+    sheet = pd.DataFrame(texts, index=[name for name, _ in rows], columns=list(titles))
+    sheet.attrs["caption"] = caption
+    return sheet
+
+
+def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[str]:
     """Return the sentences on what the layout shows of marks, tests and ranks."""
     control = next((b.control.cell.row for b in table.blocks if b.control), None)
     name = table.label(control) if control is not None else ""
@@ -155,7 +149,7 @@ def _marks(table: ResultsTable, layout: str) -> list[str]:
             signs = f"{ABOVE} {BELOW}" if is_marked else "Above, below"
             if name:
                 marks += f" {signs}: significantly above or below {name}."
-                if layout == "overview":
+                if layout == "overview" or not has_words:
                     marks += f" No arrow: tied with {name}, or undecided."
             kind = "comparison" if number == 1 else "comparisons"
             marks += (
@@ -235,14 +229,6 @@ def _not_testable(table: ResultsTable) -> list[str]:
     ]
 
 
-def _score(values: Sequence[float]) -> str:
-    """Format fractions as mean and standard deviation in percent."""
-    if not values:
-        return NOTHING
-    text = f"{100 * fmean(values):.2f}"
-    return text if len(values) < 2 else f"{text} ± {100 * stdev(values):.2f}"
-
-
 def _pooled(found: tuple[float, int] | None) -> str:
     """Format an accuracy over the nodes of all draws, with its binomial interval."""
     if found is None:
@@ -260,19 +246,18 @@ def _cost(metric: str, values: Sequence[float]) -> str:
     return text.replace("\u00a0", " ")
 
 
-def _main_entry(table: ResultsTable, block: Block, line: Line) -> Entry:
+def _main_text(table: ResultsTable, block: Block, line: Line) -> str:
     """Return the table's metric of a line with its marks."""
     values = table.values(line)
     if table.is_cost:
-        return Entry(_cost(table.metric, values))
-    text = _score(values)
-    to_best = table.versus(line, block.best)
-    if to_best is not None and to_best.is_tied:
+        return _cost(table.metric, values)
+    text = show_percent(values)
+    if _ties(table.versus(line, block.best)):
         text += f" {TIED}"
     to_control = table.versus(line, block.control)
     if to_control is not None and to_control.is_significant:
         text += f" {ABOVE if to_control.difference > 0 else BELOW}"
-    return Entry(text, is_best=line is block.best)
+    return f"**{text}**" if line is block.best else text
 
 
 def _published_value(line: Line, key: str) -> float | None:
@@ -293,7 +278,7 @@ def _published_key(table: ResultsTable) -> str:
     return {"mean_accuracy": "accuracy"}.get(table.metric, table.metric)
 
 
-def _overview(table: ResultsTable) -> Sheet:
+def _overview(table: ResultsTable) -> pd.DataFrame:
     """Return one row per line and one column per block, published values beside it."""
     key = _published_key(table)
     names: dict[tuple[str, str], Line] = {}
@@ -301,38 +286,29 @@ def _overview(table: ResultsTable) -> Sheet:
         for line in block.lines:
             if not table.is_cost or line.is_main:
                 names.setdefault((line.cell.row, line.model), line)
-    titles = [""]
-    columns: list[list[Entry]] = []
+    columns: list[tuple[str, list[str]]] = []
     for block in table.blocks:
         found = {(line.cell.row, line.model): line for line in block.lines}
-        titles.append(block.name)
-        columns.append(
-            [
-                _main_entry(table, block, found[name])
-                if name in found
-                else Entry(NOTHING)
-                for name in names
-            ]
-        )
+        texts = [
+            _main_text(table, block, found[name]) if name in found else NOTHING
+            for name in names
+        ]
+        columns.append((block.name, texts))
         published = [
             _published(found[name], key) if name in found else "" for name in names
         ]
         if any(published) and not table.is_cost:
-            titles.append("published")
-            columns.append([Entry(text) for text in published])
-    rows = [
-        [
-            Entry(table.label(line.name if not table.is_cost else line.cell.row)),
-            *entries,
-        ]
-        for line, entries in zip(
-            names.values(), zip(*columns, strict=True), strict=True
-        )
+            columns.append(("published", published))
+    labels = [
+        table.label(line.cell.row if table.is_cost else line.name)
+        for line in names.values()
     ]
-    return Sheet("", titles, rows)
+    rows = zip(*(texts for _, texts in columns), strict=True)
+    titles = [title for title, _ in columns]
+    return _sheet("", titles, list(zip(labels, rows, strict=True)))
 
 
-def _summary(table: ResultsTable) -> Sheet:
+def _summary(table: ResultsTable) -> pd.DataFrame:
     """Return the rows by average rank, with counts of verdicts and mean costs."""
     ranks, _ = table.ranks()
     order = list(ranks.average) if ranks is not None else []
@@ -344,11 +320,11 @@ def _summary(table: ResultsTable) -> Sheet:
     names = [*order, *(name for name in rows if name not in order)]
     controls = [block.control for block in table.blocks if block.control is not None]
     control = table.label(controls[0].cell.row) if controls else ""
-    titles = ["", "average rank", "best or tied"]
+    titles = ["average rank", "best or tied"]
     if control:
         titles += [f"above {control}", f"tied with {control}", "undecided"]
         titles += [f"below {control}"]
-    sheet = []
+    sheet: list[tuple[str, list[str]]] = []
     for name in names:
         found = rows[name]
         top = sum(  # any model of the row
@@ -371,14 +347,14 @@ def _summary(table: ResultsTable) -> Sheet:
             for kind in ("above", "tied", "undecided", "below"):
                 number = sum(_is(versus, kind) for versus in verdicts)
                 cells.append(str(number) if verdicts else "")
-        for metric in ("bytes_up", "bytes_down", "seconds"):
+        for metric in COST_TITLES:
             values = [v for _, line in found for v in table.values(line, metric)]
             cells.append(_cost(metric, values))
-        sheet.append([Entry(name), *(Entry(text) for text in cells)])
-    return Sheet("", [*titles, "upload", "download", "time"], sheet)
+        sheet.append((name, cells))
+    return _sheet("", [*titles, "upload", "download", "time"], sheet)
 
 
-def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
+def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
     """Return the test scores of each owner, and their gains over the control.
 
     Raises
@@ -409,32 +385,30 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
             "owners."
         )
     names = list(dict.fromkeys(name for line in lines for name in found[line.name]))
-    kind = TITLES.get(metric, metric)
     rows = []
     for line in lines:
         values = {name: list(x.values()) for name, x in found[line.name].items()}
         means = {name: fmean(x) for name, x in values.items()}
-        rows.append(
-            [
-                Entry(table.label(line.name)),
-                *(Entry(_score(values.get(name, []))) for name in names),
-                Entry(_score([fmean(scores) for scores in draws[line.name]])),
-                Entry(_score([min(scores) for scores in draws[line.name]])),
-                Entry(min(means, key=lambda name: means[name])),
-            ]
-        )
-    titles = ["", *names, "mean", "lowest of a draw", "worst owner"]
-    sheets = [Sheet(f"{block.name}: test {kind}", titles, rows)]
+        texts = [
+            *(show_percent(values.get(name, [])) for name in names),
+            show_percent([fmean(scores) for scores in draws[line.name]]),
+            show_percent([min(scores) for scores in draws[line.name]]),
+            min(means, key=lambda name: means[name]),
+        ]
+        rows.append((table.label(line.name), texts))
+    titles = [*names, "mean", "lowest of a draw", "worst owner"]
+    caption = f"{block.name}: test {TITLES.get(metric, metric)}"
+    sheets = [_sheet(caption, titles, rows)]
     if block.control is None or block.control.name not in found:
         return sheets
     base = found[block.control.name]
     gains = [
-        [Entry(table.label(line.name)), *_owner_gains(base, found[line.name], names)]
+        (table.label(line.name), _owner_gains(base, found[line.name], names))
         for line in lines
         if line is not block.control and _shared_draws(base, found[line.name])
     ]
     caption = f"{block.name}: gain over {table.label(block.control.name)}"
-    return [*sheets, Sheet(caption, ["", *names, "mean", "owners that gain"], gains)]
+    return [*sheets, _sheet(caption, [*names, "mean", "owners that gain"], gains)]
 
 
 def _shared_draws(base: OwnerScores, other: OwnerScores) -> dict[str, list[Key]]:
@@ -448,7 +422,7 @@ def _shared_draws(base: OwnerScores, other: OwnerScores) -> dict[str, list[Key]]
 
 def _owner_gains(
     base: OwnerScores, other: OwnerScores, names: Sequence[str]
-) -> list[Entry]:
+) -> list[str]:
     """Return the gain of each owner, their mean, and how many owners gain."""
     gains = {
         name: {key: other[name][key] - base[name][key] for key in keys}
@@ -460,9 +434,9 @@ def _owner_gains(
     if len(draws) == 1:  # each draw has all owners
         overall = [fmean(g[key] for g in gains.values()) for key in draws.pop()]
     return [
-        *(Entry(_gain(list(gains.get(name, {}).values()))) for name in names),
-        Entry(_gain(overall)),
-        Entry(f"{sum(mean > 0 for mean in means.values())} of {len(means)}"),
+        *(_gain(list(gains.get(name, {}).values())) for name in names),
+        _gain(overall),
+        f"{sum(mean > 0 for mean in means.values())} of {len(means)}",
     ]
 
 
@@ -474,12 +448,12 @@ def _gain(values: Sequence[float]) -> str:
     return f"{text} ± {100 * stdev(values):.2f}" if len(values) > 1 else text
 
 
-def _ties(versus: PairedTest | None) -> bool:
+def _ties(versus: Comparison | None) -> bool:
     """Return whether a difference of one point is excluded, as ≈ marks it."""
     return versus is not None and versus.is_tied
 
 
-def _is(versus: PairedTest | None, kind: str) -> bool:
+def _is(versus: Comparison | None, kind: str) -> bool:
     """Return whether a comparison has a verdict; a significant one is not ``tied``."""
     if versus is None or versus.why_not:
         return False
@@ -491,41 +465,43 @@ def _is(versus: PairedTest | None, kind: str) -> bool:
     return versus.is_significant and versus.difference * sign > 0
 
 
-def _full(table: ResultsTable, block: Block) -> Sheet:
-    """Return the table of one block with all scores, costs and comparisons."""
-    lines = block.lines
-    columns: list[tuple[str, list[Entry]]] = []
+def _full(table: ResultsTable, block: Block, *, has_words: bool = True) -> pd.DataFrame:
+    """Return the table of one block with all scores, costs and comparisons.
 
-    def add(title: str, entries: Sequence[Entry]) -> None:
-        if any(entry.text not in ("", NOTHING) for entry in entries):
-            columns.append((title, list(entries)))
+    Without words a comparison is the difference and its mark.
+    """
+    lines = block.lines
+    columns: list[tuple[str, list[str]]] = []
+
+    def add(title: str, texts: Sequence[str]) -> None:
+        if any(text not in ("", NOTHING) for text in texts):
+            columns.append((title, list(texts)))
 
     main = _published_key(table)
     for metric, column, title, key in _shown(table):
         if (metric, column) == (table.metric, table.column):
-            add(title, [_main_entry(table, block, line) for line in lines])
+            add(title, [_main_text(table, block, line) for line in lines])
         else:
-            add(title, [Entry(_score(table.values(x, metric, column))) for x in lines])
+            add(title, [show_percent(table.values(x, metric, column)) for x in lines])
         if key and (key != main or metric == table.metric):
-            add("published", [Entry(_published(line, key)) for line in lines])
+            add("published", [_published(line, key) for line in lines])
     for column, name in SETTING_COLUMNS.items():
-        pools = [Entry(_pooled(line.cell.pooled(line.model, column))) for line in lines]
         if column != "test_masked":  # the test nodes once more
+            pools = [_pooled(line.cell.pooled(line.model, column)) for line in lines]
             add(f"{name}, pooled", pools)
-    for metric, name in (("bytes_up", "upload"), ("bytes_down", "download")):
-        add(name, [Entry(_cost(metric, table.values(x, metric))) for x in lines])
-    add("time", [Entry(_cost("seconds", table.values(x, "seconds"))) for x in lines])
+    for metric, name in COST_TITLES.items():
+        add(name, [_cost(metric, table.values(x, metric)) for x in lines])
     others = {"the best": block.best}
     if block.control is not None:
         others = {table.label(block.control.cell.row): block.control, **others}
     for name, other in others.items():
-        texts = [Entry(_comparison(table, line, other)) for line in lines]
+        texts = [_comparison(table, x, other, has_words=has_words) for x in lines]
         add(f"against {name}", texts)
     rows = [
-        [Entry(table.label(line.name)), *(entries[k] for _, entries in columns)]
+        (table.label(line.name), [texts[k] for _, texts in columns])
         for k, line in enumerate(lines)
     ]
-    return Sheet(block.name, ["", *(name for name, _ in columns)], rows)
+    return _sheet(block.name, [title for title, _ in columns], rows)
 
 
 def _shown(table: ResultsTable) -> list[tuple[str, str, str, str]]:
@@ -543,15 +519,24 @@ def _shown(table: ResultsTable) -> list[tuple[str, str, str, str]]:
     return out[:1] + [entry for entry in out[1:] if entry[:2] != out[0][:2]]
 
 
-def _comparison(table: ResultsTable, line: Line, other: Line | None) -> str:
-    """Return the verdict on a line against another one."""
+def _comparison(
+    table: ResultsTable, line: Line, other: Line | None, *, has_words: bool
+) -> str:
+    """Return the verdict on a line against another one, or the difference and its mark."""
     if line is other:
         return ""
     versus = table.versus(line, other)
-    return NOTHING if versus is None else str(versus)
+    if versus is None:
+        return NOTHING
+    if has_words:
+        return versus.brief
+    mark = f" {TIED}" if _is(versus, "tied") else ""
+    mark = f" {ABOVE}" if _is(versus, "above") else mark
+    mark = f" {BELOW}" if _is(versus, "below") else mark
+    return versus.points + mark
 
 
-def _markdown(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
+def _markdown(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
     """Return Markdown tables, and the notes as a list."""
 
     def line(cells: Sequence[str]) -> str:
@@ -559,12 +544,10 @@ def _markdown(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
 
     parts = []
     for sheet in sheets:
-        lines = (
-            [f"**{sheet.caption}**", ""] if sheet.caption and len(sheets) > 1 else []
-        )
-        lines += [line(sheet.titles), "|---" * len(sheet.titles) + "|"]
-        for row in sheet.rows:
-            lines.append(line([f"**{e.text}**" if e.is_best else e.text for e in row]))
+        caption = sheet.attrs["caption"] if len(sheets) > 1 else ""
+        lines = [f"**{caption}**", ""] if caption else []
+        lines += [line(["", *sheet.columns]), "|---" * (len(sheet.columns) + 1) + "|"]
+        lines += [line(row) for row in sheet.itertuples(name=None)]
         parts.append("\n".join(lines))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
@@ -594,26 +577,26 @@ LATEX = {
 }
 
 
-def _latex(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
-    """Return tables for the package booktabs, with the notes below each."""
+def _latex(sheets: Sequence[pd.DataFrame], notes: Sequence[str], name: str) -> str:
+    """Return tables that are at most as wide as the text, with the notes below the last."""
 
     def escape(text: str) -> str:
-        return "".join(LATEX.get(character, character) for character in text)
+        text = re.sub(r"^(\d+) of (\d+)$", r"\1/\2", text)
+        text = re.sub(r"^([\d.]+) of ([\d,]+) (\(.*\))$", r"\1 \3, n = \2", text)
+        text = "".join(LATEX.get(character, character) for character in text)
+        return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
 
-    parts = []
+    parts = ["% Needs \\usepackage{booktabs} and \\usepackage{graphicx}."]
     for sheet in sheets:
+        caption = sheet.attrs["caption"]
+        label = re.sub(r"[^a-z0-9]+", "-", f"{name} {caption}".lower()).strip("-")
         lines = [r"\begin{table}", r"\centering"]
-        lines += [rf"\caption{{{escape(sheet.caption)}}}"] if sheet.caption else []
-        width = len(sheet.titles) - 1
-        lines += [rf"\begin{{tabular}}{{l{'r' * width}}}", r"\toprule"]
-        lines += [" & ".join(map(escape, sheet.titles)) + r" \\", r"\midrule"]
-        for row in sheet.rows:
-            cells = [
-                rf"\textbf{{{escape(e.text)}}}" if e.is_best else escape(e.text)
-                for e in row
-            ]
-            lines.append(" & ".join(cells) + r" \\")
-        lines += [r"\bottomrule", r"\end{tabular}"]
+        lines += [rf"\caption{{{escape(caption)}}}"] if caption else []
+        lines += [rf"\label{{tab:{label}}}"]
+        lines += [r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"]
+        text = sheet.map(escape).rename(index=escape, columns=escape)
+        form = f"l{'r' * len(sheet.columns)}"
+        lines += [text.to_latex(escape=False, column_format=form).rstrip() + "}"]
         if sheet is sheets[-1] and notes:
             text = " ".join(escape(note) for note in notes)
             lines += [r"\par\smallskip", rf"{{\footnotesize {text}}}"]
@@ -621,23 +604,20 @@ def _latex(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _html(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
+def _html(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
     """Return HTML tables, and the notes as a list."""
+
+    def escape(text: str) -> str:
+        return re.sub(r"^\*\*(.*)\*\*$", r"<b>\1</b>", html.escape(text))
+
     parts = []
     for sheet in sheets:
-        caption = f"<caption>{html.escape(sheet.caption)}</caption>"
-        head = "".join(f"<th>{html.escape(title)}</th>" for title in sheet.titles)
-        lines = [f"<table>{caption if sheet.caption else ''}"]
-        lines.append(f"<thead><tr>{head}</tr></thead>")
-        lines.append("<tbody>")
-        for row in sheet.rows:
-            texts = [
-                f"<b>{html.escape(e.text)}</b>" if e.is_best else html.escape(e.text)
-                for e in row
-            ]
-            cells = "".join(f"<td>{text}</td>" for text in texts[1:])
-            lines.append(f"<tr><th>{texts[0]}</th>{cells}</tr>")
-        parts.append("\n".join([*lines, "</tbody>", "</table>"]))
+        text = sheet.map(escape).rename(index=escape, columns=escape)
+        table = text.to_html(escape=False, border=0, justify="left")
+        if caption := sheet.attrs["caption"]:
+            head = f"<caption>{html.escape(caption)}</caption>\n  <thead>"
+            table = table.replace("<thead>", head, 1)
+        parts.append(table)
     if notes:
         listed = "\n".join(f"<li>{html.escape(note)}</li>" for note in notes)
         parts.append(f"<ul>\n{listed}\n</ul>")
@@ -646,8 +626,13 @@ def _html(sheets: Sequence[Sheet], notes: Sequence[str]) -> str:
 
 def _csv(table: ResultsTable) -> str:
     """Return one line per block and line, with numbers in full."""
-    scores = [metric for metric in TITLES if metric != table.metric]
-    columns = [c for c in ("test", *SETTING_COLUMNS) if c != table.column]
+    main = _published_key(table)
+    shown = {f"{table.column}_{table.metric}": ("", "")}
+    for metric in TITLES:
+        shown.setdefault(f"{table.column}_{metric}", (metric, ""))
+    for column in ("test", *SETTING_COLUMNS):
+        shown.setdefault(f"{column}_accuracy", ("accuracy", column))
+    shown |= {metric: (metric, "") for metric in COST_TITLES}
     rows: list[dict[str, object]] = []
     for block in table.blocks:
         for line in block.lines:
@@ -660,40 +645,28 @@ def _csv(table: ResultsTable) -> str:
                 **{key: cell.place.get(key, "") for key in PLACE},
                 "draws": len(cell.draws),
             }
-            main = f"{table.column}_{table.metric}"
-            shown = {main: table.values(line)}
-            for metric in scores:
-                shown[f"{table.column}_{metric}"] = table.values(line, metric)
-            for column in columns:
-                shown[f"{column}_accuracy"] = table.values(line, "accuracy", column)
-            for metric in ("bytes_up", "bytes_down", "seconds"):
-                shown[metric] = table.values(line, metric)
-            for name, values in shown.items():
+            for name, which in shown.items():
+                values = table.values(line, *which)
                 row[f"{name}_mean"] = fmean(values) if values else ""
                 row[f"{name}_std"] = stdev(values) if len(values) > 1 else ""
-            percent = _published_value(line, _published_key(table))
+            percent = _published_value(line, main)
             row["published"] = "" if percent is None else round(percent / 100, 6)
             for name, other in (("control", block.control), ("best", block.best)):
                 versus = table.versus(line, other)
                 row[name] = other.name if other is not None else ""
-                row[f"minus_{name}"] = "" if versus is None else versus.difference
-                row[f"p_{name}"] = "" if versus is None else versus.p
-                equivalent = "" if versus is None else versus.p_equivalent
-                row[f"p_tied_{name}"] = equivalent
-                detectable = "" if versus is None else versus.detectable
-                row[f"detectable_{name}"] = detectable
+                for title, field in CSV_COMPARISON.items():
+                    row[title + name] = "" if versus is None else getattr(versus, field)
             rows.append(row)
-    kept = [key for key in rows[0] if any(row[key] != "" for row in rows)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, kept, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    frame = pd.DataFrame(rows, dtype=object)
+    kept = [key for key in frame if (frame[key] != "").any()]
+    return str(frame[kept].to_csv(index=False, lineterminator="\n", na_rep="nan"))
 
 
-FORMATS: Mapping[str, Callable[[Sequence[Sheet], Sequence[str]], str]] = {
-    "markdown": _markdown,
-    "latex": _latex,
-    "html": _html,
-    "csv": lambda sheets, notes: "",  # made from the table itself
+CSV_COMPARISON = {
+    "minus_": "difference",
+    "p_": "p",
+    "p_tied_": "p_equivalent",
+    "detectable_": "detectable",
 }
+"""Columns of a comparison, before ``control`` or ``best``, by their attribute."""
+FORMATS = ("markdown", "latex", "html", "csv")

@@ -30,20 +30,12 @@ def unequal_settings(
     rows: Mapping[str, Mapping[str, Scalar]],
     tuned: Mapping[str, Collection[str]] | None = None,
 ) -> list[str]:
-    """Name the general settings in which rows of one comparison differ.
+    """Name the general settings in which rows of one comparison differ, one sentence each.
 
-    Parameters
-    ----------
-    rows : mapping of str to mapping
-        Flat settings by the name of the row.
-    tuned : mapping of str to collection of str, optional
-        Settings that a row chose on validation nodes, in which it is not compared.
-
-    Returns
-    -------
-    list of str
-        One sentence per setting, e.g. ``weight decay: weight-decay is 0.0 (fedpub), 0.0005
-        (fedavg; local)``. Settings that a row has in its name are left out.
+    ``rows`` holds flat settings by the name of the row, ``tuned`` the settings that a
+    row chose on validation nodes, in which it is not compared; nor is it in those of
+    its name. E.g. ``weight decay: weight-decay is 0.0 (fedpub), 0.0005 (fedavg;
+    local)``.
     """
     chosen = tuned or {}
     out = []
@@ -59,18 +51,15 @@ def unequal_settings(
                 listed = ", ".join(
                     f"{value} ({'; '.join(names)})" for value, names in values.items()
                 )
-                out.append(f"{subject}: {key} is {listed}")
+                advice = f" (--set {key}={next(iter(values))} makes them equal)"
+                out.append(
+                    f"{subject}: {key} is {listed}{advice * (subject == 'backbone')}"
+                )
     return out
 
 
 def finetuned_note(names: Iterable[str]) -> str:
-    """Say whose scores are taken after the last round.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Rows or sides of a comparison whose runs were fine-tuned, at least one.
-    """
+    """Say whose scores are taken after the last round."""
     return (
         f"Scores of {'; '.join(names)} are taken after the fine-tuning or second step "
         "that follows the last round."

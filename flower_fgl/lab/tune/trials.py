@@ -24,7 +24,7 @@ from flower_fgl.lab.experiments.jobs import (
     notes_once,
     start_child,
 )
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import lost_finetuning
 
 __all__ = ["CANNOT_WRITE", "Outcome", "TrialProcesses", "run_trial"]
@@ -43,21 +43,11 @@ END_SECONDS = 5.0
 class Outcome:
     """What a trial shows on one draw. It holds no test score.
 
-    Parameters
-    ----------
-    score : float or None
-        Validation accuracy, or AUROC, of the best round, or after fine-tuning if the run
-        ends with it; ``None`` if the run failed.
-    server_round : int or None
-        The round of the score.
-    num_bytes : int
-        Bytes sent in both directions.
-    seconds : float
-        Duration of the run.
-    error : str
-        Why the run failed; else empty.
-    diverged : bool
-        Whether the training loss of some round was not finite.
+    ``score`` is the validation accuracy, or AUROC, of the best round
+    (``server_round``), or after fine-tuning if the run ends with it; ``None`` if the
+    run failed, with the ``error``. ``num_bytes`` are those of both directions,
+    ``seconds`` those of the run; a run ``diverged`` if the training loss of some round
+    was not finite.
     """
 
     score: float | None
@@ -71,18 +61,9 @@ class Outcome:
 def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
     """Run one configuration with the local engine, and keep its validation score only.
 
-    Parameters
-    ----------
-    settings : mapping of str to bool, int, float or str
-        Flat run config.
-    folder : Path
-        Run folder; it is removed afterwards.
-
-    Returns
-    -------
-    Outcome
-        A run that fails is an outcome, not an error. If the disk cannot be written, its
-        error begins with ``CANNOT_WRITE``: that says nothing about the configuration.
+    The run folder is removed afterwards. A run that fails is an outcome, not an error.
+    If the disk cannot be written, its error begins with ``CANNOT_WRITE``: that says
+    nothing about the configuration.
     """
     # loads torch, once in each process
     from flower_fgl.simulation.run import run_one
@@ -119,7 +100,7 @@ def _is_disk(error: BaseException | None) -> bool:
     return False
 
 
-def _outcome(run: Run, seconds: float) -> Outcome:
+def _outcome(run: RunFolder, seconds: float) -> Outcome:
     """Return the validation score of the best round, and what the run cost."""
     summary = run.summary
     sent = summary["bytes"]["up"] + summary["bytes"]["down"]
@@ -140,16 +121,10 @@ class TrialProcesses:
     """A fixed number of processes that run trials; each imports the library once.
 
     A trial whose estimated memory does not fit beside that of the active trials waits
-    until one of them ends. A trial whose process died, e.g. because somebody killed it or
-    memory ran out, runs once more, when no other trial is active. If its process dies
-    again, it has failed.
-
-    Parameters
-    ----------
-    jobs : int
-        Number of processes; 1 runs the trials in this process.
-    on_note : callable, optional
-        Called once with a line of text if a trial waits for memory.
+    until one of them ends; ``on_note`` then gets one line of text. A trial whose
+    process died, e.g. because somebody killed it or memory ran out, runs once more,
+    when no other trial is active. If its process dies again, it has failed. With one
+    job the trials run in this process.
     """
 
     def __init__(self, jobs: int, on_note: Callable[[str], None] | None = None) -> None:
@@ -189,17 +164,7 @@ class TrialProcesses:
         return [process.pid for process in self._processes]
 
     def submit(self, key: Any, settings: Mapping[str, Scalar], folder: Path) -> None:
-        """Start a trial; :attr:`has_room` must be true.
-
-        Parameters
-        ----------
-        key : object
-            Returned by :meth:`wait` with the outcome.
-        settings : mapping of str to bool, int, float or str
-            Flat run config.
-        folder : Path
-            Run folder of the trial.
-        """
+        """Start a trial if :attr:`has_room` is true; :meth:`wait` returns its ``key``."""
         if self._jobs == 1:
             self._done.append((key, run_trial(settings, folder)))
             return

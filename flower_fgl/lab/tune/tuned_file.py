@@ -32,23 +32,9 @@ __all__ += ["write_tuned_experiment"]
 def write_study(
     experiment: Experiment, studies: Sequence[RowStudy], folder: Path, *, budget: int
 ) -> str:
-    """Write ``study.json`` and ``trials.csv``; return the hash of the former.
+    """Write ``study.json`` and ``trials.csv`` of the finished studies.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment before tuning.
-    studies : sequence of RowStudy
-        Finished studies.
-    folder : Path
-        Folder to write to.
-    budget : int
-        Trials of each row.
-
-    Returns
-    -------
-    str
-        SHA-256 of the trials, their settings and scores; without times.
+    Returns the SHA-256 of the trials, their settings and scores, without times.
     """
     rows = {study.row.name: _study_entry(study) for study in studies}
     table = {
@@ -91,13 +77,7 @@ def study_hash(studies: Sequence[RowStudy]) -> str:
 
 
 def hash_of_study(table: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a study as :func:`write_study` returned it.
-
-    Parameters
-    ----------
-    table : mapping
-        Content of ``study.json``.
-    """
+    """Return the SHA-256 of a ``study.json`` as :func:`write_study` returned it."""
     content = [
         [row, trial["trial"], sorted(trial["settings"].items()), trial["score"]]
         for row, entry in table["rows"].items()
@@ -151,26 +131,9 @@ def write_tuned_experiment(
 ) -> None:
     """Write an experiment file in which each row has its best settings.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment before tuning.
-    studies : sequence of RowStudy
-        Finished studies of all rows.
-    path : Path
-        File to write.
-    budget : int
-        Trials of each row.
-    study : str
-        Hash of the study.
-    with_defaults : bool
-        Whether a row whose best trial is not its default also appears as
-        ``"<row>, default"``.
-
-    Notes
-    -----
-    1. Grid values become settings of cases, because each combination has settings of its
-       own. The rows keep their names.
+    ``study`` is the hash of the study. With defaults, a row whose best trial is not its
+    default also appears as ``"<row>, default"``. Grid values become settings of cases,
+    because each combination has settings of its own. The rows keep their names.
     """
     config = {k: v for k, v in experiment.config.items() if k != "output-dir"}
     cases: list[dict[str, Scalar]] = []

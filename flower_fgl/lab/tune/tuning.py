@@ -65,17 +65,7 @@ RUNNING = "running"
 
 @dataclass
 class Trial:
-    """One setting of a row, and its validation score.
-
-    Parameters
-    ----------
-    index : int
-        Number of the trial in its study; 0 is the row's own setting.
-    settings : mapping of str to bool, int, float or str
-        Value of each tuned setting.
-    outcomes : dict of int to Outcome
-        By tuning draw.
-    """
+    """One setting of a row, and its outcomes by tuning draw; number 0 is the row's own."""
 
     index: int
     settings: Mapping[str, Scalar]
@@ -102,18 +92,9 @@ OnTrial = Callable[["RowStudy", Trial], None]
 class RowToTune:
     """A row of the experiment before it is tuned.
 
-    Parameters
-    ----------
-    name : str
-        Row of the results table.
-    settings : mapping of str to bool, int, float or str
-        Flat run config without seeds.
-    space : mapping of str to Dimension
-        Search space.
-    default : mapping of str to bool, int, float or str
-        The row's own point in the space.
-    line : str
-        Line of the results table, which rows on other data share.
+    ``settings`` is its flat run config without seeds, ``default`` its own point in the
+    ``space``, and ``line`` its line of the results table, which rows on other data
+    share.
     """
 
     name: str
@@ -130,13 +111,10 @@ class RowToTune:
 def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
     """Return the rows of an experiment with their search spaces.
 
-    Raises
-    ------
-    ConfigError
-        If the experiment has no draws or no search space, if a key of the space belongs
-        to no row or is also in the grid, if two rows of the tuned file would share a
-        folder, or in the cases of
-        :func:`~flower_fgl.lab.experiments.search_space.row_space`.
+    Raises a ConfigError if the experiment has no draws or no search space, if a key of
+    the space belongs to no row or is also in the grid, if two rows of the tuned file
+    would share a folder, or in the cases of
+    :func:`~flower_fgl.lab.experiments.search_space.row_space`.
     """
     name = experiment.name
     if not experiment.tune:
@@ -214,40 +192,15 @@ def tune(
 ) -> list[RowStudy]:
     """Run the studies of some rows of an experiment, or what is missing of them.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        The experiment.
-    rows : sequence of RowToTune
-        Rows of :func:`rows_to_tune`.
-    folder : Path
-        Folder of the studies. A study in it continues.
-    budget : int
-        Trials of each row, at least 2.
-    jobs : int
-        Processes, of one thread each. A trial whose estimated memory does not fit beside
-        that of the active ones waits.
-    seed : int
-        Seed of the proposals.
-    on_trial : callable, optional
-        Called with the study and the trial after each trial.
-    on_note : callable, optional
-        Called once with a line of text if a trial waits for memory.
+    A study in ``folder`` continues. Each row gets ``budget`` trials, at least 2, or all
+    points of a smaller space, in ``jobs`` processes of one thread. A trial whose
+    estimated memory does not fit beside that of the active ones waits, which
+    ``on_note`` says once. ``on_trial`` gets the study and the trial after each trial.
 
-    Returns
-    -------
-    list of RowStudy
-        In the order of ``rows``, each with ``budget`` trials, or with all points of a
-        smaller space.
-
-    Raises
-    ------
-    ConfigError
-        If ``budget`` or ``jobs`` is too small, or Optuna is not installed.
-    RunError
-        If the folder holds a study of other settings or of an Optuna that proposes other
-        trials, a row has more trials than ``budget`` already, or another process uses the
-        folder.
+    Raises a ConfigError if ``budget`` or ``jobs`` is too small, or Optuna is not
+    installed; a RunError if the folder holds a study of other settings or of an Optuna
+    that proposes other trials, a row has more trials than ``budget`` already, or
+    another process uses the folder.
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(
@@ -314,28 +267,11 @@ def _run_studies(
 
 
 class RowStudy:
-    """The study of one row, kept in Optuna's storage.
+    """The study of one row, kept in Optuna's storage of all studies of the experiment.
 
-    Parameters
-    ----------
-    storage : optuna.storages.BaseStorage
-        Storage of all studies of the experiment.
-    row : RowToTune
-        The row.
-    draws : sequence of int
-        Tuning draws.
-    seed : int
-        Seed of the proposals.
-
-    Attributes
-    ----------
-    trials : list of Trial
-        Finished trials by index.
-
-    Raises
-    ------
-    RunError
-        If the storage holds a study of other settings for this row.
+    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``trials`` holds
+    the finished ones by index. Raises a RunError if the storage holds a study of other
+    settings for this row.
     """
 
     def __init__(
@@ -369,13 +305,7 @@ class RowStudy:
 
     @property
     def best(self) -> Trial:
-        """Trial with the highest score, the earliest among equals.
-
-        Raises
-        ------
-        RunError
-            If all trials failed.
-        """
+        """Trial with the highest score, the earliest among equals; RunError if none."""
         scored = [(t.score, -t.index, t) for t in self.trials if t.score is not None]
         if not scored:
             raise RunError(
@@ -398,16 +328,8 @@ class RowStudy:
     def check_proposals(self, budget: int) -> None:
         """Record the version of Optuna; reject one that proposes other trials.
 
-        Parameters
-        ----------
-        budget : int
-            Trials of the row.
-
-        Raises
-        ------
-        RunError
-            If another version proposed the stored trials, this one proposes others, and
-            trials are missing.
+        Raises a RunError if another version proposed the stored trials, this one
+        proposes others, and trials are missing.
         """
         import optuna
 

@@ -12,14 +12,14 @@ from flower_fgl import run_experiment
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.lab.experiments.experiment_file import (
-    percent_with_spread,
     read_experiment,
-    results_table,
 )
 from flower_fgl.lab.experiments.search_space import space_size
+from flower_fgl.lab.grid_table import results_table
+from flower_fgl.lab.results import Run
+from flower_fgl.lab.tables.frame import show_percent
 from flower_fgl.lab.tune.tuning import rows_to_tune
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local import run_local
 
 FILES = sorted((Path(__file__).parents[3] / "experiments").glob("*.toml"))
@@ -118,19 +118,15 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
         place = str(tmp_path / run.name)
         done.append((run, run_local({**run.settings, "run-dir": place})))
     assert len({run.summary["partition_sha256"] for _, run in done}) == 2
-    (row,) = results_table(experiment, done)
+    ((row,),) = results_table(experiment, done)
     best = [run.best["test_masked"] for _, run in done if run.best]
-    assert row["own classes"] == percent_with_spread(
-        [entry["accuracy"] for entry in best]
-    )
-    assert row["mean, own classes"] == percent_with_spread(
-        [e["mean_accuracy"] for e in best]
-    )
+    assert row["own classes"] == show_percent([entry["accuracy"] for entry in best])
+    assert row["mean, own classes"] == show_percent([e["mean_accuracy"] for e in best])
     assert row["published own classes"] == "61.25"
     for _, run in done:  # as if the runs had 20 of the dataset's classes
         part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
         run.summary.update(part)
-    (row,) = results_table(experiment, done)
+    ((row,),) = results_table(experiment, done)
     assert row["published"] == row["published own classes"] == "– (20 of 77 classes)"
     assert "mean of clients" in row
 
@@ -374,13 +370,13 @@ def test_columns_of_the_aggregated_model_stand_in_the_table_too(tmp_path: Path) 
     experiment = read_experiment(path).with_options({"evaluate": "both"})
     planned = experiment.runs()[0]
     run = run_local({**planned.settings, "run-dir": str(tmp_path / "run")})
-    (row,) = results_table(experiment, [(planned, run)])
+    ((row,),) = results_table(experiment, [(planned, run)])
     both = run.summary["global"]["best"]
     for column, title in (
         ("unseen", "global unseen"),
         ("new_client", "global new client"),
     ):
-        assert row[title] == percent_with_spread([both[column]["accuracy"]])
+        assert row[title] == show_percent([both[column]["accuracy"]])
 
 
 DRAWS = """

@@ -10,14 +10,16 @@ from typer.testing import CliRunner
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.metrics import Scores, pool
-from flower_fgl.lab.tables.compare import (
-    compare_runs,
-    select_runs,
-    verdict,
-)
-from flower_fgl.runs.run import Run
+from flower_fgl.lab.results import Run
+from flower_fgl.lab.results import compare as compare_runs
+from flower_fgl.lab.tables.compare import select_runs
+from flower_fgl.lab.tables.statistics import Comparison, paired_test
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter
+
+
+def verdict(comparison: Comparison) -> str:
+    return comparison.verdict
 
 
 def write_run(
@@ -87,11 +89,11 @@ def test_runs_that_share_a_partition_are_one_replicate(tmp_path: Path) -> None:
         for method in ("fedavg", "local")
     ]
     found = compare_runs(*sides)
-    assert found.test.why_not == "3 pairs, 5 are needed"
+    assert found.why_not == "3 pairs, 5 are needed"
     assert "n = 3 pairs (12 runs, averaged on each partition)" in str(found)
     assert not found.shares_partitions
     one_partition = compare_runs(*[runs[:4] for runs in sides])
-    assert one_partition.test.n == 4
+    assert one_partition.n == 4
     assert one_partition.shares_partitions
     assert ", n = 4 pairs on one partition:" in str(one_partition)
 
@@ -387,17 +389,30 @@ def test_the_command_tests_what_the_tables_of_the_setting_mark(tmp_path: Path) -
         assert f"test {metric}, %" in " ".join(done.output.split())
 
 
-def test_a_test_over_several_datasets_says_so(tmp_path: Path) -> None:
+def test_several_datasets_are_compared_one_by_one(tmp_path: Path) -> None:
+    good, poor = [0.80, 0.81, 0.79, 0.82, 0.8], [0.70, 0.72, 0.69, 0.70, 0.71]
     sides = [tmp_path / "a", tmp_path / "b"]
-    for side, scores in zip(sides, ([0.8, 0.7, 0.8], [0.5, 0.6, 0.7]), strict=True):
-        *_, last = write_runs(side, "local", scores)
-        text = (last.path / "summary.json").read_text()
-        (last.path / "summary.json").write_text(text.replace('"cora"', '"citeseer"'))
+    for side, scores in zip(sides, (good, poor), strict=True):
+        write_runs(side, "local", scores)
+        gap = 0.0 if side == sides[0] else 0.3
+        for run in write_runs(side, "other", [s - gap for s in good], method="local"):
+            text = (run.path / "summary.json").read_text()
+            text = text.replace('"cora"', '"citeseer"')
+            (run.path / "summary.json").write_text(text)
+    found = compare_runs(*map(str, sides))
+    assert list(found) == ["citeseer, 3 clients", "cora, 3 clients"]
+    assert [one.n for one in found.values()] == [5, 5]
+    assert found["cora, 3 clients"].difference == pytest.approx(0.1)
+    assert found["citeseer, 3 clients"].why_not == "all differences are equal"
+    # two comparisons, one of which cannot be tested
+    assert found["cora, 3 clients"].p == pytest.approx(paired_test(good, poor).p)
+    assert repr(found).splitlines()[1].startswith("cora, 3 clients: a minus b = +10.00")
     done = CliRunner().invoke(app, ["compare", *map(str, sides)])
     words = " ".join(done.output.split())
-    assert "n = 3 pairs" in words
-    pairs = "citeseer, 3 clients; cora, 3 clients"
-    assert f"Warning: pairs of {pairs} are tested together." in words
+    assert words.index("citeseer, 3 clients:") < words.index("cora, 3 clients:")
+    assert words.count("n = 5 pairs") == 2
+    assert "There is no mean over datasets." in words
+    assert "20.00" not in words  # the mean of both differences
 
 
 def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) -> None:

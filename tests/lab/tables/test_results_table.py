@@ -383,7 +383,11 @@ def test_two_partitions_of_a_dataset_are_one_replicate_of_the_ranks() -> None:
             {"weight-decay": 0.0},
             "weight decay: weight-decay is 0.0005 (local), 0 (good)",
         ),
-        ({"model": "gat"}, "backbone: model is gcn (local), gat (good)"),
+        (
+            {"model": "gat"},
+            "backbone: model is gcn (local), gat (good) "
+            "(--set model=gcn makes them equal)",
+        ),
         ({"lr": 0.1}, "optimizer: lr is 0.01 (local), 0.1 (good)"),
     ],
 )
@@ -539,11 +543,37 @@ def test_latex_is_escaped_and_bold() -> None:
     assert body.isascii()
 
 
+@pytest.mark.parametrize("layout", ["", "full", "overview", "summary"])
+def test_latex_fits_a_page_and_has_no_words_in_number_cells(layout: str) -> None:
+    cells = [
+        make_row(row, values, dataset=dataset, order=order)
+        for dataset in ("cora", "citeseer")
+        for order, (row, values) in enumerate(
+            {"local": LOCAL, "good": GOOD, "wide": WIDE}.items()
+        )
+    ]
+    text = format_table(ResultsTable(cells), layout=layout, format="latex")
+    assert text.startswith(r"% Needs \usepackage{booktabs} and \usepackage{graphicx}.")
+    labels = re.findall(r"\\label\{(.*)\}", text)
+    caption = layout == "full"
+    name = "tab:x-cora-x-citeseer"
+    assert labels == ([f"{name}-cora", f"{name}-citeseer"] if caption else [name])
+    limits = text.count(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}")
+    assert limits == len(labels)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\") and "&" in line]
+    for line in (line for line in rows if not line.startswith(" &")):
+        for cell in line.removesuffix(r"\\").split("&")[1:]:
+            plain = re.sub(r"\\textbf|\$[^$]*\$|\b(kB|s)\b", "", cell)
+            assert not re.search("[a-z]{2}", plain), line
+    assert len(rows) >= 4
+
+
 def test_html_is_escaped() -> None:
     cells = [make_row("local", LOCAL), make_row("<script>", GOOD)]
     text = format_table(ResultsTable(cells), format="html")
     assert "<script>" not in text
-    assert "<th>&lt;script&gt;</th><td><b>80.17 ± 0.75 ↑</b></td>" in text
+    cells = re.findall(r"<t[hd]>(.*)</t[hd]>", text)
+    assert cells[cells.index("&lt;script&gt;") + 1] == "<b>80.17 ± 0.75 ↑</b>"
 
 
 def test_csv_holds_the_numbers_in_full() -> None:

@@ -1,0 +1,98 @@
+"""The table of a grid that ``flower-fgl run`` prints: its rows over seeds or draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.lab.experiments.experiment_file import Experiment, PlannedRun
+from flower_fgl.lab.tables.cells import describe_published
+from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of, show_percent
+from flower_fgl.runs.run import RunFolder
+
+__all__ = ["missing_classes", "results_table"]
+
+
+def results_table(
+    experiment: Experiment, runs: Sequence[tuple[PlannedRun, RunFolder]]
+) -> list[list[dict[str, str]]]:
+    """Average the finished runs of a grid over its seeds or draws.
+
+    Returns the rows of each place (dataset, partition, …) together, by title: number of
+    runs, validation and test scores in percent, mean ± standard deviation, and the
+    published value unless the runs used only part of the dataset. If some runs lack a
+    score, e.g. of an empty node set, the cell states how many have it.
+    """
+    replicate = "draws" if experiment.draws else "seeds"
+    labels = {planned.row: planned.label or planned.row for planned, _ in runs}
+    members: dict[str, list[RunFolder]] = {}
+    for planned, run in runs:
+        members.setdefault(planned.row, []).append(run)
+    scores = Scores(frame_of_runs(("", planned.row, run) for planned, run in runs))
+    published = {
+        "published": experiment.published,
+        "published macro-F1": experiment.published_f1,
+    } | {
+        f"published {SETTING_COLUMNS[column]}": values
+        for column, values in experiment.published_columns.items()
+    }
+    places: dict[object, list[dict[str, str]]] = {}
+    for name, found in members.items():
+        row = {"run": labels[name], replicate: str(len(found))}
+        for title, key in _columns(found):
+            if values := scores.values("", name, *key):
+                row[title] = show_percent(values)
+                if len(values) < len(found):
+                    row[title] += f" ({len(values)} of {len(found)})"
+        partial = missing_classes(found)
+        for title, values_by_row in published.items():
+            if name in values_by_row:
+                own = describe_published(values_by_row[name])
+                row[title] = f"– ({partial})" if partial else own
+        places.setdefault(place_of(found[0]), []).append(row)
+    return list(places.values())
+
+
+def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]]:
+    """Return title, and model, node set and score, of the columns of a row."""
+    is_tuned = any(run.summary.get("finetuned") for run in runs)
+    best = "before" if is_tuned else "own"
+    found = {column for run in runs for column in run.best or {}}
+    own = [
+        (title, (best, column, "accuracy"))
+        for column, title in SETTING_COLUMNS.items()
+        if column in found
+    ]
+    if "test_masked" in found:  # few-shot; FedPANO reports plain means over clients
+        own += [
+            ("mean of clients", (best, "test", "mean_accuracy")),
+            ("mean, own classes", (best, "test_masked", "mean_accuracy")),
+        ]
+    shown = [
+        ("val acc.", (best, "val", "accuracy")),
+        ("test acc.", (best, "test", "accuracy")),
+        ("test macro-F1", (best, "test", "macro_f1")),
+        *((f"test {t}", (best, "test", extra)) for extra, t in EXTRA_SCORES.items()),
+        *own,
+        ("global test acc.", ("global", "test", "accuracy")),
+        *((f"global {title}", ("global", *key[1:])) for title, key in own),
+    ]
+    if is_tuned:
+        shown += [
+            ("fine-tuned test acc.", ("own", "test", "accuracy")),
+            ("fine-tuned test macro-F1", ("own", "test", "macro_f1")),
+        ]
+    return shown
+
+
+def missing_classes(runs: Sequence[RunFolder]) -> str:
+    """State how many classes of the dataset the runs have; empty if all of them."""
+    from flower_fgl.datasets.sources.registry import SOURCES
+
+    for run in runs:
+        source = SOURCES.get(str(run.summary.get("dataset")))
+        names = run.summary.get("class_names")
+        total = getattr(source and source.statistics, "classes", None)
+        if names and total and len(names) < total:
+            return f"{len(names)} of {total} classes"
+    return ""
