@@ -101,7 +101,7 @@ def run_all(
         # loads torch: the settings of all runs are checked first
         from flower_fgl.lab.experiments.jobs import check_jobs
         from flower_fgl.lab.tabulate import copy_experiment
-        from flower_fgl.simulation.flower.flower_simulation import num_cpus
+        from flower_fgl.simulation.resources import num_cpus
 
         how = replace(run_options, jobs=run_options.jobs or num_cpus())
         check_jobs(how.jobs, how.engine, how.workers, how.client_gpus)

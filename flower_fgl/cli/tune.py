@@ -67,7 +67,7 @@ def tune(
         )
     # loads the studies' code: a wrong file is reported first
     from flower_fgl.lab.tune import tuned_file, tuning
-    from flower_fgl.simulation.flower.flower_simulation import num_cpus
+    from flower_fgl.simulation.resources import num_cpus
 
     rows = tuning.rows_to_tune(plan)
     if wrong := [c for c in case or [] if not any(row.is_named([c]) for row in rows)]:

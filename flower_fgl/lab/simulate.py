@@ -20,7 +20,6 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.rewind import require_checkpoint
 from flower_fgl.runs.trackers import Tracker
-from flower_fgl.simulation.flower.flower_simulation import check_workers
 from flower_fgl.simulation.local import (
     absolute_paths,
     flat_settings,
@@ -28,6 +27,7 @@ from flower_fgl.simulation.local import (
     run_local,
 )
 from flower_fgl.simulation.progress import show_progress
+from flower_fgl.simulation.resources import check_workers
 from flower_fgl.simulation.run import run_one
 
 __all__ = ["resume", "simulate"]

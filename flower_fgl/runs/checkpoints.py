@@ -62,15 +62,7 @@ UNCOMPARED = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of one part of the server.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        Tensors of any dtype and device.
-    values : mapping of str to object
-        JSON values: numbers, strings, lists and mappings with string keys.
-    """
+    """State of one part of the server: tensors of any dtype and device, and JSON values."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -104,24 +96,10 @@ class Snapshot:
 class Checkpoint:
     """State of a run after a round.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the checkpoint.
-    server_round : int
-        The round.
-    engine : {"local", "ray", "deployment"}
-        Where the clients run.
-    run_id : int
-        Flower's ID of the run that wrote the checkpoint.
-    config : dict of str to bool, int, float or str
-        Flat settings of the run.
-    versions : dict of str to str
-        Versions of the libraries in use.
-    clients : list of dict
-        Descriptions that the clients sent.
-    snapshot : Snapshot
-        State of the server.
+    ``engine`` is ``local``, ``ray`` or ``deployment``, ``run_id`` Flower's ID of the
+    run that wrote the checkpoint, ``config`` its flat settings, ``versions`` those of
+    the libraries, ``clients`` the descriptions that the clients sent, and ``snapshot``
+    the state of the server.
     """
 
     folder: Path

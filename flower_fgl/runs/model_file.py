@@ -204,18 +204,11 @@ def _is_line(value: object) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """Content of a model file.
+    """Content of a model file: the network in evaluation mode, and its description.
 
-    Parameters
-    ----------
-    model : Backbone
-        The network in evaluation mode.
-    card : ModelCard
-        Description of the model.
-    scaling : tuple of two Tensors of shape (d,), float64, or None
-        Mean and standard deviation for standardising the features.
-    edge_scaling : tuple of two Tensors of shape (a,), float64, or None
-        Those of the features of classified edges.
+    ``scaling`` is mean and standard deviation of the features, of shape (d,) and
+    float64, if the file has them; ``edge_scaling``, of shape (a,), those of the
+    features of classified edges.
     """
 
     model: Backbone

@@ -64,12 +64,6 @@ def run_one(
     from flower_fgl.client_apps.runtime.session import choose_device
     from flower_fgl.datasets.store import open_store
     from flower_fgl.server_app import warn_of_many_clients
-    from flower_fgl.simulation.flower.flower_simulation import (
-        check_client_gpus,
-        check_workers,
-        fitting_workers,
-    )
-    from flower_fgl.simulation.flower.superlink import on_cluster
     from flower_fgl.simulation.local import (
         absolute_paths,
         check_run,
@@ -77,6 +71,12 @@ def run_one(
         run_local,
     )
     from flower_fgl.simulation.memory import require_memory
+    from flower_fgl.simulation.resources import (
+        check_client_gpus,
+        check_workers,
+        fitting_workers,
+        on_cluster,
+    )
 
     if workers is not None:
         check_workers(workers)

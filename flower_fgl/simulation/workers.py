@@ -65,16 +65,10 @@ Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
 class Parcel:
     """Messages or replies of several clients; a record that they share is held once.
 
-    Parameters
-    ----------
-    records : list of bytes or tuple
-        Records in the form that crosses the process boundary.
-    letters : list of tuple
-        For each message ``(partition-id, message type, group, names, error)``: ``names``
-        maps the names of its records to positions in ``records``; ``error`` is the code
-        and reason of a failed reply.
-    layouts : list of tuple
-        Names and shapes that records have in common.
+    ``records`` are in the form that crosses the process boundary, ``layouts`` the names
+    and shapes that they have in common. A letter is ``(partition-id, message type,
+    group, names, error)``: ``names`` maps the names of its records to positions in
+    ``records``; ``error`` is the code and reason of a failed reply.
     """
 
     records: list[Packed]

@@ -25,6 +25,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import parse_config
 
 __all__ = [
+    "Child",
     "Job",
     "MemoryRoom",
     "Watcher",
@@ -33,7 +34,6 @@ __all__ = [
     "needed_memory",
     "notes_once",
     "run_jobs",
-    "start_child",
 ]
 
 STOP_SECONDS = 20.0
@@ -206,6 +206,19 @@ class MemoryRoom:
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
         self._free = 0
+        self._held: list[Child] = []
+
+    def admit(self, child: Child, name: str, needed: int, free: int) -> str:
+        """Start a run whose memory fits beside that of the others, else hold it.
+
+        Returns why it is held, empty if it starts.
+        """
+        why = self.why_full(name, needed, free)
+        if why:
+            self._held.append(child)
+        else:
+            child.answer(may_start=True)
+        return why
 
     def why_full(self, name: str, needed: int, free: int) -> str:
         """Take ``needed`` bytes for a run, of ``free`` ones, and return an empty text.
@@ -229,26 +242,36 @@ class MemoryRoom:
         )
 
     def release(self, name: str) -> None:
-        """Free the memory of a run that ended."""
+        """Free the memory of a run that ended; the held ones report theirs again."""
         self._taken.pop(name, None)
+        for child in self._held:
+            child.answer(may_start=False)
+        self._held.clear()
 
 
-class _Worker:
+class Child:
+    """A process that runs what it is sent, once it may start."""
+
+    def __init__(self, target: Callable[[Connection], None]) -> None:
+        self.connection, self.process = start_child(target)
+
+    def answer(self, *, may_start: bool) -> None:
+        """Start the run, or let the process report its memory again."""
+        with suppress(OSError):  # a process that died is noticed when it is read
+            self.connection.send(may_start)
+
+
+class _Worker(Child):
     """A process that takes one run after another."""
 
     def __init__(self) -> None:
-        self.connection, self.process = start_child(_work)
+        super().__init__(_work)
         self.name = ""
 
     def take(self, job: Job) -> None:
         """Give the process its next run."""
         self.name = job.name
         self.connection.send(job)
-
-    def answer(self, *, may_start: bool) -> None:
-        """Start the run, or let the process report its memory again."""
-        with suppress(OSError):  # a process that died is noticed when it is read
-            self.connection.send(may_start)
 
     def stop(self, *, is_busy: bool) -> None:
         """Tell the process to end; an active run becomes an interrupted one."""
@@ -373,7 +396,6 @@ class _Pool:
         self._workers: list[_Worker] = []
         self._busy: dict[Connection, _Worker] = {}
         self._room = MemoryRoom()
-        self._held: list[_Worker] = []
         self._has_noted = False
         self._errors: dict[str, str] = {}
 
@@ -416,27 +438,16 @@ class _Pool:
         elif kind == "note":
             self._watcher.note(worker.name, content)
         elif kind == "memory":
-            self._admit(worker, *content)
+            why = self._room.admit(worker, worker.name, *content)
+            if why and not self._has_noted:
+                self._watcher.note(worker.name, why)
+                self._has_noted = True
         else:
             self._end(worker, content)
-
-    def _admit(self, worker: _Worker, needed: int, free: int) -> None:
-        """Start a run whose memory fits beside that of the others, else hold it."""
-        why = self._room.why_full(worker.name, needed, free)
-        if not why:
-            worker.answer(may_start=True)
-            return
-        self._held.append(worker)
-        if not self._has_noted:
-            self._watcher.note(worker.name, why)
-            self._has_noted = True
 
     def _end(self, worker: _Worker, error: str) -> None:
         """Note the end of a run, and go on with the held and the waiting runs."""
         self._room.release(worker.name)
-        for other in self._held:
-            other.answer(may_start=False)
-        self._held.clear()
         del self._busy[worker.connection]
         self._watcher.end(worker.name, error)
         if error:

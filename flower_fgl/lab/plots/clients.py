@@ -24,7 +24,7 @@ from flower_fgl.lab.plots.style import (
     plain,
 )
 
-__all__ = ["client_bars", "client_spread", "label_heat_map"]
+__all__ = ["client_bars", "client_spread", "heat_map", "label_heat_map"]
 
 HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b"])
 
@@ -141,22 +141,14 @@ def label_heat_map(
     ids = range(num_clients) if partition_ids is None else partition_ids
     dress(panel, xlabel=_client_title(ids), grid="")
     top = max(int(table.max(initial=0)), 1)
-    image = panel.imshow(
+    has_texts = num_clients <= (8 if is_narrow() else 20) and num_classes <= 40
+    bar = heat_map(
+        panel,
         np.ma.masked_equal(table, 0),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=HEAT,
-        norm=PowerNorm(
-            0.5, vmin=0, vmax=top
-        ),  # square root, so that small counts are visible
+        top,
+        text="{:d}" if has_texts else "",
+        has_lines=num_clients <= 100 and num_classes <= 80,
     )
-    if num_clients <= (8 if is_narrow() else 20) and num_classes <= 40:
-        for (y, x), count in np.ndenumerate(table):
-            colour = "#fffffe" if count > 0.4 * top else CELL_INK  # not the page's
-            if count:
-                panel.text(
-                    x, y, f"{count}", ha="center", va="center", fontsize=8, color=colour
-                )
     client_ticks(panel, ids)
     step = -(-num_classes // 60)
     panel.set_yticks(
@@ -165,22 +157,42 @@ def label_heat_map(
         parse_math=False,
         fontsize=8.5 if num_classes <= 40 else 6.5,
     )
-    if (
-        num_clients <= 100 and num_classes <= 80
-    ):  # with more, the lines would cover the cells
-        panel.set_xticks(np.arange(num_clients + 1) - 0.5, minor=True)
-        panel.set_yticks(np.arange(num_classes + 1) - 0.5, minor=True)
+    panel.set_facecolor("#f3f5f8")
+    bar.set_label(items, color=INK, fontsize=9)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    if top > 1:
+        bar.ax.set_ylim(1, top)  # 0 has the colour of the background
+    return figure
+
+
+def heat_map(panel: Any, table: Any, top: float, *, text: str, has_lines: bool) -> Any:
+    """Draw a table of colours up to ``top``; return its colour bar.
+
+    Masked cells stay empty. ``text`` is the format of the number in a cell, empty for none;
+    lines between the cells would cover them in a large table.
+    """
+    image = panel.imshow(
+        table,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=HEAT,
+        norm=PowerNorm(0.5, vmin=0, vmax=top),  # square root: small values are visible
+    )
+    shown = np.ma.ndenumerate(table) if text else ()  # type: ignore[no-untyped-call]
+    for (y, x), value in shown:
+        colour = "#fffffe" if value > 0.4 * top else CELL_INK  # not the page's
+        place = {"ha": "center", "va": "center", "fontsize": 8, "color": colour}
+        panel.text(x, y, text.format(value), **place)
+    if has_lines:
+        rows, columns = table.shape
+        panel.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+        panel.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
         panel.grid(which="minor", color="white", linewidth=1.2)
     panel.tick_params(which="minor", length=0)
     panel.spines[:].set_visible(False)
-    panel.set_facecolor("#f3f5f8")
-    bar = figure.colorbar(
+    bar = panel.figure.colorbar(
         image, ax=panel, pad=0.015, fraction=0.03, aspect=24, anchor=(0, 1)
     )
-    bar.set_label(items, color=INK, fontsize=9)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     bar.ax.tick_params(labelsize=8.5, colors=MUTED, length=0)
-    if top > 1:
-        bar.ax.set_ylim(1, top)  # 0 has the colour of the background
     bar.outline.set_visible(False)
-    return figure
+    return bar

@@ -70,32 +70,17 @@ class Block:
 class ResultsTable:
     """Rows by dataset, with paired comparisons over the draws.
 
-    Parameters
-    ----------
-    cells : sequence of Cell
-        Cells. The table has their experiments in this order, and their rows in the order
-        of the experiment.
-    column : str
-        Node set: ``test``, ``unseen``, …
-    metric : str
-        Score or cost; by default accuracy, or ``mean_accuracy`` for few-shot runs.
-    against : str
-        Row or method that the others are compared with; by default ``local``, if the
-        cells have it.
-    draws : int
-        Use only this number of draws, the first ones; 0 for all.
-    models : sequence of str
-        Models with lines of their own, see :data:`~flower_fgl.lab.tables.cells.MODELS`.
-    labels : mapping of str to str
-        Display names of rows, of parts of their names, of datasets and partitions.
+    The table has the experiments of ``cells`` in their order, and their rows in the
+    order of the experiment. ``column`` is a node set, ``metric`` a score or cost, by
+    default the cells' main score. ``against`` is the row or method that the others are
+    compared with, by default ``local``, if the cells have it. Of each row the first
+    ``draws`` are used, 0 for all. ``models`` have lines of their own, see
+    :data:`~flower_fgl.lab.tables.cells.MODELS`; ``labels`` are display names of rows,
+    of parts of their names, of datasets and partitions.
 
-    Raises
-    ------
-    ConfigError
-        If no cell has the column, metric or row.
-    RunError
-        If two cells have the same row and data, or if the rows of one dataset have
-        other draws or other partitions.
+    Raises a ConfigError if no cell has the column, metric or row; a RunError if two
+    cells have the same row and data, or if the rows of one dataset have other draws or
+    other partitions.
     """
 
     cells: Sequence[Cell]

@@ -355,13 +355,7 @@ def _summary(table: ResultsTable) -> pd.DataFrame:
 
 
 def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
-    """Return the test scores of each owner, and their gains over the control.
-
-    Raises
-    ------
-    ConfigError
-        If the cells have no such score of natural owners.
-    """
+    """Return the test scores of each owner, and their gains; ConfigError without any."""
     metric = table.metric.removeprefix("mean_")
     found: dict[str, dict[str, dict[Key, float]]] = {}
     draws: dict[str, list[list[float]]] = {}

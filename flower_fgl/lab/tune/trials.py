@@ -18,11 +18,11 @@ from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
 from flower_fgl.lab.experiments.jobs import (
+    Child,
     MemoryRoom,
     follow_parent,
     needed_memory,
     notes_once,
-    start_child,
 )
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import lost_finetuning
@@ -133,7 +133,6 @@ class TrialProcesses:
         self._processes: list[_Process] = []
         self._done: list[tuple[Any, Outcome]] = []
         self._room = MemoryRoom()
-        self._held: list[_Process] = []
         self._again: list[_Task] = []
         self.num_started = 0
 
@@ -198,7 +197,10 @@ class TrialProcesses:
                 process = busy[ready]  # type: ignore[index]
                 task, outcome = process.task, process.receive()
                 if not isinstance(outcome, Outcome):
-                    self._admit(process, *outcome)
+                    why = self._room.admit(process, process.name, *outcome)
+                    if why and self._on_note is not None:
+                        self._on_note(f"{process.name}: {why}")
+                        self._on_note = None  # one line, whatever the number of trials
                     continue
                 if process.is_stopped and not task.is_repeat:
                     self._again.append(task)
@@ -207,23 +209,9 @@ class TrialProcesses:
                 self._end(process)
         return out
 
-    def _admit(self, process: _Process, needed: int, free: int) -> None:
-        """Start a trial whose memory fits beside that of the others, else hold it."""
-        why = self._room.why_full(process.name, needed, free)
-        if not why:
-            process.answer(may_start=True)
-            return
-        self._held.append(process)
-        if self._on_note is not None:
-            self._on_note(f"{process.name}: {why}")
-            self._on_note = None  # one line, whatever the number of trials
-
     def _end(self, process: _Process) -> None:
         """Let the held trials report their memory again."""
         self._room.release(process.name)
-        for other in self._held:
-            other.answer(may_start=False)
-        self._held.clear()
         if process.is_stopped:
             self._processes.remove(process)
 
@@ -238,11 +226,11 @@ class _Task:
     is_repeat: bool = False
 
 
-class _Process:
+class _Process(Child):
     """One process and the trial that it runs."""
 
     def __init__(self) -> None:
-        self.connection, self._process = start_child(_serve)
+        super().__init__(_serve)
         self.key: Any = None
         self.task = _Task(None, {}, Path())
 
@@ -254,12 +242,12 @@ class _Process:
     @property
     def is_alive(self) -> bool:
         """Whether the process can run another trial."""
-        return self._process.is_alive()
+        return self.process.is_alive()
 
     @property
     def pid(self) -> int:
         """Process ID."""
-        return self._process.pid or 0
+        return self.process.pid or 0
 
     def start_trial(self, task: _Task) -> None:
         """Send a trial to the process."""
@@ -272,11 +260,6 @@ class _Process:
         """Name of the latest trial."""
         return self.task.folder.name
 
-    def answer(self, *, may_start: bool) -> None:
-        """Start the trial, or let the process report its memory again."""
-        with suppress(OSError):  # a process that died is noticed when it is read
-            self.connection.send(may_start)
-
     def receive(self) -> Outcome | tuple[int, int]:
         """Return needed and free memory of a trial that may not start yet, or its outcome.
 
@@ -285,8 +268,8 @@ class _Process:
         try:
             answer: Outcome | tuple[int, int] = self.connection.recv()
         except (EOFError, OSError):
-            self._process.join(END_SECONDS)
-            status = self._process.exitcode
+            self.process.join(END_SECONDS)
+            status = self.process.exitcode
             self.stop()
             shutil.rmtree(self.task.folder, ignore_errors=True)
             answer = Outcome(
@@ -300,8 +283,8 @@ class _Process:
     def stop(self) -> None:
         """End the process."""
         self.connection.close()
-        self._process.kill()
-        self._process.join()
+        self.process.kill()
+        self.process.join()
 
 
 def _serve(connection: Connection) -> None:

@@ -32,27 +32,11 @@ def make_certificates(
 ) -> list[Path]:
     """Write ``ca.crt``, ``server.pem``, ``server.key`` and a key pair per owner.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder to write to; created if missing. Private keys get mode 0600.
-    owners : sequence of str
-        Names of the data owners, used in ``<owner>.key`` and ``<owner>.pub``.
-    hosts : sequence of str
-        Host names and addresses by which SuperNodes reach the SuperLink; the certificate
-        always names ``localhost`` and ``127.0.0.1`` too.
-
-    Returns
-    -------
-    list of Path
-        The written files.
-
-    Raises
-    ------
-    ConfigError
-        If an owner's name cannot be a file name, or is given twice.
-    RunError
-        If one of the files exists or the folder cannot be written.
+    Private keys get mode 0600; the owners' are ``<owner>.key`` and ``<owner>.pub``.
+    ``hosts`` are names and addresses by which SuperNodes reach the SuperLink; the
+    certificate always names ``localhost`` and ``127.0.0.1`` too. Returns the files.
+    Raises a ConfigError if an owner's name cannot be a file name, or is given twice,
+    and a RunError if one of the files exists or the folder cannot be written.
     """
     for owner in owners:
         if owner != Path(owner).name or owner in ("", ".", "..", "server"):

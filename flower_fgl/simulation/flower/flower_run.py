@@ -37,20 +37,12 @@ _STATUS_TIMEOUT = 3.0
 class LaunchResult:
     """Final status and end of the log of a run.
 
-    Parameters
-    ----------
-    run_id : int or None
-        Flower's run ID.
-    flower_status : str
-        Status that Flower reports: ``finished:completed``, ``finished:failed`` or
-        ``finished:stopped``; ``failed`` if the SuperLink or the run's process was killed.
-        Flower reports ``finished:completed`` even if every client raised an exception or
-        the ServerApp called ``sys.exit(3)``: compare it with the app's output.
-    log_tail : str
-        Last 40 lines of the run's log, without colours, and the reason of a failure if
-        Flower or the launcher knows it.
-    reason : str
-        That reason alone, empty if none is known.
+    ``flower_status`` is ``finished:completed``, ``finished:failed`` or
+    ``finished:stopped``; ``failed`` if the SuperLink or the run's process was killed.
+    Flower reports ``finished:completed`` even if every client raised an exception or
+    the ServerApp called ``sys.exit(3)``: compare it with the app's output. ``log_tail``
+    holds the last 40 lines of the run's log, without colours, and the ``reason`` of a
+    failure if Flower or the launcher knows it.
     """
 
     run_id: int | None

@@ -9,7 +9,6 @@ the run, and leaves no process behind.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -30,21 +29,19 @@ from flower_fgl.simulation.flower.flower_run import (
     Tick,
 )
 from flower_fgl.simulation.flower.ray_cluster import require_cluster
-from flower_fgl.simulation.flower.superlink import FlowerHome, on_cluster, tail
+from flower_fgl.simulation.flower.superlink import FlowerHome, tail
+from flower_fgl.simulation.resources import (
+    check_client_gpus,
+    fitting_workers,
+    on_cluster,
+)
 
 __all__ = [
     "LaunchResult",
-    "check_client_gpus",
-    "check_workers",
-    "fitting_workers",
     "launch",
-    "num_cpus",
     "sigterm_as_interrupt",
     "write_app_folder",
 ]
-
-SMALLEST_SHARE = 1e-4
-"""Smallest share of a GPU that Ray distinguishes from 0."""
 
 
 def launch(
@@ -67,49 +64,23 @@ def launch(
     SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process itself is killed,
     its children end within seconds.
 
-    Parameters
-    ----------
-    app_dir : Path
-        Folder of the app's ``pyproject.toml``, see :func:`write_app_folder`.
-    run_config : mapping of str to bool, int, float or str
-        Overrides of keys in the app's configuration. Paths should be absolute.
-    num_clients : int
-        Number of virtual clients (SuperNodes).
-    home : Path
-        Folder in which each launch creates a private Flower home and removes it again.
-    client_cpus : int
-        CPUs per client, which are also its threads.
-    client_gpus : float
-        GPUs per client; 0.25 lets four clients share one.
-    workers : int, optional
-        Clients that train at once; by default as many as the machine has resources for.
-        Not allowed with ``RAY_ADDRESS``.
-    pending_timeout : float
-        Seconds within which a submitted run must start. If it does not, the SuperLink is
-        replaced once.
-    on_tick : callable, optional
-        Called about five times a second; an exception that it raises ends the run.
-    log_file : Path, optional
-        File to which the run's log is written continuously.
-    environment : mapping of str to str, optional
-        Variables for Flower's processes, which override those of this process.
+    ``app_dir`` is that of :func:`write_app_folder`; paths in ``run_config``, which
+    overrides the app's configuration, should be absolute. In ``home`` each launch
+    creates a private Flower home and removes it again. ``client_cpus`` are also the
+    threads of a client; with 0.25 ``client_gpus`` four clients share one. As many
+    ``workers`` train at once as the machine has resources for, unless set. A submitted
+    run that does not start within ``pending_timeout`` seconds gets another SuperLink
+    once. ``on_tick`` is called about five times a second; an exception that it raises
+    ends the run. ``environment`` overrides variables of this process.
 
-    Raises
-    ------
-    ConfigError
-        If an argument is out of range or of a type that Flower's configuration cannot
-        hold.
-    RunError
-        If the machine has too few CPUs or GPUs, the cluster of ``RAY_ADDRESS`` does not
-        answer, Flower does not start or rejects the run, or two SuperLinks in turn did
-        not start the run.
-    KeyboardInterrupt
-        After Ctrl-C or SIGTERM.
+    If ``RAY_ADDRESS`` is set, the run joins that Ray cluster, whose CPUs and GPUs are
+    not checked here, and ``workers`` is not allowed. Otherwise the run starts its own
+    Ray processes.
 
-    Notes
-    -----
-    1. If ``RAY_ADDRESS`` is set in the environment, the run joins that Ray cluster, whose
-       CPUs and GPUs are not checked here. Otherwise the run starts its own Ray processes.
+    Raises a ConfigError if an argument is out of range or of a type that Flower's
+    configuration cannot hold; a RunError if the machine has too few CPUs or GPUs, the
+    cluster does not answer, Flower does not start or rejects the run, or two SuperLinks
+    in turn did not start the run.
     """
     environment = environment or {}
     if os.name != "posix":
@@ -173,29 +144,6 @@ def write_app_folder(
     return folder
 
 
-def check_workers(workers: int) -> None:
-    """Raise ConfigError if a number of worker processes is no whole number from 1."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(
-            f"workers must be a whole number and at least 1, got {workers!r}."
-        )
-
-
-def check_client_gpus(client_gpus: float) -> None:
-    """Reject a number of GPUs per worker process that Ray cannot give.
-
-    These are negative numbers, those that are not finite, below Ray's smallest share,
-    or above 1 but not whole.
-    """
-    is_share = client_gpus == 0 or SMALLEST_SHARE <= client_gpus <= 1
-    is_number = math.isfinite(client_gpus) and client_gpus > 1
-    if not is_share and not (is_number and client_gpus == int(client_gpus)):
-        raise ConfigError(
-            f"client_gpus must be 0, a fraction from {SMALLEST_SHARE:g} to 1, or a whole "
-            f"number, because Ray can only share a single GPU. Got {client_gpus}."
-        )
-
-
 def _federation_config(
     num_clients: int,
     client_cpus: int,
@@ -230,54 +178,6 @@ def _federation_config(
             f"once: leave out workers (got {workers}), or unset RAY_ADDRESS."
         )
     return " ".join(f"{key}={value}" for key, value in sizes.items())
-
-
-def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
-    """Return ``workers``, or by default how many the machine has resources for.
-
-    ``client_cpus`` and ``client_gpus`` are those of each worker process. Raises a
-    RunError if the machine has too few CPUs or GPUs.
-    """
-    cpus = num_cpus()
-    wanted = client_cpus * (workers or 1)
-    if wanted > cpus:
-        raise RunError(
-            f"{workers or 1} clients at once with {client_cpus} CPUs each need "
-            f"{wanted} CPUs; this process may use {cpus}. Use fewer workers or fewer CPUs "
-            "per client."
-        )
-    fitting = cpus // client_cpus
-    if client_gpus > 0:
-        gpus = _num_gpus()
-        if client_gpus * (workers or 1) > gpus:
-            raise RunError(
-                f"{workers or 1} clients at once with {client_gpus:g} GPUs each need "
-                f"more than the {gpus} GPUs that torch finds here. Use fewer workers or a "
-                "smaller share, or train on CPU: --client-gpus 0."
-            )
-        fitting = min(fitting, _gpu_slots(gpus, client_gpus))
-    return workers or fitting
-
-
-def _gpu_slots(gpus: int, client_gpus: float) -> int:
-    """Return how many clients fit on the GPUs; fractions of two GPUs are not combined."""
-    if client_gpus > 1:
-        return gpus // int(client_gpus)
-    return gpus * int(1 / client_gpus + 1e-9)  # 1 / 0.1 may fall just below 10
-
-
-def num_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _num_gpus() -> int:
-    """Return the number of GPUs that torch finds."""
-    import torch  # takes seconds to import, and most runs do not need it
-
-    return torch.cuda.device_count()
 
 
 def _check_values(values: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.simulation.flower.superlink import on_cluster
+from flower_fgl.simulation.resources import on_cluster
 
 __all__ = ["REMEDY", "require_cluster"]
 

@@ -196,12 +196,9 @@ class Rehearsal:
         )  # fmt: skip
 
     def submit(self, values: Mapping[str, Scalar]) -> str:
-        """Submit a run in the folder ``server/run``; return its ID.
+        """Submit a run in the folder ``server/run`` and return its ID.
 
-        Parameters
-        ----------
-        values : mapping of str to bool, int, float or str
-            Settings of the run besides ``clients`` and ``run-dir``.
+        ``values`` are its settings besides ``clients`` and ``run-dir``.
         """
         file = self.folder / "run-config.toml"
         chosen = {"clients": len(self.owners), "run-dir": str(self.run_folder)}
@@ -216,26 +213,11 @@ class Rehearsal:
         timeout: float,
         on_round: OnRound | None = None,
     ) -> Path:
-        """Submit a run and wait until it completes; its log is written to ``run.log``.
+        """Submit a run and wait until it completes; return its folder.
 
-        Parameters
-        ----------
-        values : mapping of str to bool, int, float or str
-            Settings of the run.
-        timeout : float
-            Seconds within which it must end.
-        on_round : callable, optional
-            Called with the row of each round.
-
-        Returns
-        -------
-        Path
-            The run folder.
-
-        Raises
-        ------
-        RunError
-            If the run does not complete in time, or a program ends before it.
+        Its log is written to ``run.log``; ``on_round`` gets the row of each round.
+        Raises a RunError if the run does not complete within ``timeout`` seconds, or a
+        program ends before it.
         """
         run_id = self.submit(values)
         begin = time.monotonic()

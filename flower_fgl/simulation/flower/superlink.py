@@ -26,8 +26,9 @@ from types import TracebackType
 import psutil  # type: ignore[import-untyped]
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.simulation.resources import on_cluster
 
-__all__ = ["FlowerHome", "free_port", "on_cluster", "tail"]
+__all__ = ["FlowerHome", "free_port", "tail"]
 
 CONNECTION = "launch"
 """Name of the SuperLink connection in the home's ``config.toml``."""
@@ -216,11 +217,6 @@ def flower_environment(
     for key in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach our 127.0.0.1
         env[key] = ",".join(filter(None, [env.get(key), "127.0.0.1", "localhost"]))
     return env
-
-
-def on_cluster(environment: Mapping[str, str]) -> bool:
-    """Return whether ``RAY_ADDRESS`` names an existing Ray cluster."""
-    return environment.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def tail(path: Path, lines: int = 40) -> str:

@@ -1009,9 +1009,7 @@ def test_no_jobs_are_one_per_core(
         return []
 
     monkeypatch.setattr("flower_fgl.lab.tune.tuning.tune", record)
-    monkeypatch.setattr(
-        "flower_fgl.simulation.flower.flower_simulation.num_cpus", lambda: 7
-    )
+    monkeypatch.setattr("flower_fgl.simulation.resources.num_cpus", lambda: 7)
     (tmp_path / "two.toml").write_text(f'output-dir = "{tmp_path}/runs"\n{TEXT}')
     for words in (["--jobs", "0"], ["--jobs", "3"], []):
         command = ["tune", str(tmp_path / "two.toml"), "--budget", "2", *words]
