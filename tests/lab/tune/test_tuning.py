@@ -732,7 +732,7 @@ def test_a_process_that_ended_by_itself_is_no_lack_of_memory(tmp_path: Path) -> 
     process = object.__new__(trials._Process)
     process.connection, other = Pipe()
     process.task = trials._Task("trial", {}, tmp_path / "trial")
-    process._process = SimpleNamespace(  # type: ignore[assignment]
+    process.process = SimpleNamespace(  # type: ignore[assignment]
         exitcode=3, join=lambda *_: None, kill=lambda: None
     )
     other.close()
@@ -747,7 +747,7 @@ class ThreadProcess(trials._Process):
         self.key, self.task = None, trials._Task(None, {}, Path())
         thread = threading.Thread(target=trials._answer, args=(inner,), daemon=True)
         thread.start()
-        self._process = SimpleNamespace(  # type: ignore[assignment]
+        self.process = SimpleNamespace(  # type: ignore[assignment]
             exitcode=-signal.SIGKILL,
             is_alive=thread.is_alive,
             join=lambda *_: None,
