@@ -95,7 +95,8 @@ def place_of(run: RunFolder) -> tuple[Any, ...]:
     """Return what runs must share to be compared: the data, and how clients hold it."""
     held = (run.summary["dataset"], run.summary["clients"])
     keys = [key for key in PLACE if key not in ("dataset", "clients")]
-    return (*held, *(run.config.get(key) for key in keys))
+    own = str(run.config.get(str(run.summary["dataset"]), ""))  # of synthetic graphs
+    return (*held, *(run.config.get(key) for key in keys), own)
 
 
 class Scores:

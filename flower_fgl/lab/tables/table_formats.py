@@ -114,8 +114,17 @@ def format_table(
         below += _facts(table, layout)
     if is_latex:
         names = dict.fromkeys(cell.experiment for cell in table.cells)
+        for sheet in sheets:  # a label without a caption would be that of the section
+            sheet.attrs["caption"] = sheet.attrs["caption"] or _caption(table)
         return _latex(sheets, below, "-".join(names))
     return (_markdown if format == "markdown" else _html)(sheets, below)
+
+
+def _caption(table: ResultsTable) -> str:
+    """Return the title of the experiments, or what the table shows."""
+    titles = list(dict.fromkeys(cell.title for cell in table.cells if cell.title))
+    kind = TITLES.get(table.metric, table.metric)
+    return titles[0] if len(titles) == 1 else f"{table.column} {kind}"
 
 
 def _sheet(
@@ -583,7 +592,8 @@ def _latex(sheets: Sequence[pd.DataFrame], notes: Sequence[str], name: str) -> s
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{graphicx}."]
     for sheet in sheets:
         caption = sheet.attrs["caption"]
-        label = re.sub(r"[^a-z0-9]+", "-", f"{name} {caption}".lower()).strip("-")
+        kind = f"{name} {caption}" if len(sheets) > 1 else name
+        label = re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
         lines = [r"\begin{table}", r"\centering"]
         lines += [rf"\caption{{{escape(caption)}}}"] if caption else []
         lines += [rf"\label{{tab:{label}}}"]

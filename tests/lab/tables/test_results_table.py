@@ -558,6 +558,7 @@ def test_latex_fits_a_page_and_has_no_words_in_number_cells(layout: str) -> None
     caption = layout == "full"
     name = "tab:x-cora-x-citeseer"
     assert labels == ([f"{name}-cora", f"{name}-citeseer"] if caption else [name])
+    assert text.count(r"\caption{") == len(labels)  # else it names the section
     limits = text.count(r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}")
     assert limits == len(labels)
     rows = [line for line in text.splitlines() if line.endswith(r"\\") and "&" in line]
