@@ -3,11 +3,12 @@
     python benchmarks/one_shot_cost.py                    # Cora, CiteSeer and PubMed
     python benchmarks/one_shot_cost.py --datasets cora --widths 64 512
 
-Runs the first seed of experiments/opfgl-table1-DATASET.toml for 10 clients with the local
-engine. The bytes for other widths come from runs of one epoch. Seconds of a stage are means
-over the clients, which stop after different numbers of epochs. Bytes are totals over all
-clients: statistics up, 4·M·(2D + 2) for M classes sent (mean, variance and two counts per
-class; D = 2d), and the pseudo-graph down, 4·(s·d + s + s²) per client for s pseudo-nodes.
+Runs the first seed of experiments/opfgl/opfgl-table1-DATASET.toml for 10 clients with the
+local engine. The bytes for other widths come from runs of one epoch. Seconds of a stage are
+means over the clients, which stop after different numbers of epochs. Bytes are totals over
+all clients: statistics up, 4·M·(2D + 2) for M classes sent (mean, variance and two counts
+per class; D = 2d), and the pseudo-graph down, 4·(s·d + s + s²) per client for s
+pseudo-nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
 def planned(dataset: str, method: str) -> dict[str, Any]:
     """Return the settings of the experiment's first run of a method."""
-    experiment = read_experiment(EXPERIMENTS / f"opfgl-table1-{dataset}.toml")
+    experiment = read_experiment(EXPERIMENTS / "opfgl" / f"opfgl-table1-{dataset}.toml")
     for run in experiment.runs():
         if run.settings["method"] == method and run.settings["clients"] == CLIENTS:
             return dict(run.settings)

@@ -12,7 +12,11 @@ from flower_fgl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "experiments" / "README.md",
+    *sorted(DOCS.rglob("*.md")),
+]
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -38,9 +42,10 @@ def test_every_method_has_a_page_that_names_both_halves(name: str) -> None:
     assert f"flower-fgl run --engine local --method {name}\n" in text
 
 
-def test_the_generated_tables_of_the_method_pages_are_current() -> None:
+@pytest.mark.parametrize("script", ["method-pages", "experiment-index"])
+def test_the_generated_pages_are_current(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "method-pages", "--check"],
+        [sys.executable, ROOT / "scripts" / script, "--check"],
         capture_output=True,
         text=True,
     )

@@ -21,6 +21,7 @@ from flower_fgl.lab.experiments.experiment_file import (
     read_experiment,
     with_clients,
 )
+from flower_fgl.lab.experiments.experiment_tables import standalone_text
 from flower_fgl.lab.grid_table import missing_classes
 from flower_fgl.lab.tables.cells import PLACE, Cell, make_cell
 from flower_fgl.lab.tables.compare import PER_RUN
@@ -43,12 +44,12 @@ def copy_experiment(
     """Write the experiment file of a grid beside its run folders, as ``<folder>.toml``.
 
     ``file`` was read for the experiment, if any. If options changed it
-    (``is_changed``), its settings are written anew; otherwise the file is copied.
-    Raises a RunError if the file cannot be written or read.
+    (``is_changed``), its settings are written anew; otherwise the file is copied, with
+    what it extends. Raises a RunError if the file cannot be written or read.
     """
     path = folder / f"{folder.name}.toml"
     if file is not None and not is_changed:
-        data = read_text(file).encode()
+        data = standalone_text(file).encode()
     else:
         source = f"{experiment.name} with the options of the command line"
         head = f"# Written by flower-fgl run: {source}.\n\n"

@@ -25,7 +25,7 @@ class FedPGSettings:
        C(L + 1) norms, and their gradients do not shrink: the sum outweighs the
        cross-entropy, and results on Cora and CiteSeer are below local training. The
        default reduction and μ did best on validation nodes
-       (``experiments/fedpg-selection.toml``).
+       (``experiments/fedpg/fedpg-selection.toml``).
     2. The attention of Eq. (2) is additive by default, see ``scorer``: the activation is
        applied to the score, as printed.
     3. The paper does not say how the clients' models start. With ``init = "own"`` no

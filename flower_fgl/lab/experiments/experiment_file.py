@@ -3,6 +3,7 @@
 ::
 
     title = "FedAvg and Local on Cora"
+    extends = "base.toml"              # optional: merged with that file, table by table
     output-dir = "runs/cora"           # optional
     draws = 10                         # optional: repeat every run with seed and
                                        # partition-seed 0, 1, …, 9
@@ -28,7 +29,6 @@
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,13 +37,14 @@ from typing import Any
 
 from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
+from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import TARGETS
 from flower_fgl.core.unused_settings import (
     reject_unused_settings,
     unused_settings,
 )
+from flower_fgl.lab.experiments.experiment_tables import read_tables
 from flower_fgl.lab.experiments.search_space import MACHINE, Dimension, read_space
 from flower_fgl.lab.tables.cells import (
     DEFAULT_SUFFIX,
@@ -52,7 +53,7 @@ from flower_fgl.lab.tables.cells import (
     describe_trials,
 )
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs.files import flatten_config, require_whole
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import check_folder_name, in_folder_name
 
 DEFAULT_CLIENTS = 10
@@ -341,18 +342,7 @@ def read_experiment(path: Path) -> Experiment:
             f"{path} is a folder. Pass an experiment file; or, to repeat a run, the "
             "config.toml of its run folder; --resume continues one."
         )
-    try:
-        text = path.read_text("utf-8-sig")
-        require_whole(text, path)
-        table = load_toml(text)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot read experiment {path}: {error.strerror}."
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a TOML file: it holds no text.") from error
+    table = read_tables(path)
     check_folder_name(path.stem, f"{path}: the experiment")
     known = {"title", "output-dir", "draws", "config", "case", "grid"}
     known |= {"tune", "tune-draws", "tuning"}

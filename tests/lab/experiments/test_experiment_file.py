@@ -14,6 +14,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.lab.experiments.experiment_file import (
     read_experiment,
 )
+from flower_fgl.lab.experiments.experiment_tables import read_tables
 from flower_fgl.lab.experiments.search_space import space_size
 from flower_fgl.lab.grid_table import results_table
 from flower_fgl.lab.results import Run
@@ -22,7 +23,11 @@ from flower_fgl.lab.tune.tuning import rows_to_tune
 from flower_fgl.methods import parse_config
 from flower_fgl.simulation.local import run_local
 
-FILES = sorted((Path(__file__).parents[3] / "experiments").glob("*.toml"))
+FILES = sorted(
+    path
+    for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml")
+    if not path.stem.startswith("base")  # settings that other files extend
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -64,7 +69,7 @@ def test_every_few_shot_client_is_refreshed_before_it_is_scored(path: Path) -> N
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "path",
-    [path for path in FILES if "[tune]" in path.read_text("utf-8")],
+    [path for path in FILES if "tune" in read_tables(path)],
     ids=lambda path: path.stem,
 )
 def test_every_row_of_a_tuned_table_can_use_the_same_budget(path: Path) -> None:
