@@ -3,11 +3,15 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from flower_fgl.core.node_settings import NodeSettings
+from flower_fgl.core.options import kebab
+from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -76,16 +80,31 @@ def test_every_function_in_the_tables_of_equations_exists(name: str) -> None:
         assert callable(found)
 
 
-def test_every_method_is_in_the_tables_of_readme_and_costs() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_every_method_is_in_the_tables_of_methods_settings_and_costs() -> None:
+    index = (DOCS / "methods" / "index.md").read_text("utf-8")
     costs = (DOCS / "costs.md").read_text("utf-8")
-    for name in METHODS:
-        page = method_page(name).relative_to(ROOT)
-        assert f"| [`{name}`]({page}) |" in readme
+    settings = (DOCS / "all-settings.md").read_text("utf-8")
+    for name, method in METHODS.items():
+        assert f"| [`{name}`]({method_page(name).name}) | {method.paper} |" in index
         assert f"| `{name}` |" in costs
+        for field in fields(method.settings) if method.settings else ():
+            assert f"| `{name}.{kebab(field.name)}` |" in settings
+
+
+@pytest.mark.parametrize("table", [GeneralSettings, SyntheticSettings, NodeSettings])
+def test_the_page_of_all_settings_has_every_key(table: type) -> None:
+    text = (DOCS / "all-settings.md").read_text("utf-8")
+    prefix = "synthetic." if table is SyntheticSettings else ""
+    for field in fields(table):
+        key = f"{prefix}{kebab(field.name)}"
+        assert re.search(rf"^\| `{re.escape(key)}`(?:, limit)? \|", text, re.M), key
 
 
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
     listed = set(re.findall(r"[\w/-]+\.md", nav))
-    assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    notebooks = {path.stem for path in (ROOT / "examples").glob("*.ipynb")}
+    assert listed == pages | {f"notebooks/{stem}.md" for stem in notebooks}
+    table = (DOCS / "notebooks.md").read_text("utf-8")
+    assert set(re.findall(r"examples/([\w-]+)\.ipynb", table)) == notebooks
