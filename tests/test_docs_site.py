@@ -108,3 +108,21 @@ def test_every_page_is_in_the_navigation() -> None:
     assert listed == pages | {f"notebooks/{stem}.md" for stem in notebooks}
     table = (DOCS / "notebooks.md").read_text("utf-8")
     assert set(re.findall(r"examples/([\w-]+)\.ipynb", table)) == notebooks
+
+
+def test_numbers_of_the_page_on_reproduction_stand_on_the_pages_it_names() -> None:
+    text = (DOCS / "results" / "reproduces.md").read_text("utf-8")
+    checked = 0
+    for section in text.split("\n## ")[1:]:
+        linked = re.findall(r"\]\((\w+\.md)\)", section)
+        assert len(linked) == 1
+        known = (DOCS / "results" / linked[0]).read_text("utf-8")
+        rows = [line for line in section.splitlines() if line.startswith("| ")]
+        for row in rows[1:]:
+            _, published, ours, _, reason = row.strip("| ").split(" | ")
+            numbers = f"{published} {ours} {reason}"
+            for number in re.findall(r"\d[\d,]*(?:\.\d+|/\d+)?", numbers):
+                checked += 1
+                number = number.rstrip(",")
+                assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", known), row
+    assert checked > 100

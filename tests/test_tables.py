@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import statistics
+import subprocess
+import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -21,15 +23,19 @@ ROOT = Path(__file__).parents[1]
 CELLS = ROOT / "docs" / "results" / "cells"
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """Load scripts/tables, whose name has no suffix."""
-    loader = SourceFileLoader("tables_script", str(ROOT / "scripts" / "tables"))
-    spec = spec_from_loader("tables_script", loader)
+def load(name: str) -> ModuleType:
+    """Load a script, whose name has no suffix."""
+    loader = SourceFileLoader(f"{name}_script", str(ROOT / "scripts" / name))
+    spec = spec_from_loader(f"{name}_script", loader)
     assert spec is not None
     module = module_from_spec(spec)
     loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load("tables")
 
 
 @pytest.mark.thorough
@@ -168,3 +174,27 @@ def test_the_leads_of_opfgl_over_fedavg_are_those_of_the_cells() -> None:
         unit = " points" if metric == "accuracy" else ""
         interval = f"{mean - half:.1f} to {mean + half:.1f}{unit} of {title}"
         assert interval in " ".join(page.split())
+
+
+def test_the_picture_of_gains_shows_the_cells() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "gains"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_gains_are_the_paired_differences_of_the_cells() -> None:
+    gains = load("gains")
+    found = gains.gains(CELLS)
+    folder = CELLS / "leaderboard-cora-metis-tuned"
+    rows = {cell.row: cell for cell in read_cells(folder)}
+    scores = {
+        row: [100 * draw.scores["own"]["test"]["accuracy"] for draw in rows[row].draws]
+        for row in ("fedavg", "local")
+    }
+    apart = [a - b for a, b in zip(scores["fedavg"], scores["local"], strict=True)]
+    mean, half = found["fedavg"]["cora", "metis"]
+    assert mean == pytest.approx(statistics.mean(apart))
+    assert half == pytest.approx(2.2622 * statistics.stdev(apart) / 10**0.5, rel=1e-4)
+    assert gains.stamp(found) in gains.PICTURE.read_text("utf-8")
+    found["fedavg"]["cora", "metis"] = mean + 0.1, half
+    assert gains.stamp(found) not in gains.PICTURE.read_text("utf-8")
