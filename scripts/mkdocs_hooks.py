@@ -16,6 +16,8 @@ REFERENCE = re.compile(r"`(flower_fgl[\w.]*):([\w.]+)`")
 
 ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(?=<code)")
 
+SPREAD = re.compile(r"(?<=\d) ± (?=\d)|(?<=\d) (?=[≈↑↓])|(?<=≈) (?=[↑↓])")
+
 NOTEBOOK = re.compile(r"\]\(\.\./examples/([\w-]+)\.ipynb\)")
 
 
@@ -53,5 +55,5 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Drop the Sphinx roles of docstrings and keep the names that follow them."""
-    return ROLE.sub("", html)
+    """Drop the Sphinx roles of docstrings, and keep a number with its spread and marks."""
+    return SPREAD.sub(lambda found: found[0].replace(" ", "\u00a0"), ROLE.sub("", html))
