@@ -55,7 +55,7 @@ class AdaFGLClientApp(FedAvgClientApp):
     4. The first step is FedAvg's, so that it has the same stacked form.
     """
 
-    stacked = FedAvgClientApp.stacked
+    stacked = True
 
     def build_second(self, client: Client) -> AdaFGLNet:
         """Build the network of the second step."""

@@ -105,10 +105,10 @@ class FglClientApp(ClientApp, ABC):
     depends_on_download: ClassVar[bool] = True
     """Whether the upload depends on the download; if not, secure aggregation opens sums
     over one set of clients only."""
-    stacked: ClassVar[str] = ""
-    """``module:class`` of the form of :meth:`fit` that trains many clients at once, see
-    :mod:`flower_fgl.client_apps.stacked.half`. It counts only for the class that declares
-    it: a subclass may train differently."""
+    stacked: ClassVar[bool] = False
+    """Whether clients may also be trained as one stack, see
+    :class:`~flower_fgl.client_apps.stacked.group.GroupClientApp`. It counts only for the
+    class that declares it: a subclass may train differently."""
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__()

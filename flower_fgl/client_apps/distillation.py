@@ -6,31 +6,54 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.nn import Backbone
 
-__all__ = ["distillation", "received_logits"]
+__all__ = ["distillation", "masked_divergence", "received_logits"]
 
 
 @torch.no_grad()
-def received_logits(client: Client, model: Backbone) -> Tensor:
-    """Predict the client's training graph with the received weights.
+def received_logits(group: Group, model: Backbone) -> Tensor:
+    """Predict the training graphs with the received weights, once per round.
 
     Parameters
     ----------
-    client : Client
-        Owner of the graph.
+    group : Group
+        Owners of the graphs.
     model : Backbone
         Holds the received weights; left in evaluation mode.
 
     Returns
     -------
-    Tensor of shape (N, C), or (G, C) for graph classification
-        Without dropout and gradient; to be computed once per round.
+    Tensor of shape (K, n, C); of one client (N, C), or (G, C) for graph classification
+        Without dropout and gradient.
     """
     model.eval()
-    logits: Tensor = model(client.data.inputs[0])
+    logits: Tensor = model(group.inputs)
     return logits
+
+
+def masked_divergence(student: Tensor, teacher: Tensor, used: Tensor) -> Tensor:
+    """Return KL(softmax(teacher) ‖ softmax(student)) of each row over the used columns.
+
+    Parameters
+    ----------
+    student, teacher : Tensor of shape (t, C), float
+        Logits, with and without gradient.
+    used : Tensor of shape (t, C), bool
+        Columns of each row that enter both softmaxes.
+
+    Returns
+    -------
+    Tensor of shape (t,)
+        Zero for rows of fewer than two used columns.
+    """
+    # a finite mark instead of −∞: its exponential is 0, and no gradient is NaN
+    least = torch.finfo(student.dtype).min / 2
+    of_student = student.masked_fill(~used, least).log_softmax(1)
+    of_teacher = teacher.masked_fill(~used, least).log_softmax(1)
+    terms = of_teacher.exp() * (of_teacher - of_student)
+    return torch.where(used, terms, 0).sum(1)
 
 
 def distillation(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:

@@ -25,19 +25,15 @@ until W converges, or one pass                   ``FedALAClientApp.learn``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import DataLoss, TrainingSet, load_state
-from flower_fgl.core.seeds import torch_generator
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
 from flower_fgl.methods.fedala import FedALASettings
-from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import layer_of
 from flower_fgl.protocols.fedavg import Weights
 
@@ -124,99 +120,81 @@ class FedALAClientApp(FedAvgClientApp):
     4. In its first round a client has no old model and starts from the received one.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.fedala:StackedFedALA"
+    stacked = True
+    fit = GroupClientApp.fit
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+    def stack_key(self, client: Client) -> tuple[bool, bool]:
+        """Separate clients without an old model, and without blending weights."""
+        names = client.state.tensors
+        old, kept = (
+            any(name.startswith(f"{prefix}/") for name in names)
+            for prefix in ("model", "blend")
+        )
+        return old, kept
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train as FedAvg, but from the blended weights."""
-        old = client.state.group("model")
-        if old:
-            download = Weights(self.learn(client, server_round, old, download.tensors))
-        return super().fit(client, server_round, download)
+        has_old, has_weights = self.stack_key(group.clients[0])
+        if has_old:
+            blended = self.learn(group, downloads, is_first=not has_weights)
+            downloads = [
+                Weights({**download.tensors, **layers})
+                for download, layers in zip(downloads, blended, strict=True)
+            ]
+        return super().fit_group(group, downloads)
 
     def learn(
-        self,
-        client: Client,
-        server_round: int,
-        old: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-    ) -> dict[str, Tensor]:
-        """Learn W, store it, and return the blended state."""
-        method_config = client.config.method_config
-        state = {name: t.to(client.device) for name, t in received.items()}
-        model = client.build_model().eval()
-        load_state(model, state)
-        names = last_layers(
-            (name for name, _ in model.named_parameters()), method_config.layers
+        self, group: Group, downloads: Sequence[Weights], *, is_first: bool
+    ) -> list[dict[str, Tensor]]:
+        """Learn W of every client, store it, and return the blended layers."""
+        settings = group.config.method_config
+        model = group.build_model([download.tensors for download in downloads]).eval()
+        parameters = dict(model.named_parameters())
+        names = last_layers(parameters, settings.layers)
+        used = [parameters[name] for name in names]
+        received = {name: parameters[name].detach().clone() for name in names}
+        old = group.join([{n: own[n] for n in names} for own in group.stored()])
+        if is_first:
+            weights = {name: torch.ones_like(received[name]) for name in names}
+        else:
+            weights = group.join(group.stored("blend"))
+        group = group.epoch("blend items")
+        rows = sample_rows(group, share=settings.sample / 100)
+        losses: list[list[float]] = [[] for _ in group.clients]
+        active = [True] * len(group)
+        while any(active):
+            with torch.no_grad():
+                for name, parameter in zip(names, used, strict=True):
+                    parameter.copy_(blend(old[name], received[name], weights[name]))
+            loss = group.task_loss(model, rows)
+            gradients = torch.autograd.grad(loss.sum(), used)
+            learning = torch.tensor(active, device=group.device)
+            for name, gradient in zip(names, gradients, strict=True):
+                ends = old[name], received[name]
+                step = blend_step(weights[name], gradient, *ends, lr=WEIGHT_LR)
+                moves = learning.view(-1, *[1] * (step.dim() - 1))
+                weights[name] = torch.where(moves, step, weights[name])
+            for place, value in enumerate(loss.tolist()):
+                if active[place]:
+                    losses[place].append(value)
+                    active[place] = not is_learned(losses[place], is_first=is_first)
+        for client, own in zip(group.clients, group.split(weights), strict=True):
+            client.state.set_group("blend", own)
+        return group.split(
+            {name: blend(old[name], received[name], weights[name]) for name in names}
         )
-        kept = {n: t.to(client.device) for n, t in client.state.group("blend").items()}
-        weights = kept or {name: torch.ones_like(state[name]) for name in names}
-        ends = {name: (old[name].to(client.device), state[name]) for name in names}
-        data = client.data.training.epoch(
-            torch_generator(
-                client.config.seed, server_round, client.partition_id, "blend items"
-            )
-        )
-        index, labels = sample_nodes(
-            client, server_round, share=method_config.sample / 100, data=data
-        )
-        task_loss = client.task_loss()
-        losses: list[float] = []
-        while not is_learned(losses, is_first=not kept):
-            blended = {name: blend(*ends[name], weights[name]) for name in names}
-            load_state(model, blended)
-            loss, gradients = _gradients(data, model, names, index, labels, task_loss)
-            losses.append(loss)
-            weights = {
-                name: blend_step(weights[name], gradient, *ends[name], lr=WEIGHT_LR)
-                for name, gradient in zip(names, gradients, strict=True)
-            }
-        client.state.set_group("blend", weights)
-        return state | {name: blend(*ends[name], weights[name]) for name in names}
 
 
-def sample_nodes(
-    client: Client,
-    server_round: int,
-    *,
-    share: float,
-    data: TrainingSet | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return indices and labels of a random share, at least one, of the training items."""
-    data = data or client.data.training
-    generator = torch_generator(
-        client.config.seed, server_round, client.partition_id, "blend"
-    )
-    order = torch.randperm(len(data.index), generator=generator)
-    rows = (
-        order[: num_sampled(len(order), share=share)]
-        .sort()
-        .values.to(data.index.device)
-    )
-    return data.index[rows], data.labels[rows]
-
-
-def num_sampled(count: int, *, share: float) -> int:
-    """Return how many of ``count`` training items a share takes, at least one."""
-    return max(1, math.ceil(share * count - 1e-9))
-
-
-def _gradients(
-    data: TrainingSet,
-    model: Backbone,
-    names: list[str],
-    index: Tensor,
-    labels: Tensor,
-    task_loss: DataLoss | None,
-) -> tuple[float, tuple[Tensor, ...]]:
-    """Return the loss of the task and its gradients with respect to some parameters."""
-    parameters = dict(model.named_parameters())
-    logits = data.logits(model, index)
-    if task_loss is None:
-        loss = F.cross_entropy(logits, labels)
-    else:
-        loss = task_loss(logits, labels, index)
-    gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
-    return float(loss.detach()), gradients
+def sample_rows(group: Group, *, share: float) -> Rows:
+    """Return a random share, at least one, of each client's training items."""
+    first, places = 0, []
+    counts = group.rows.count.tolist()
+    for generator, count in zip(group.generators("blend"), counts, strict=True):
+        order = torch.randperm(count, generator=generator)
+        number = max(1, math.ceil(share * count - 1e-9))
+        places.append(first + order[:number].sort().values)
+        first += count
+    return group.rows.select(torch.cat(places).to(group.device))
 
 
 def is_learned(losses: list[float], *, is_first: bool) -> bool:

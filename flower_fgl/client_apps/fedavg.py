@@ -6,29 +6,36 @@ Data", AISTATS 2017.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state, state_of
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    RowsLoss,
+    Single,
+)
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["FedAvgClientApp"]
+__all__ = ["FedAvgClientApp", "FedAvgTermsClientApp"]
 
 
-class FedAvgClientApp(FglClientApp):
+class FedAvgClientApp(GroupClientApp):
     """Train the received weights on the client's own data and upload them."""
 
-    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedAvg"
+    stacked = True
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 
@@ -66,6 +73,12 @@ class FedAvgClientApp(FglClientApp):
             penalty=self.penalty(client, model, download),
         )
         return Fit(model, Weights(client.shared(model.state_dict())), loss)
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Train many clients; :meth:`fit` trains one, with the loss of its hooks."""
+        model = group.receive(downloads, self.build)
+        losses = group.train(model)
+        return group.fit_of_weights(model, model.state_dict(), losses)
 
     def personal_model(
         self, client: Client, download: Weights | None
@@ -117,6 +130,46 @@ class FedAvgClientApp(FglClientApp):
 
     def _finetune(self, message: Message, context: Context) -> Message:
         return self.handle_fit(message, context, self.finetune)
+
+
+class FedAvgTermsClientApp(FedAvgClientApp):
+    """FedAvg with terms of the loss that are written once for many clients and for one."""
+
+    def penalties(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> Callable[[], Tensor] | None:
+        """Return a term per client to add to the cross-entropy, by default ``None``."""
+        return None
+
+    def data_losses(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> RowsLoss | None:
+        """Return what replaces the cross-entropy; ``model`` holds the received weights."""
+        return None
+
+    def penalty(
+        self, client: Client, model: Backbone, download: Weights
+    ) -> Callable[[], Tensor] | None:
+        """Return the term of one client."""
+        terms = self.penalties(Single(client), model, [download])
+        return terms and (lambda: terms().sum())
+
+    def data_loss(
+        self, client: Client, model: Backbone, download: Weights
+    ) -> DataLoss | None:
+        """Return the loss of one client."""
+        group = Single(client)
+        return group.of_step(self.data_losses(group, model, [download]))
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Train for ``local-epochs`` from the received weights."""
+        model = group.receive(downloads, self.build)
+        losses = group.train(
+            model,
+            data_loss=self.data_losses(group, model, downloads),
+            penalty=self.penalties(group, model, downloads),
+        )
+        return group.fit_of_weights(model, model.state_dict(), losses)
 
 
 def _validation(client: Client, model: Backbone) -> float:

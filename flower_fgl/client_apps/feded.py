@@ -16,15 +16,19 @@ z_w, z_θ               ``received``, ``logits``
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.distillation import distillation, received_logits
-from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.distillation import (
+    masked_divergence,
+    received_logits,
+)
+from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import DataLoss
+from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.feded import FedEDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
@@ -37,71 +41,86 @@ LEAST_PRIOR = 1e-9
 """Lower bound of a class's share: the logarithm of an absent class would be infinite."""
 
 
-def corrected_entropy(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
+def corrected_entropy(logits: Tensor, rows: Rows, prior: Tensor) -> Tensor:
     """Compute the cross-entropy of the logits plus log π, which strengthens rare classes.
 
     Parameters
     ----------
-    logits : Tensor of shape (b, C), float
+    logits : Tensor of shape (t, C), float
         z.
-    labels : Tensor of shape (b,), int64
-        Classes.
-    prior : Tensor of shape (C,), float
-        Share π of each class among the client's training nodes.
+    rows : Rows
+        Clients and classes of the rows.
+    prior : Tensor of shape (K, C), float
+        Share π of each class among a client's training nodes.
 
     Returns
     -------
-    Tensor of shape ()
-        Mean over the rows.
+    Tensor of shape (K,)
+        Mean over the rows of each client.
     """
-    return F.cross_entropy(logits + prior.clamp(min=LEAST_PRIOR).log(), labels)
+    offset = prior.clamp(min=LEAST_PRIOR).log()
+    return rows.mean(cross_entropy(logits + offset[rows.client], rows.labels))
 
 
-def absent_distillation(logits: Tensor, received: Tensor, absent: Tensor) -> Tensor:
+def absent_distillation(
+    logits: Tensor, received: Tensor, rows: Rows, absent: Tensor
+) -> Tensor:
     """Compute KL(softmax_O(z_w) ‖ softmax_O(z_θ)) over the classes O a client lacks.
 
     Parameters
     ----------
-    logits, received : Tensor of shape (b, C), float
-        Logits of the model in training, and of the received one without gradient.
-    absent : Tensor of shape (C,), bool
-        O.
+    logits, received : Tensor of shape (t, C), float
+        Logits of the models in training, and of the received ones without gradient.
+    rows : Rows
+        Clients of the rows.
+    absent : Tensor of shape (K, C), bool
+        O of each client.
 
     Returns
     -------
-    Tensor of shape ()
-        Mean over the rows; zero for fewer than two absent classes.
+    Tensor of shape (K,)
+        Mean over the rows; zero for a client that lacks fewer than two classes.
     """
-    return distillation(logits[:, absent], received[:, absent])
+    return rows.mean(masked_divergence(logits, received, absent[rows.client]))
 
 
-def suppression(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
+def suppression(logits: Tensor, rows: Rows, prior: Tensor) -> Tensor:
     """Compute Σ_c π(c)·log((1/n) Σ_{x: y≠c} exp(z_c − log π(c) + log(1/C))).
 
     Parameters
     ----------
-    logits : Tensor of shape (n, C), float
+    logits : Tensor of shape (t, C), float
         z.
-    labels : Tensor of shape (n,), int64
-        Classes y.
-    prior : Tensor of shape (C,), float
+    rows : Rows
+        Clients and classes y of the rows; a client has n of them.
+    prior : Tensor of shape (K, C), float
         π.
 
     Returns
     -------
-    Tensor of shape ()
-        Classes that the client lacks, or that all n rows have, add nothing.
+    Tensor of shape (K,)
+        Classes that a client lacks, or that all its rows have, add nothing.
     """
-    size, classes = logits.shape
-    is_own = F.one_hot(labels, classes).bool()
-    used = (prior > 0) & ~is_own.all(dim=0)
-    share = prior[used]
-    shifted = logits[:, used] - share.log() - math.log(classes)
-    total = shifted.masked_fill(is_own[:, used], -math.inf).logsumexp(dim=0)
-    return (share * (total - math.log(size))).sum()
+    classes = logits.shape[1]
+    is_own = F.one_hot(rows.labels, classes).bool()
+    others = rows.sum((~is_own).to(logits.dtype))  # (K, C)
+    used = (prior > 0) & (others > 0)
+    # subtracting the largest entry of each client and class avoids overflow
+    entries = logits.masked_fill(is_own, -math.inf)
+    place = rows.client[:, None].expand_as(entries)
+    top = logits.new_full(prior.shape, -math.inf).scatter_reduce(
+        0, place, entries.detach(), "amax"
+    )
+    top = torch.where(used, top, 0)
+    shifted = (logits - top[rows.client]).masked_fill(is_own, -math.inf)
+    total = torch.where(used, rows.sum(shifted.exp()), 1).log() + top
+    size = rows.count.clamp(min=1).to(logits.dtype).log()[:, None]
+    share = torch.where(used, prior, 1)
+    terms = prior * (total - share.log() - math.log(classes) - size)
+    return torch.where(used, terms, 0).sum(1)
 
 
-class FedEDClientApp(FedAvgClientApp):
+class FedEDClientApp(FedAvgTermsClientApp):
     """Train with FedED's three terms; the rest is FedAvg.
 
     Notes
@@ -111,24 +130,24 @@ class FedEDClientApp(FedAvgClientApp):
     2. The prior corrects training only: models are evaluated by their plain logits.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedED"
+    stacked = True
 
-    def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
+    def data_losses(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> RowsLoss:
         """Return the sum of the three terms."""
-        method_config = client.config.method_config
-        distill: float = method_config.distill_weight
-        suppress: float = method_config.suppress_weight
-        own = client.data.training.labels
-        count = torch.bincount(own, minlength=client.data.num_classes)
-        prior = count / count.sum().clamp(min=1)
-        absent = count == 0
-        received = received_logits(client, model)
+        settings = group.config.method_config
+        count = group.rows.class_counts(group.num_classes)
+        prior = count / count.sum(1, keepdim=True).clamp(min=1)
+        absent = (count == 0) & ((count == 0).sum(1, keepdim=True) > 1)
+        received = received_logits(group, model)
 
-        def loss(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
-            value = corrected_entropy(logits, labels, prior)
-            if int(absent.sum()) > 1 and distill:
-                kept = absent_distillation(logits, received[index], absent)
-                value = value + distill * kept
-            return value + suppress * suppression(logits, labels, prior)
+        def loss(logits: Tensor, rows: Rows) -> Tensor:
+            value = corrected_entropy(logits, rows, prior)
+            if settings.distill_weight:
+                kept = absent_distillation(logits, rows.pick(received), rows, absent)
+                value = value + float(settings.distill_weight) * kept
+            suppressed = suppression(logits, rows, prior)
+            return value + float(settings.suppress_weight) * suppressed
 
         return loss

@@ -6,14 +6,18 @@ Learning", NeurIPS 2022.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.distillation import distillation, received_logits
-from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.distillation import (
+    masked_divergence,
+    received_logits,
+)
+from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import DataLoss
+from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.fedntd import FedNTDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
@@ -41,31 +45,30 @@ def not_true_distillation(
 
     Returns
     -------
-    Tensor of shape ()
-        Mean over the rows; zero for fewer than three classes.
+    Tensor of shape (b,)
+        One per row; zero for fewer than three classes.
     """
-    classes = logits.shape[1]
-    others = torch.arange(classes, device=labels.device) != labels[:, None]
-    shape = (len(labels), classes - 1)
-    student, teacher = logits[others].view(shape), received[others].view(shape)
-    return tau**2 * distillation(student, teacher, tau=tau)
+    used = ~F.one_hot(labels, logits.shape[1]).bool()
+    return tau**2 * masked_divergence(logits / tau, received / tau, used)
 
 
-class FedNTDClientApp(FedAvgClientApp):
+class FedNTDClientApp(FedAvgTermsClientApp):
     """Train with the not-true distillation; the rest is FedAvg."""
 
-    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedNTD"
+    stacked = True
 
-    def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
+    def data_losses(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> RowsLoss:
         """Return the cross-entropy plus β times the distillation, Eq. (3)."""
-        method_config = client.config.method_config
-        beta: float = method_config.beta
-        received = received_logits(client, model)
+        settings = group.config.method_config
+        received = received_logits(group, model)
 
-        def loss(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+        def loss(logits: Tensor, rows: Rows) -> Tensor:
             kept = not_true_distillation(
-                logits, received[index], labels, tau=method_config.tau
+                logits, rows.pick(received), rows.labels, tau=settings.tau
             )
-            return F.cross_entropy(logits, labels) + beta * kept
+            entropy = rows.mean(cross_entropy(logits, rows.labels))
+            return entropy + float(settings.beta) * rows.mean(kept)
 
         return loss

@@ -6,11 +6,15 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    Single,
+)
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
@@ -18,7 +22,7 @@ from flower_fgl.protocols.fedavg import Weights
 __all__ = ["FedPerClientApp"]
 
 
-class FedPerClientApp(FglClientApp):
+class FedPerClientApp(GroupClientApp):
     """Train body and head, upload the body, keep the head.
 
     Notes
@@ -26,7 +30,7 @@ class FedPerClientApp(FglClientApp):
     1. The heads of all clients start from the same weights, drawn once from the seed.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.personal:StackedFedPer"
+    stacked = True
     down = Weights
     up = Weights
 
@@ -34,25 +38,27 @@ class FedPerClientApp(FglClientApp):
         """Return the shapes of the weights of the body."""
         return encoder_state(client.shared(client.state_shapes()))
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Join the received body and the client's head, and train for ``local-epochs``."""
-        model = self.assemble(client, download)
-        loss = self.train_parts(client, model, server_round)
-        state = client.shared(model.state_dict())
-        return Fit(model, Weights(encoder_state(state)), loss)
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Join the received body and each client's head, and train."""
+        model = self.assemble(group, downloads)
+        losses = self.train_parts(group, model)
+        return group.fit_of_weights(model, encoder_state(model.state_dict()), losses)
 
-    def assemble(self, client: Client, download: Weights) -> Backbone:
-        """Combine the received body with the client's head, or with the initial one."""
-        model = client.build_model(initialise=True)
-        own, kept = client.state.group("model"), client.local_names()
-        load_state(model, classifier_state(own))
-        load_state(model, {name: t for name, t in own.items() if name in kept})
-        load_state(model, download.tensors)
-        return model
+    def assemble(self, group: Group, downloads: Sequence[Weights]) -> Backbone:
+        """Combine the received body with each client's head, or with the initial one."""
+        initial, kept = group.initial_state(), group.clients[0].local_names()
+        states = [
+            initial
+            | classifier_state(own)
+            | {name: tensor for name, tensor in own.items() if name in kept}
+            | dict(download.tensors)
+            for own, download in zip(group.stored(), downloads, strict=True)
+        ]
+        return group.build_model(states)
 
-    def train_parts(self, client: Client, model: Backbone, server_round: int) -> float:
-        """Train body and head jointly; return the loss."""
-        return client.train(model, server_round)
+    def train_parts(self, group: Group, model: Backbone) -> list[float]:
+        """Train body and head jointly; return the losses."""
+        return group.train(model)
 
     def personal_model(
         self, client: Client, download: Weights | None
@@ -61,4 +67,4 @@ class FedPerClientApp(FglClientApp):
         own = super().personal_model(client, download)
         if own is not None or download is None:
             return own
-        return self.assemble(client, download)
+        return self.assemble(Single(client), [download])

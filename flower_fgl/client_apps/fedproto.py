@@ -6,18 +6,17 @@ AAAI 2022.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import TrainingSet
-from flower_fgl.methods.fedproto import FedProtoSettings
-from flower_fgl.methods.fedtgp import FedTGPSettings
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
@@ -26,7 +25,7 @@ __all__ = ["FedProtoClientApp", "PrototypeClientApp", "class_distance"]
 
 
 def class_distance(
-    embedding: Tensor, labels: Tensor, target: Tensor, present: Tensor
+    embedding: Tensor, rows: Rows, target: Tensor, present: Tensor
 ) -> Tensor:
     """Sum the mean squared distance of each class to its prototype, FedProto Eq. (7).
 
@@ -34,24 +33,24 @@ def class_distance(
 
     Parameters
     ----------
-    embedding : Tensor of shape (n, p), float32
+    embedding : Tensor of shape (t, p), float32
         f(x) of the training nodes, with gradient.
-    labels : Tensor of shape (n,), int64
-        Their classes.
-    target : Tensor of shape (C, p), float32
+    rows : Rows
+        Their clients and classes.
+    target : Tensor of shape (K, C, p), float32
         P̄, a constant.
-    present : Tensor of shape (C,), bool
+    present : Tensor of shape (K, C), bool
         Classes that have a prototype; the others add nothing.
 
     Returns
     -------
-    Tensor of shape ()
+    Tensor of shape (K,)
         Mean over nodes and dimensions within each class, summed over classes.
     """
-    count = torch.bincount(labels, minlength=len(target))
-    weight = present[labels] / count[labels]
-    per_node = F.mse_loss(embedding, target[labels], reduction="none").mean(dim=1)
-    return (weight * per_node).sum()
+    own = rows.client, rows.labels
+    weight = present[own] / rows.class_counts(target.shape[1])[own]
+    per_node = F.mse_loss(embedding, target[own], reduction="none").mean(dim=1)
+    return rows.sum(weight * per_node)
 
 
 def labelled_embeddings(
@@ -98,7 +97,7 @@ class PrototypeClientApp(FglClientApp):
         )
 
 
-class FedProtoClientApp(PrototypeClientApp):
+class FedProtoClientApp(GroupClientApp, PrototypeClientApp):
     """Pull the embeddings of each class towards its global prototype.
 
     Notes
@@ -106,34 +105,40 @@ class FedProtoClientApp(PrototypeClientApp):
     1. The trained model computes the prototypes without dropout.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.prototypes:StackedFedProto"
+    stacked = True
 
-    def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
+    def fit_group(self, group: Group, downloads: Sequence[Prototypes]) -> GroupFit:
         """Train, then average the embeddings of the training nodes by class."""
-        model = RecordingBackbone(self.personal_model(client, download))
-        penalty = self.penalty(client, model, download)
-        loss = client.train(model, server_round, penalty=penalty)
-        data = client.data.training
-        model.eval()
-        with torch.no_grad():
-            embedding = model.embed(data.inputs)[data.index]
-        classes = client.data.num_classes
-        means = class_means(embedding, data.labels, classes)
-        counts = torch.bincount(data.labels, minlength=classes)
-        upload = LocalPrototypes(means[:, None].cpu(), counts[:, None].cpu())
-        return Fit(model.backbone, upload, loss)
+        model = RecordingBackbone(group.build_own())
+        losses = group.train(model, penalty=self.penalty(group, model, downloads))
+        rows = group.rows
+        counts = rows.class_counts(group.num_classes)
+        means = class_means(
+            rows.pick(model.at_rest(group.inputs)),
+            rows.cells(group.num_classes),
+            counts.numel(),
+        )
+        pairs = zip(
+            means.view(*counts.shape, 1, -1).cpu(), counts[..., None].cpu(), strict=True
+        )
+        uploads = [LocalPrototypes(*pair) for pair in pairs]
+        return GroupFit(model.backbone, uploads, losses)
 
     def penalty(
-        self, client: Client, model: RecordingBackbone, download: Prototypes
+        self,
+        group: Group,
+        model: RecordingBackbone,
+        downloads: Sequence[Prototypes],
     ) -> Callable[[], Tensor] | None:
-        """Return the prototype term, or ``None`` while there are no prototypes."""
-        if not download.present.any():
+        """Return the prototype terms, or ``None`` while there are no prototypes."""
+        present = torch.stack([d.present[:, 0] for d in downloads]).to(group.device)
+        if not present.any():
             return None
-        data = client.data.training
-        target = download.values[:, 0].to(client.device)
-        present = download.present[:, 0].to(client.device)
-        settings: FedProtoSettings | FedTGPSettings = client.config.method_config
-        weight = settings.proto_weight
-        return lambda: (
-            weight * class_distance(*labelled_embeddings(model, data), target, present)
-        )
+        target = torch.stack([d.values[:, 0] for d in downloads]).to(group.device)
+        weight = float(group.config.method_config.proto_weight)
+
+        def term() -> Tensor:
+            embedding, now = group.rows.embedded(model)
+            return weight * class_distance(embedding, now, target, present)
+
+        return term

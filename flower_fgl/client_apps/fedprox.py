@@ -5,13 +5,14 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods.fedprox import FedProxSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
@@ -22,39 +23,48 @@ Client = AnyClient[FedProxSettings]
 
 
 def proximal_term(
-    parameters: Iterable[Tensor], anchors: Iterable[Tensor], *, mu: float
+    parameters: Iterable[Tensor],
+    anchors: Iterable[Tensor],
+    *,
+    mu: float,
+    num_clients: int = 1,
 ) -> Tensor:
-    """Compute (μ/2)‖θ − w‖², Li et al. 2020, Eq. (2).
+    """Compute (μ/2)‖θ − w‖² of each client, Li et al. 2020, Eq. (2).
 
     Parameters
     ----------
-    parameters : iterable of Tensor
-        θ, with gradient.
-    anchors : iterable of Tensor
+    parameters : iterable of Tensor of shape (K, ...)
+        θ, with gradient. The tensors of one client need no leading dimension.
+    anchors : iterable of Tensor of shape (K, ...)
         w, the received weights, in the same order.
     mu : float, at least 0
         Weight of the term.
+    num_clients : int
+        K.
 
     Returns
     -------
-    Tensor of shape ()
+    Tensor of shape (K,)
     """
     terms = [
-        (theta - w).square().sum() for theta, w in zip(parameters, anchors, strict=True)
+        (theta - w).square().reshape(num_clients, -1).sum(1)
+        for theta, w in zip(parameters, anchors, strict=True)
     ]
-    return 0.5 * mu * torch.stack(terms).sum()
+    return 0.5 * mu * torch.stack(terms).sum(0)
 
 
-class FedProxClientApp(FedAvgClientApp):
+class FedProxClientApp(FedAvgTermsClientApp):
     """Train with the proximal term; the rest is FedAvg."""
 
-    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedProx"
+    stacked = True
 
-    def penalty(
-        self, client: Client, model: Backbone, download: Weights
+    def penalties(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
     ) -> Callable[[], Tensor]:
-        """Return the proximal term with the received weights as anchors."""
-        shared = client.shared(dict(model.named_parameters()))
-        anchors = [download.tensors[name].to(client.device) for name in shared]
-        mu = client.config.method_config.mu
-        return lambda: proximal_term(shared.values(), anchors, mu=mu)
+        """Return the proximal term; its anchors are the received weights in ``model``."""
+        shared = group.exchanged(dict(model.named_parameters()))
+        anchors = [parameter.detach().clone() for parameter in shared.values()]
+        mu = group.config.method_config.mu
+        return lambda: proximal_term(
+            shared.values(), anchors, mu=mu, num_clients=len(group)
+        )

@@ -19,6 +19,7 @@ from typing import Any
 
 from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods.fedrep import FedRepSettings
 from flower_fgl.nn import Backbone
 
@@ -30,26 +31,20 @@ Client = AnyClient[FedRepSettings]
 class FedRepClientApp(FedPerClientApp):
     """Train head and body in turn, Algorithm 1; the rest is FedPer."""
 
-    stacked = "flower_fgl.client_apps.stacked.personal:StackedFedRep"
+    stacked = True
 
-    def train_parts(self, client: Client, model: Backbone, server_round: int) -> float:
-        """Train the head for ``head-epochs``, then the body for ``local-epochs``.
-
-        Returns
-        -------
-        float
-            Loss of the body's last epoch.
-        """
-        epochs = client.config.method_config.head_epochs
+    def train_parts(self, group: Group, model: Backbone) -> list[float]:
+        """Train the heads for ``head-epochs``, then the bodies; return their losses."""
+        epochs = group.config.method_config.head_epochs
         model.encoder.requires_grad_(requires_grad=False)
-        client.train(model, server_round, epochs=epochs, purpose="head training")
+        group.train(model, epochs=epochs, purpose="head training")
         model.requires_grad_()
         for part in (model.classifier, model.decoder):
             if part is not None:
                 part.requires_grad_(requires_grad=False)
-        loss = client.train(model, server_round)
+        losses = group.train(model)
         model.requires_grad_()
-        return loss
+        return losses
 
     def refreshed_model(
         self, client: Client, server_round: int, download: Any

@@ -16,11 +16,10 @@ alignment of both views' prototypes              ``view_contrast``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.graph_views import (
@@ -33,12 +32,14 @@ from flower_fgl.algorithms.prototypes.graph_views import (
     union_pairs,
     view_contrast,
 )
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.core.seeds import torch_generator
-from flower_fgl.methods.fggp import FGGPSettings
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    cross_entropy,
+)
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
@@ -79,7 +80,8 @@ class FGGPClientApp(FedAvgClientApp):
        starts with fresh moments of the optimizer.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.fggp:StackedFGGP"
+    stacked = True
+    fit = GroupClientApp.fit
     down = ModelAndPrototypes
     up = ModelAndPrototypes
 
@@ -92,56 +94,108 @@ class FGGPClientApp(FedAvgClientApp):
         """Return the shape of the prototypes in an upload."""
         return client.data.num_classes, 1, client.config.hidden_channels
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train on both views, then compute the prototypes without dropout."""
-        model = TwoViews(client.build_model())
-        load_state(model.backbone, download.tensors)
-        penalty = self.second_view(client, server_round, model)
-        loss = client.train(model, server_round, penalty=penalty)
-        data, classes = client.data.training, client.data.num_classes
+        model = TwoViews(group.receive(downloads, self.build))
+        losses = group.train(model, penalty=self.second_view(group, model))
         model.eval()
         with torch.no_grad():
-            model(data.inputs)
-        found = confident_labels(model.logits, data.index, data.labels)
-        means = confidence_means(model.embedding, *found, classes)
-        present = torch.bincount(found[0], minlength=classes) > 0
-        prototypes = Prototypes(means[:, None].cpu(), present[:, None].cpu())
-        upload = ModelAndPrototypes(model.backbone.state_dict(), prototypes)
-        return Fit(model.backbone, upload, loss)
-
-    def second_view(
-        self, client: Client, server_round: int, model: TwoViews
-    ) -> Callable[[], Tensor]:
-        """Return a function for all loss terms beside the first view's cross-entropy."""
-        method_config: FGGPSettings = client.config.method_config
-        data = client.data.training
-        inputs, classes = data.inputs, client.data.num_classes
-        near = nearest_neighbours(model.at_rest(inputs), method_config.neighbors)
-        pairs = union_pairs(inputs.num_nodes, inputs.edge_index, near)
-        both = torch.cat([pairs, pairs.flip(0)], dim=1)
-        generator = torch_generator(
-            client.config.seed, server_round, client.partition_id, "edges"
+            model(group.inputs)
+        cells, confidence, present = self.cells(group, model)
+        means = class_prototypes(group, model.embedding, cells, confidence)
+        found = zip(
+            group.split(model.backbone.state_dict()),
+            means[:, :, None].cpu(),
+            present[:, :, None].cpu(),
+            strict=True,
         )
+        uploads = [ModelAndPrototypes(s, Prototypes(m, p)) for s, m, p in found]
+        return GroupFit(model.backbone, uploads, losses)
+
+    def cells(self, group: Group, model: TwoViews) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a client and class, and a confidence, for every node.
+
+        Returns
+        -------
+        cells : Tensor of shape (t,), int64
+            Client · C + class of each of the :meth:`Group.all_rows`.
+        confidence : Tensor of shape (t,), float32
+        present : Tensor of shape (K, C), bool
+            Classes with a node.
+        """
+        every, rows, classes = group.all_rows, group.rows, group.num_classes
+        flat = model.logits.flatten(0, -2)
+        found, confidence = confident_labels(flat, rows.index, rows.labels)
+        cells = every.client * classes + found[every.index]
+        count = torch.bincount(cells, minlength=len(group) * classes)
+        return cells, confidence[every.index], count.view(-1, classes) > 0
+
+    def second_view(self, group: Group, model: TwoViews) -> Callable[[], Tensor]:
+        """Return a function for all loss terms beside the first view's cross-entropy.
+
+        ``model`` holds the received weights.
+        """
+        settings, inputs, rows = group.config.method_config, group.inputs, group.rows
+        parts = self.union_graphs(group, model)
+        counts = [part.shape[1] for part in parts]
+        pairs = torch.cat(parts, dim=1)
+        both = torch.cat([pairs, pairs.flip(0)], dim=1)
+        client = torch.repeat_interleave(
+            torch.arange(len(group)), torch.tensor(counts)
+        ).to(group.device)
+        generators = group.generators("edges")
+        size = model.embedding.shape[-2]
+        real = torch.zeros(len(group), size, dtype=torch.bool, device=group.device)
+        real.view(-1)[group.all_rows.index] = True
 
         def terms() -> Tensor:
-            first, logits = model.embedding, model.logits
-            noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
-            scores = edge_scores(first, pairs)
+            first = model.embedding
+            drawn = [
+                torch.rand(count, generator=generator)
+                for count, generator in zip(counts, generators, strict=True)
+            ]
+            noise = torch.cat(drawn).to(group.device)
+            scores = edge_scores(first.flatten(0, -2), pairs)
             weight = resample_edges(scores, noise, tau=EDGE_TAU)
             view = inputs.with_edges(both, torch.cat([weight, weight]))
+            cells, confidence, present = self.cells(group, model)
             second = model.backbone.embed(view)
-            predicted = model.backbone.head(second, view)[data.index]
-            found = confident_labels(logits, data.index, data.labels)
-            present = torch.bincount(found[0], minlength=classes) > 0
-            means = [confidence_means(h, *found, classes) for h in (first, second)]
-            contrast = view_contrast(
-                *(m[present] for m in means), tau=method_config.tau
-            )
+            predicted = rows.pick(model.backbone.head(second, view))
+            means = [
+                class_prototypes(group, h, cells, confidence) for h in (first, second)
+            ]
+            entropy = rows.mean(cross_entropy(predicted, rows.labels))
+            stacked = first.view(*real.shape, -1)
             out: Tensor = (
-                method_config.view_weight * F.cross_entropy(predicted, data.labels)
-                + method_config.edge_weight * edge_loss(first, pairs)
-                + method_config.contrast_weight * contrast
+                settings.view_weight * entropy
+                + settings.edge_weight * edge_loss(stacked, pairs, client, real)
+                + settings.contrast_weight
+                * view_contrast(means[0], means[1], present, tau=settings.tau)
             )
             return out
 
         return terms
+
+    def union_graphs(self, group: Group, model: TwoViews) -> list[Tensor]:
+        """Return each client's pairs (2, E_k) of the union graph, as flattened rows."""
+        h = model.at_rest(group.inputs)
+        stacked = h.view(len(group), *h.shape[-2:])
+        parts = []
+        for place, client in enumerate(group.clients):
+            graph = client.data.training.inputs
+            near = nearest_neighbours(
+                stacked[place, : graph.num_nodes], group.config.method_config.neighbors
+            )
+            pairs = union_pairs(graph.num_nodes, graph.edge_index, near)
+            parts.append(pairs + place * stacked.shape[1])
+        return parts
+
+
+def class_prototypes(
+    group: Group, embedding: Tensor, cells: Tensor, confidence: Tensor
+) -> Tensor:
+    """Average embeddings of all nodes by client and class: (K, C, p)."""
+    number = len(group) * group.num_classes
+    rows = group.all_rows.pick(embedding)
+    means = confidence_means(rows, cells, confidence, number)
+    return means.view(len(group), group.num_classes, -1)

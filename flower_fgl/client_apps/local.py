@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from collections.abc import Sequence
+
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
 
 __all__ = ["LocalClientApp"]
 
 
-class LocalClientApp(FglClientApp):
+class LocalClientApp(GroupClientApp):
     """Continue training from the client's own last weights.
 
     Notes
@@ -18,15 +20,14 @@ class LocalClientApp(FglClientApp):
     1. All clients of one backbone start from the same weights, as with FedAvg.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.personal:StackedLocal"
+    stacked = True
     down = Empty
     up = Empty
 
-    def fit(self, client: Client, server_round: int, download: Empty) -> Fit:
+    def fit_group(self, group: Group, downloads: Sequence[Empty]) -> GroupFit:
         """Train for another ``local-epochs``."""
-        model = self.personal_model(client, download)
-        loss = client.train(model, server_round)
-        return Fit(model, Empty(), loss)
+        model = group.build_own()
+        return GroupFit(model, [Empty()] * len(group), group.train(model))
 
     def personal_model(self, client: Client, download: Empty | None) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""

@@ -14,49 +14,50 @@ z_prev       ``previous``, of the model the client trained last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.methods.moon import MoonSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["MoonClientApp", "model_contrast"]
+__all__ = ["MoonClientApp", "model_contrast", "towards_received"]
 
 Client = AnyClient[MoonSettings]
 
 
-def model_contrast(
-    embedding: Tensor, received: Tensor, previous: Tensor, *, tau: float
-) -> Tensor:
-    """Compute the model-contrastive loss, Li et al. 2021, Eq. (3).
+def towards_received(received: Tensor, previous: Tensor) -> Tensor:
+    """Return ẑ_glob − ẑ_prev of the unit embeddings (..., p) of both fixed models."""
+    return F.normalize(received, dim=-1) - F.normalize(previous, dim=-1)
 
-    ``mean −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) )``
+
+def model_contrast(embedding: Tensor, towards: Tensor, *, tau: float) -> Tensor:
+    """Compute each row of the model-contrastive loss, Li et al. 2021, Eq. (3).
+
+    ``−log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) )``
 
     Parameters
     ----------
-    embedding : Tensor of shape (n, p), float32
-        z, with gradient; n at least 1.
-    received, previous : Tensor of shape (n, p), float32
-        z_glob and z_prev, constants.
+    embedding : Tensor of shape (t, p), float32
+        z, with gradient.
+    towards : Tensor of shape (t, p), float32
+        :func:`towards_received`, a constant.
     tau : float, positive
         Temperature.
 
     Returns
     -------
-    Tensor of shape ()
+    Tensor of shape (t,)
         At least 0; log 2 if z is equally similar to both.
     """
     # cos(z, g) − cos(z, p) = ẑ·(ĝ − p̂): one product that needs a gradient, not two
-    towards = F.normalize(received, dim=1) - F.normalize(previous, dim=1)
     nearer = (F.normalize(embedding, dim=1) * towards).sum(dim=1)
-    return F.softplus(-nearer / tau).mean()
+    return F.softplus(-nearer / tau)
 
 
 class MoonClientApp(FedAvgClientApp):
@@ -74,40 +75,39 @@ class MoonClientApp(FedAvgClientApp):
     6. Fine-tuning starts with fresh moments of the optimizer.
     """
 
-    stacked = "flower_fgl.client_apps.stacked.moon:StackedMoon"
+    stacked = True
+    fit = GroupClientApp.fit
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+    def stack_key(self, client: Client) -> bool:
+        """Separate clients in their first round: they have no previous model."""
+        return any(name.startswith("model/") for name in client.state.tensors)
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train from the received weights with the contrastive term."""
-        model = RecordingBackbone(client.build_model())
-        previous = client.state.group("model")
+        model = RecordingBackbone(group.receive(downloads, self.build))
         term = None
-        if previous and client.config.method_config.mu:
-            term = self.contrast(client, model, download.tensors, previous)
-        load_state(model.backbone, download.tensors)
-        loss = client.train(model, server_round, penalty=term)
-        return Fit(model.backbone, Weights(model.backbone.state_dict()), loss)
+        if self.stack_key(group.clients[0]) and group.config.method_config.mu:
+            term = self.contrast(group, model)
+        losses = group.train(model, penalty=term)
+        state = model.backbone.state_dict()
+        return group.fit_of_weights(model.backbone, state, losses)
 
-    def contrast(
-        self,
-        client: Client,
-        model: RecordingBackbone,
-        received: Mapping[str, Tensor],
-        previous: Mapping[str, Tensor],
-    ) -> Callable[[], Tensor]:
-        """Return a function for μ times the contrastive term of the last embedding."""
-        method_config, data = client.config.method_config, client.data.training
-        frozen = []
-        for state in (received, previous):
-            load_state(model.backbone, state)
-            frozen.append(model.at_rest(data.inputs))
-        are_some = method_config.nodes == "train" and data.inputs.pairs is None
-        rows = data.index if are_some else slice(None)
+    def contrast(self, group: Group, model: RecordingBackbone) -> Callable[[], Tensor]:
+        """Return a function for μ times the contrastive term of the last embedding.
+
+        ``model`` holds the received weights.
+        """
+        settings, inputs = group.config.method_config, group.inputs
+        are_some = settings.nodes == "train" and inputs.pairs is None
+        rows = group.rows if are_some else group.all_rows
+        previous = RecordingBackbone(group.build_model(group.stored()))
+        fixed = towards_received(model.at_rest(inputs), previous.at_rest(inputs))
+        towards = rows.pick(fixed)
 
         def term() -> Tensor:
-            items = model.items
-            z = model.embedding[rows] if items is None else model.embedding
-            z_glob, z_prev = (t[rows if items is None else items] for t in frozen)
-            loss = model_contrast(z, z_glob, z_prev, tau=method_config.tau)
-            return float(method_config.mu) * loss
+            z, now = rows.embedded(model)
+            direction = towards if now is rows else now.pick(fixed)
+            loss = model_contrast(z, direction, tau=settings.tau)
+            return float(settings.mu) * now.mean(loss)
 
         return term

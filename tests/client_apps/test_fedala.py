@@ -13,11 +13,12 @@ from flower_fgl.client_apps.fedala import (
     blend_step,
     is_learned,
     last_layers,
-    sample_nodes,
+    sample_rows,
 )
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state, state_of
+from flower_fgl.client_apps.stacked.group import Single
 from flower_fgl.nn import MODELS, build_model
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client
@@ -32,6 +33,17 @@ def states(client: Client) -> tuple[dict[str, torch.Tensor], dict[str, torch.Ten
         for name, t in received.items()
     }
     return old, received
+
+
+def learn(
+    client: Client, old: dict[str, torch.Tensor], received: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the whole state after the blend."""
+    client.state.set_group("model", old)
+    is_first = not client.state.group("blend")
+    group, downloads = Single(client, 2), [Weights(received)]
+    (layers,) = FedALAClientApp().learn(group, downloads, is_first=is_first)
+    return received | layers
 
 
 def test_the_blend_and_a_step_of_it_by_hand() -> None:
@@ -91,12 +103,12 @@ def test_the_blend_weights_take_one_step_on_the_sampled_nodes() -> None:
     names = [name for name in old if name.startswith("classifier")]
     start = {name: torch.full_like(old[name], 0.5) for name in names}
     client.state.set_group("blend", start)  # W exists, so learning takes one pass
-    out = FedALAClientApp().learn(client, 2, old, received)
+    out = learn(client, old, received)
     model = client.build_model().eval()
     load_state(model, received)
     load_state(model, {n: blend(old[n], received[n], start[n]) for n in names})
-    index, labels = sample_nodes(client, 2, share=0.8)
-    F.cross_entropy(model(client.data.inputs[0])[index], labels).backward()
+    rows = sample_rows(Single(client, 2), share=0.8)
+    F.cross_entropy(rows.pick(model(client.data.inputs[0])), rows.labels).backward()
     for name, parameter in model.named_parameters():
         if name not in names:
             assert torch.equal(out[name], received[name])
@@ -121,7 +133,7 @@ def test_learning_the_blend_lowers_its_loss() -> None:
         with torch.no_grad():
             return float(F.cross_entropy(model(data.inputs)[data.index], data.labels))
 
-    out = FedALAClientApp().learn(client, 2, old, received)
+    out = learn(client, old, received)
     assert loss(out) < min(loss(old), loss(received))
 
 
@@ -141,7 +153,7 @@ def test_the_blend_weights_are_learned_to_convergence_first_and_then_once_a_roun
 def test_equal_models_leave_the_blend_weights_unchanged() -> None:
     client = make_client("fedala")
     _, received = states(client)
-    out = FedALAClientApp().learn(client, 2, received, received)
+    out = learn(client, received, received)
     for name, tensor in received.items():
         assert torch.equal(out[name], tensor)
     assert all(bool((w == 1).all()) for w in client.state.group("blend").values())
@@ -160,7 +172,8 @@ def test_the_first_round_equals_fedavg() -> None:
 @pytest.mark.parametrize(("share", "number"), [(0.8, 12), (1.0, 15), (0.01, 1)])
 def test_a_share_of_the_training_nodes_is_drawn(share: float, number: int) -> None:
     client = make_client("fedala")
-    index, labels = sample_nodes(client, 1, share=share)
+    rows = sample_rows(Single(client, 1), share=share)
+    index, labels = rows.index, rows.labels
     assert len(index) == number
     assert set(index.tolist()) <= set(client.data.training.index.tolist())
     assert torch.equal(labels, client.data.labels[0][index])

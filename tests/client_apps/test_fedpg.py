@@ -14,6 +14,7 @@ from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.group import Rows
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.methods import METHODS, parse_config
@@ -319,13 +320,14 @@ def test_with_prototype_weight_0_training_equals_local_training(
 def test_class_distance_sums_the_means_of_the_classes() -> None:
     f = torch.tensor([[1.0, 1.0], [3.0, 3.0], [2.0, 0.0]], requires_grad=True)
     labels = torch.tensor([0, 0, 1])
-    target = torch.zeros(2, 2)
-    both = torch.tensor([True, True])
+    rows = Rows.of_one(torch.arange(3), labels)
+    target = torch.zeros(1, 2, 2)
+    both = torch.tensor([[True, True]])
     # class 0: (1 + 9) / 2 = 5; class 1: (4 + 0) / 2 = 2
-    assert float(class_distance(f, labels, target, both).detach()) == pytest.approx(7)
-    only = torch.tensor([False, True])
-    assert float(class_distance(f, labels, target, only).detach()) == pytest.approx(2)
-    class_distance(f, labels, target, both).backward()
+    assert float(class_distance(f, rows, target, both).detach()) == pytest.approx(7)
+    only = torch.tensor([[False, True]])
+    assert float(class_distance(f, rows, target, only).detach()) == pytest.approx(2)
+    class_distance(f, rows, target, both).backward()
     assert f.grad.abs().sum() > 0
 
 

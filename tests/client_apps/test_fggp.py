@@ -16,6 +16,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fggp import FGGPClientApp, TwoViews
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.client_apps.stacked.group import Single
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
@@ -32,7 +33,7 @@ def initial(client: Client) -> Weights:
 def views_of(client: Client) -> tuple[TwoViews, Any]:
     """Return a model that has embedded the first view, and the terms of the second."""
     model = TwoViews(client.build_model(initialise=True))
-    terms = FGGPClientApp().second_view(client, 1, model)
+    terms = FGGPClientApp().second_view(Single(client, 1), model)
     model.eval()
     model(client.data.training.inputs)
     return model, terms
@@ -72,7 +73,9 @@ def test_the_edge_term_uses_the_union_graph() -> None:
     inputs, h = client.data.training.inputs, model.embedding.detach()
     pairs = union_pairs(N, inputs.edge_index, nearest_neighbours(h, 3))
     assert pairs.shape[1] > inputs.edge_index.shape[1] / 2
-    assert float(terms().detach()) == pytest.approx(float(edge_loss(h, pairs)))
+    real, client_of = torch.ones(1, N).bool(), torch.zeros_like(pairs[0])
+    expected = edge_loss(h[None], pairs, client_of, real)
+    assert float(terms().detach()) == pytest.approx(float(expected))
 
 
 def test_the_second_view_equals_the_first_if_all_edges_have_weight_1(
@@ -89,7 +92,7 @@ def test_the_second_view_equals_the_first_if_all_edges_have_weight_1(
     model, terms = views_of(client)
     data = client.data.training
     expected = F.cross_entropy(model.logits[data.index], data.labels)
-    torch.testing.assert_close(terms(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(terms().sum(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_edges_are_redrawn_in_each_step_and_reproducible() -> None:

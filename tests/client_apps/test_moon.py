@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.moon import MoonClientApp, model_contrast
+from flower_fgl.client_apps.moon import MoonClientApp, model_contrast, towards_received
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.client_apps.runtime.training import load_state, state_of
+from flower_fgl.client_apps.stacked.group import Single
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client
@@ -31,14 +32,14 @@ def test_the_contrast_by_hand() -> None:
     z = torch.tensor([[2.0, 0.0], [3.0, 4.0]])
     received = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     previous = torch.tensor([[0.0, 5.0], [0.0, 1.0]])
-    value = model_contrast(z, received, previous, tau=0.5)
-    assert float(value) == pytest.approx((0.126928 + 0.913015) / 2, abs=1e-6)
+    value = model_contrast(z, towards_received(received, previous), tau=0.5)
+    assert float(value.mean()) == pytest.approx((0.126928 + 0.913015) / 2, abs=1e-6)
 
 
 def test_equal_models_give_log_2_and_no_gradient() -> None:
     z = torch.randn(5, 3, requires_grad=True)
     other = torch.randn(5, 3)
-    loss = model_contrast(z, other, other, tau=0.1)
+    loss = model_contrast(z, towards_received(other, other), tau=0.1).mean()
     loss.backward()  # type: ignore[no-untyped-call]
     assert float(loss.detach()) == pytest.approx(math.log(2))
     assert z.grad is not None
@@ -47,8 +48,9 @@ def test_equal_models_give_log_2_and_no_gradient() -> None:
 
 def test_the_contrast_of_a_zero_embedding_is_finite() -> None:
     z = torch.zeros(2, 3, requires_grad=True)
-    loss = model_contrast(z, torch.randn(2, 3), torch.zeros(2, 3), tau=0.5)
-    loss.backward()  # type: ignore[no-untyped-call]
+    towards = towards_received(torch.randn(2, 3), torch.zeros(2, 3))
+    loss = model_contrast(z, towards, tau=0.5)
+    loss.sum().backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     assert bool(z.grad.isfinite().all())
 
@@ -84,9 +86,11 @@ def test_the_term_contrasts_the_received_with_the_previous_model(nodes: str) -> 
     received = initial(client)
     previous = shifted(received, 0.3)
     model = RecordingBackbone(client.build_model(initialise=True))
-    term = MoonClientApp().contrast(client, model, received.tensors, previous.tensors)
+    client.state.set_group("model", dict(previous.tensors))
+    term = MoonClientApp().contrast(Single(client), model)
     inputs = client.data.training.inputs
-    z = model.eval().embed(inputs)  # the model now holds the previous weights
+    load_state(model.backbone, previous.tensors)
+    z = model.eval().embed(inputs)
     model.backbone.load_state_dict(dict(received.tensors))
     other = model.backbone.embed(inputs).detach()
     rows = client.data.training.index.tolist() if nodes == "train" else range(len(z))

@@ -13,12 +13,12 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 __all__ = [
-    "all_pairs",
     "confidence_means",
     "confident_labels",
     "edge_loss",
     "edge_scores",
     "nearest_neighbours",
+    "pair_sums",
     "resample_edges",
     "union_pairs",
     "view_contrast",
@@ -81,25 +81,34 @@ def confidence_means(
     return out.index_add(0, classes, weight * embedding)
 
 
-def view_contrast(first: Tensor, second: Tensor, *, tau: float) -> Tensor:
-    """Align the class prototypes of both views by InfoNCE.
+def view_contrast(
+    first: Tensor, second: Tensor, present: Tensor, *, tau: float
+) -> Tensor:
+    """Align the class prototypes of both views of each client by InfoNCE.
 
     ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``
 
     Parameters
     ----------
-    first, second : Tensor of shape (M, p), float32
-        f and s, the prototypes of the classes present, in the same order; M at least 1.
+    first, second : Tensor of shape (K, C, p), float32
+        f and s; rows of absent classes are not read.
+    present : Tensor of shape (K, C), bool
+        Classes of each client, at least one.
     tau : float, positive
         Temperature.
 
     Returns
     -------
-    Tensor of shape ()
+    Tensor of shape (K,)
         0 for a single class.
     """
-    similarity = F.normalize(second, dim=1) @ F.normalize(first, dim=1).T / tau
-    return F.cross_entropy(similarity, torch.arange(len(first), device=first.device))
+    across = F.normalize(first, dim=2).transpose(1, 2)
+    similarity = torch.bmm(F.normalize(second, dim=2), across) / tau
+    # a finite mark instead of −∞: its exponential is 0, and no gradient is NaN
+    least = torch.finfo(similarity.dtype).min / 2
+    columns = similarity.masked_fill(~present[:, None], least)
+    own = -columns.log_softmax(2).diagonal(dim1=1, dim2=2)  # (K, C)
+    return torch.where(present, own, 0).sum(1) / present.sum(1)
 
 
 def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
@@ -183,8 +192,8 @@ def resample_edges(logits: Tensor, noise: Tensor, *, tau: float) -> Tensor:
     return torch.sigmoid((logits + torch.logit(noise, eps=1e-6)) / tau)
 
 
-def edge_loss(embedding: Tensor, pairs: Tensor) -> Tensor:
-    """Compare the edge predictor with the union graph, weighted cross-entropy.
+def edge_loss(embedding: Tensor, pairs: Tensor, client: Tensor, real: Tensor) -> Tensor:
+    """Compare each client's edge predictor with its union graph, weighted cross-entropy.
 
     ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, with weight (T−E)/E for
     positive pairs and ``norm = T / (2(T−E))``, for E edges among T pairs. This is half
@@ -192,51 +201,85 @@ def edge_loss(embedding: Tensor, pairs: Tensor) -> Tensor:
 
     Parameters
     ----------
-    embedding : Tensor of shape (N, p), float32
+    embedding : Tensor of shape (K, n, p), float32
         h, with gradient.
     pairs : Tensor of shape (2, E), int64
-        Edges of the union graph as returned by :func:`union_pairs`.
+        Edges of the union graphs as returned by :func:`union_pairs`, as rows of the
+        flattened embedding (K·n, p).
+    client : Tensor of shape (E,), int64
+        Client of each edge.
+    real : Tensor of shape (K, n), bool
+        Rows that are nodes, the first of each client.
 
     Returns
     -------
-    Tensor of shape ()
+    Tensor of shape (K,)
         0 without pairs; a half without pairs is omitted.
 
     Notes
     -----
     1. A node and itself are not a pair.
-    2. The N² scores and their gradient are computed in blocks: time N²p, memory of one
+    2. The n² scores and their gradient are computed in blocks: time n²p, memory of one
        block.
     """
-    number, edges = len(embedding), pairs.shape[1]
-    scores = edge_scores(embedding, pairs)
+    number = real.sum(1)
+    edges = torch.bincount(client, minlength=len(real))
     others = number * (number - 1) // 2 - edges
-    every = all_pairs(embedding)
-    on_edges = F.softplus(scores).sum()
-    apart = (every - on_edges) / max(1, others)
-    linked = F.softplus(-scores).sum() / max(1, edges)
-    out: Tensor = 0.5 * (linked + apart * (others > 0))
-    return out
+    scores = edge_scores(embedding.flatten(0, 1), pairs)
+    zeros = scores.new_zeros(len(real))
+    on_edges = zeros.index_add(0, client, F.softplus(scores))
+    apart = (pair_sums(embedding, real) - on_edges) / others.clamp(min=1)
+    linked = zeros.index_add(0, client, F.softplus(-scores)) / edges.clamp(min=1)
+    return 0.5 * (linked + apart * (others > 0))
 
 
-def all_pairs(embedding: Tensor) -> Tensor:
-    """Sum softplus(h_u·h_v) over all pairs u < v of nodes.
+def pair_sums(embedding: Tensor, real: Tensor) -> Tensor:
+    """Sum softplus(h_u·h_v) over all pairs u < v of nodes of each client: (K,).
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h, with gradient.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``embedding`` and ``real`` are those of :func:`edge_loss`.
     """
-    out: Tensor = _AllPairs.apply(embedding)  # type: ignore[no-untyped-call]
+    if len(embedding) == 1 or embedding.shape[1] ** 2 > BLOCK:
+        parts = zip(embedding.unbind(), real.sum(1).tolist(), strict=True)
+        sums = [_AllPairs.apply(h[:size]) for h, size in parts]  # type: ignore[no-untyped-call]
+        return torch.stack(sums)
+    out: Tensor = _PairSums.apply(embedding, real)  # type: ignore[no-untyped-call]
     return out
+
+
+class _PairSums(torch.autograd.Function):
+    """The sums of clients whose matrices of pairs fit into memory."""
+
+    @staticmethod
+    def forward(ctx: Any, embedding: Tensor, real: Tensor) -> Tensor:
+        """Sum groups of clients, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
+        size = embedding.shape[1]
+        gradient, totals = torch.empty_like(embedding), []
+        others = ~torch.eye(size, dtype=torch.bool, device=embedding.device)
+        start = 0
+        for h, is_node in zip(
+            torch.split(embedding, max(1, BLOCK // size**2)),
+            torch.split(real, max(1, BLOCK // size**2)),
+            strict=True,
+        ):
+            used = is_node[:, :, None] & is_node[:, None] & others
+            score = torch.bmm(h, h.transpose(1, 2))  # (g, n, n)
+            loss = F.softplus(score).mul_(used)
+            totals.append(loss.sum((1, 2), dtype=torch.float64) / 2)
+            slope = score.sigmoid_().mul_(used)
+            gradient[start : start + len(h)] = torch.bmm(slope, h)
+            start += len(h)
+        ctx.save_for_backward(gradient)
+        return torch.cat(totals).to(embedding.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
+        """Scale the stored gradient of each client."""
+        gradient: Tensor = ctx.saved_tensors[0]
+        return gradient * outputs[0][:, None, None], None
 
 
 class _AllPairs(torch.autograd.Function):
-    """Sum softplus(h_u·h_v) over all u < v."""
+    """The sum of one client, in blocks of rows."""
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor) -> Tensor:

@@ -4,82 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupFit,
+    Rows,
+    RowsLoss,
+    cross_entropy,
+)
 from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
 from flower_fgl.client_apps.stacked.scores import Column, score_segments
 from flower_fgl.core.metrics import AbsentClasses, Scores
-from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
-from flower_fgl.nn.stacked import StackedInput, stack_model
+from flower_fgl.nn.stacked import StackedInput, split_state, stack_model
+from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["Cohort", "Rows", "StackedData", "StackedLoss"]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Training nodes of K clients: those of one optimizer step, or all.
-
-    Parameters
-    ----------
-    index : Tensor of shape (t,), int64
-        Rows of the flattened representations (K·n, p), client by client.
-    client : Tensor of shape (t,), int64
-        Client of each row, 0 to K − 1.
-    labels : Tensor of shape (t,), int64
-        Classes.
-    num_clients : int
-        K.
-    """
-
-    index: Tensor
-    client: Tensor
-    labels: Tensor
-    num_clients: int
-
-    count: Tensor = field(init=False)
-    """Rows of each client, of shape (K,), int64."""
-    share: Tensor = field(init=False)
-    """One divided by the number of rows of a row's client, of shape (t,)."""
-
-    def __post_init__(self) -> None:
-        count = torch.bincount(self.client, minlength=self.num_clients)
-        object.__setattr__(self, "count", count)
-        object.__setattr__(self, "share", 1 / count.clamp(min=1)[self.client])
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Add the values (t, ...) of each client: (K, ...)."""
-        shape = (self.num_clients, *values.shape[1:])
-        return values.new_zeros(shape).index_add(0, self.client, values)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Average the values (t,) of each client: (K,)."""
-        return self.sum(values * self.share)
-
-    def pick(self, h: Tensor) -> Tensor:
-        """Select the rows (t, p) of representations (K, n, p)."""
-        return h.flatten(0, 1).index_select(0, self.index)
-
-    def select(self, places: Tensor) -> Rows:
-        """Return the rows at some places, client by client."""
-        return Rows(
-            self.index[places],
-            self.client[places],
-            self.labels[places],
-            self.num_clients,
-        )
-
-
-StackedLoss = Callable[[Tensor, Rows], Tensor]
-"""Loss that replaces the cross-entropy of a step: takes logits (t, C) of the rows and the
-rows, returns one loss per client, (K,)."""
+__all__ = ["Cohort", "StackedData"]
 
 
 class StackedData:
@@ -132,13 +79,6 @@ class StackedData:
     def num_bytes(self) -> int:
         """Estimate of the memory, in bytes."""
         return sum(inputs.num_bytes for inputs in self.inputs)
-
-    def all_rows(self) -> Rows:
-        """Return all nodes of the training graphs, without labels (-1)."""
-        real = self.inputs[0].real
-        index = real.flatten().nonzero().squeeze(1)
-        client = real.nonzero()[:, 0]
-        return Rows(index, client, torch.full_like(index, -1), len(real))
 
     def fields(self, reach: int | None) -> dict[int, list[Tensor]]:
         """Return the nodes that each layer computes, by place of a client.
@@ -223,13 +163,13 @@ class Uniform:
         return out
 
 
-class Cohort:
-    """Clients that train together in one exchange.
+class Cohort(Group):
+    """Clients that train together in one exchange, as one stack.
 
     Parameters
     ----------
     clients : sequence of Client
-        K clients that :func:`~flower_fgl.client_apps.stacked.grouping.stack_key` puts
+        K clients that :class:`~flower_fgl.client_apps.stacked.grouping.Backbones` puts
         together.
     data : StackedData
         Their graphs.
@@ -248,100 +188,91 @@ class Cohort:
         *,
         is_whole: bool = False,
     ) -> None:
-        self.clients, self.data, self.server_round = clients, data, server_round
-        self.config, self.device = clients[0].config, clients[0].device
-        self.num_classes = clients[0].data.num_classes
-        self._is_whole = is_whole
-        self._sizes = [client.data.inputs[0].num_nodes for client in clients]
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    @property
-    def inputs(self) -> StackedInput:
-        """The training graphs."""
-        return self.data.inputs[0]
-
-    @property
-    def rows(self) -> Rows:
-        """All training nodes."""
-        return self.data.rows
+        super().__init__(clients, server_round, data.inputs[0], data.rows)
+        self.data, self._is_whole = data, is_whole
 
     def build_model(
         self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
     ) -> Backbone:
-        """Build the stacked backbone with copies of one state, or of one per client."""
+        """Build the backbone, see :meth:`Group.build_model`."""
         template = self.clients[0].build_model()
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
         return stack_model(template, states, len(self), torch.rand_like, is_spare=True)
 
-    def initial_state(self) -> dict[str, Tensor]:
-        """Return the initial weights, the same for all clients of a backbone."""
-        return self.clients[0].build_model(initialise=True).state_dict()
+    def receive(
+        self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
+    ) -> Backbone:
+        """Build the network with the received weights."""
+        return self.build_model([download.tensors for download in downloads])
 
-    def stored_models(self) -> list[dict[str, Tensor]]:
-        """Return the state of the model that each client trained last, or nothing."""
-        start = "model/"
-        return [
-            {
-                name[len(start) :]: tensor
-                for name, tensor in client.state.tensors.items()
-                if name.startswith(start)
-            }
-            for client in self.clients
-        ]
+    def exchanged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights that are exchanged."""
+        return dict(tensors)
 
-    def generators(
-        self, purpose: str, device: torch.device | None = None
-    ) -> list[torch.Generator]:
-        """Return one generator per client, as :meth:`Client.train` derives its seeds."""
-        if device is None:
-            return [
-                torch_generator(
-                    self.config.seed, self.server_round, client.partition_id, purpose
-                )
-                for client in self.clients
-            ]
-        return [
-            torch.Generator(device).manual_seed(client.seed(self.server_round, purpose))
-            for client in self.clients
-        ]
+    def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return the part of each client."""
+        return split_state(tensors, len(self))
+
+    def join(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Stack the tensors of each client."""
+        return {
+            name: torch.stack([state[name] for state in states]).to(self.device)
+            for name in states[0]
+        }
+
+    def fit_of_weights(
+        self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
+    ) -> GroupFit:
+        """Return the result of a method that uploads these weights."""
+        uploads = [Weights(state) for state in self.split(tensors)]
+        return GroupFit(
+            model,
+            uploads,
+            losses,
+            lambda: Weights.stacked_records(tensors, len(losses)),
+        )
+
+    @cached_property
+    def all_rows(self) -> Rows:
+        """All nodes of the training graphs, without labels (-1)."""
+        real = self.data.inputs[0].real
+        index = real.flatten().nonzero().squeeze(1)
+        client = real.nonzero()[:, 0]
+        return Rows(index, client, torch.full_like(index, -1), len(real))
+
+    def epoch(self, purpose: str) -> Cohort:
+        """Return the clients with the items of one epoch."""
+        return self
+
+    def task_loss(self, model: Backbone, rows: Rows) -> Tensor:
+        """Return the loss of the task, (K,)."""
+        logits = rows.pick(model(self.inputs))
+        return rows.mean(cross_entropy(logits, rows.labels))
 
     def train(
         self,
         model: Backbone,
         *,
         epochs: int | None = None,
-        data_loss: StackedLoss | None = None,
+        data_loss: RowsLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
         purpose: str = "training",
     ) -> list[float]:
-        """Train the stacked model, as :meth:`Client.train` trains each client's.
-
-        Parameters
-        ----------
-        model : Backbone
-            From :meth:`build_model`, or a wrapper of it. Trained in place.
-        epochs : int, optional
-            Number of epochs; by default ``local-epochs``.
-        data_loss : StackedLoss, optional
-            Loss of the training nodes; by default the cross-entropy.
-        penalty : callable, optional
-            Returns a term per client, of shape (K,), added to the loss.
-        purpose : str
-            Part of the seeds.
-
-        Returns
-        -------
-        list of float
-            Mean loss of each client's last epoch; NaN without epochs.
-        """
+        """Train the network, see :meth:`Group.train`."""
+        assert self.server_round is not None
         size = self.config.batch_size
         epochs = self.config.local_epochs if epochs is None else epochs
         optimizer = StackedOptimizer(model, self.clients)
         fields = {} if size else self.data.fields(model.reach)
-        uniform = Uniform(self.generators(purpose, self.device), self._sizes, fields)
+        draws = [
+            torch.Generator(self.device).manual_seed(
+                client.seed(self.server_round, purpose)
+            )
+            for client in self.clients
+        ]
+        sizes = [client.data.inputs[0].num_nodes for client in self.clients]
+        uniform = Uniform(draws, sizes, fields)
         for module in model.modules():
             if isinstance(module, Backbone):
                 module.uniform = uniform
@@ -400,8 +331,3 @@ class Cohort:
                 masked = logits.masked_fill(~own[:, None], -math.inf)
                 add(MASKED, masked, used["test"])
         return out
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of each row."""
-    return F.cross_entropy(logits, labels, reduction="none")

@@ -19,6 +19,7 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
+from flower_fgl.client_apps.stacked.group import GroupClientApp
 from flower_fgl.client_apps.stacked.grouping import (
     Backbones,
     cut,
@@ -26,7 +27,6 @@ from flower_fgl.client_apps.stacked.grouping import (
     num_stacks,
     why_not_run,
 )
-from flower_fgl.client_apps.stacked.half import StackedHalf, load_stacked
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
@@ -129,14 +129,14 @@ class Stacker:
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
     ) -> dict[int, Answer]:
         """Train the clients that can be stacked."""
-        half = load_stacked(app)
         config = app.session.config(items[0][1])
-        if half is None:
+        if not is_stackable(app):
             reason = f"{config.method} has no stacked form"
         else:
             reason = why_not_run(config, items[0][1].node_config)
-        if half is None or reason:
+        if reason:
             return _refused(dict.fromkeys(range(len(items)), reason), is_forced)
+        assert isinstance(app, GroupClientApp)
         opened, keys, refused = [], [], {}
         broadcasts = Broadcasts(app)
         for place, (message, context) in enumerate(items):
@@ -155,11 +155,11 @@ class Stacker:
             opened.append(
                 Opened(place, message, context, client, store, download, spent)
             )
-            keys.append((*key, half.key(client)))
+            keys.append((*key, app.stack_key(client)))
         answers = _refused(refused, is_forced)
         for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
             try:
-                found = self._train_cohort(app, half, cohort, is_whole=is_whole)
+                found = self._train_cohort(app, cohort, is_whole=is_whole)
             except Exception as error:
                 if is_forced:
                     raise
@@ -208,8 +208,7 @@ class Stacker:
 
     def _train_cohort(
         self,
-        app: FglClientApp,
-        half: StackedHalf,
+        app: GroupClientApp,
         opened: Sequence[Opened],
         *,
         is_whole: bool,
@@ -220,7 +219,7 @@ class Stacker:
         settings = round_settings(opened[0].message.content)
         server_round = int(settings["server-round"])  # type: ignore[arg-type]
         cohort = Cohort(clients, self._data(clients), server_round, is_whole=is_whole)
-        result = half.fit(cohort, [one.download for one in opened])
+        result = app.fit_group(cohort, [one.download for one in opened])
         seconds = {"train": (time.perf_counter() - clock) / len(opened)}
         found: Sequence[dict[str, Scores] | None] = [None] * len(opened)
         if settings["evaluate"]:
@@ -262,7 +261,7 @@ class Stacker:
     ) -> dict[int, Answer]:
         """Evaluate global models, and models that clients have trained before."""
         config = app.session.config(items[0][1])
-        if load_stacked(app) is None or why_not_run(config, items[0][1].node_config):
+        if not is_stackable(app) or why_not_run(config, items[0][1].node_config):
             return {}
         opened, keys = [], []
         shared: dict[int, Mapping[str, Tensor]] = {}
@@ -306,7 +305,7 @@ class Stacker:
         modes = round_settings(opened[0].message.content)["modes"]
         scores: list[dict[str, dict[str, Scores]]] = [{} for _ in opened]
         for mode in modes:  # type: ignore[union-attr]
-            states = opened[0].download if mode == "global" else cohort.stored_models()
+            states = opened[0].download if mode == "global" else cohort.stored()
             model: Backbone = cohort.build_model(states)
             for mine, found in zip(scores, cohort.evaluate(model), strict=True):
                 mine[str(mode)] = found
@@ -322,6 +321,11 @@ class Stacker:
             )
             for one, mine in zip(opened, scores, strict=True)
         }
+
+
+def is_stackable(app: FglClientApp) -> bool:
+    """Return whether the class of a client half itself declares ``stacked``."""
+    return bool(vars(type(app)).get("stacked"))
 
 
 def _holds_backbone(client: Client) -> bool:

@@ -60,15 +60,23 @@ def test_the_contrast_of_the_views_by_hand() -> None:
     first = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     second = torch.tensor([[3.0, 0.0], [3.0, 4.0]])
     # cosines 1, 0 | 0.6, 0.8: log(1 + e^−2) = 0.126928, log(1 + e^−0.4) = 0.513015
-    value = view_contrast(first, second, tau=0.5)
+    both = torch.ones(1, 2).bool()
+    value = view_contrast(first[None], second[None], both, tau=0.5)
     assert float(value) == pytest.approx((0.126928 + 0.513015) / 2, abs=1e-6)
 
 
 def test_the_contrast_of_a_single_class_is_zero() -> None:
     first = torch.randn(1, 3, requires_grad=True)
-    loss = view_contrast(first, torch.randn(1, 3), tau=0.5)
+    one, other = first[None], torch.randn(1, 1, 3)
+    loss = view_contrast(one, other, torch.ones(1, 1).bool(), tau=0.5)
     loss.backward()  # type: ignore[no-untyped-call]
     assert float(loss.detach()) == 0
+
+
+def loss_of_one(h: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """Return the edge loss of one client."""
+    client, real = torch.zeros_like(pairs[0]), torch.ones(1, len(h)).bool()
+    return edge_loss(h[None], pairs, client, real).squeeze(0)
 
 
 def test_the_edge_loss_by_hand() -> None:
@@ -77,7 +85,7 @@ def test_the_edge_loss_by_hand() -> None:
         [[math.sqrt(math.log(3)), 0.0], [math.sqrt(math.log(3)), 0.0], [0, 0]]
     )
     expected = 0.5 * (math.log(4 / 3) + math.log(2))
-    value = edge_loss(h, torch.tensor([[0], [1]]))
+    value = loss_of_one(h, torch.tensor([[0], [1]]))
     assert float(value) == pytest.approx(expected, abs=1e-6)
 
 
@@ -89,7 +97,7 @@ def test_the_edge_loss_and_its_gradient_are_those_of_the_dense_matrix(
     pairs = union_pairs(11, torch.randint(0, 11, (2, 20), generator=generator))
     ours = torch.randn(11, 3, generator=generator).requires_grad_()
     dense = ours.detach().clone().requires_grad_()
-    one, other = edge_loss(ours, pairs), dense_loss(dense, pairs)
+    one, other = loss_of_one(ours, pairs), dense_loss(dense, pairs)
     torch.testing.assert_close(one, other)
     one.backward()  # type: ignore[no-untyped-call]
     other.backward()  # type: ignore[no-untyped-call]
@@ -105,7 +113,7 @@ def test_the_edge_loss_is_finite_without_edges_or_without_other_pairs(
     number: int, pairs: list[tuple[int, int]]
 ) -> None:
     h = torch.ones(number, 2, requires_grad=True)
-    loss = edge_loss(h, torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T)
+    loss = loss_of_one(h, torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T)
     loss.backward()  # type: ignore[no-untyped-call]
     assert h.grad is not None
     assert bool(h.grad.isfinite().all())

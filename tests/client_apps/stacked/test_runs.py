@@ -16,8 +16,11 @@ from flower_fgl import METHODS, resume, simulate
 from flower_fgl.client_apps.dispatch import FEW, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
-from flower_fgl.client_apps.stacked.half import load_stacked
-from flower_fgl.client_apps.stacked.handling import Stacker, finite_clients
+from flower_fgl.client_apps.stacked.handling import (
+    Stacker,
+    finite_clients,
+    is_stackable,
+)
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.transforms import canonical
 from flower_fgl.methods import parse_config
@@ -152,7 +155,7 @@ def test_the_list_of_methods_that_can_be_stacked() -> None:
     able = [
         name
         for name, row in METHODS.items()
-        if load_stacked(row.load_client_app()(session)) is not None
+        if is_stackable(row.load_client_app()(session))
     ]
     assert able == sorted([*STACKED, *ONE_SHOT])
 
@@ -387,9 +390,9 @@ def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -
     seen: list[int] = []
     train = Stacker._train_cohort
 
-    def counted(self: Any, app: Any, half: Any, opened: Any, **given: Any) -> Any:
+    def counted(self: Any, app: Any, opened: Any, **given: Any) -> Any:
         seen.append(len(opened))
-        return train(self, app, half, opened, **given)
+        return train(self, app, opened, **given)
 
     monkeypatch.setattr(Stacker, "_train_cohort", counted)
     synthetic = {**SMALL["synthetic"], "nodes": 640}

@@ -1,4 +1,4 @@
-"""The stacked terms of FGGP equal those of each client."""
+"""The terms of FGGP of many clients equal those of each client."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms.prototypes import graph_views
 from flower_fgl.algorithms.prototypes.graph_views import (
     edge_loss,
     union_pairs,
     view_contrast,
 )
-from flower_fgl.client_apps.stacked import fggp as module
-from flower_fgl.client_apps.stacked.fggp import edge_losses, view_contrasts
 
 SIZES = [6, 4, 1, 2]
 P = 3
@@ -34,13 +33,21 @@ def test_edge_losses_and_gradients_equal_those_of_each_client(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # blocks of all clients, of two clients, and of less than one
-    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(graph_views, "BLOCK", block)
     h, real, pairs = clients()
     flat = torch.cat([p + k * max(SIZES) for k, p in enumerate(pairs)], dim=1)
     client = torch.tensor([k for k, p in enumerate(pairs) for _ in range(p.shape[1])])
-    found = edge_losses(h, flat, client, real)
-    alone = [edge_loss(rows[:n], p) for rows, n, p in zip(h, SIZES, pairs, strict=True)]
-    expected = torch.stack(alone)
+    found = edge_loss(h, flat, client, real)
+    alone = [
+        edge_loss(
+            rows[None, :n],
+            p,
+            torch.zeros_like(p[0]),
+            torch.ones(1, n, dtype=torch.bool),
+        )
+        for rows, n, p in zip(h, SIZES, pairs, strict=True)
+    ]
+    expected = torch.cat(alone)
     torch.testing.assert_close(found, expected)
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     slopes = [
@@ -56,12 +63,12 @@ def test_view_contrasts_and_gradients_equal_those_of_each_client() -> None:
         torch.randn(3, 4, P, generator=draw, requires_grad=True) for _ in range(2)
     )
     present = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0]]).bool()
-    found = view_contrasts(first, second, present, tau=0.5)
+    found = view_contrast(first, second, present, tau=0.5)
     alone = [
-        view_contrast(f[p], s[p], tau=0.5)
+        view_contrast(f[None, p], s[None, p], p[None, p], tau=0.5)
         for f, s, p in zip(first, second, present, strict=True)
     ]
-    expected = torch.stack(alone)
+    expected = torch.cat(alone)
     torch.testing.assert_close(found, expected)
     for one, other in zip(
         torch.autograd.grad(found.sum(), (first, second)),
@@ -76,7 +83,7 @@ def test_absent_classes_that_are_zero_give_no_nan() -> None:
     means[0, 0] = 1.0
     means.requires_grad_()
     present = torch.tensor([[True, False, False]])
-    loss = view_contrasts(means, means, present, tau=0.5)
+    loss = view_contrast(means, means, present, tau=0.5)
     (slope,) = torch.autograd.grad(loss.sum(), means)
     assert loss.tolist() == [0.0]
     assert torch.isfinite(slope).all()

@@ -1,0 +1,407 @@
+"""``Group``: the clients that a client half trains at once, many or one.
+
+A client half that derives from :class:`GroupClientApp` is written once, for K clients. A
+:class:`~flower_fgl.client_apps.stacked.cohort.Cohort` trains many as one stack: weights and
+representations have a leading dimension K. :class:`Single` is one client, K = 1, with the
+network and the training loop of :class:`~flower_fgl.client_apps.runtime.client.Client`; its
+weights and representations have no leading dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.runtime.training import TrainingSet, load_state
+from flower_fgl.core.seeds import torch_generator
+from flower_fgl.protocols.fedavg import Weights
+
+if TYPE_CHECKING:
+    from flower_fgl.client_apps.runtime.client import Client
+    from flower_fgl.nn import Backbone, GraphInput
+    from flower_fgl.nn.embedding_recorder import RecordingBackbone
+    from flower_fgl.protocols.base import Payload
+
+__all__ = [
+    "Group",
+    "GroupClientApp",
+    "GroupFit",
+    "Rows",
+    "RowsLoss",
+    "Single",
+    "cross_entropy",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Training items of K clients: those of one optimizer step, or all.
+
+    Parameters
+    ----------
+    index : Tensor of shape (t,), int64
+        Rows of the representations (K·n, p), client by client.
+    client : Tensor of shape (t,), int64
+        Client of each row, 0 to K − 1.
+    labels : Tensor of shape (t,), int64
+        Classes.
+    num_clients : int
+        K.
+    """
+
+    index: Tensor
+    client: Tensor
+    labels: Tensor
+    num_clients: int
+
+    @classmethod
+    def of_one(cls, index: Tensor, labels: Tensor) -> Rows:
+        """Return the rows of one client."""
+        return cls(index, torch.zeros_like(index), labels, 1)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """Rows of each client, of shape (K,), int64."""
+        if self.num_clients == 1:
+            return self.index.new_full((1,), len(self.index))
+        return torch.bincount(self.client, minlength=self.num_clients)
+
+    @cached_property
+    def share(self) -> Tensor:
+        """One divided by the number of rows of a row's client, of shape (t,)."""
+        return 1 / self.count.clamp(min=1)[self.client]
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add the values (t, ...) of each client: (K, ...)."""
+        if self.num_clients == 1:
+            return values.sum(0, keepdim=True)
+        shape = (self.num_clients, *values.shape[1:])
+        return values.new_zeros(shape).index_add(0, self.client, values)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average the values (t,) of each client: (K,)."""
+        if self.num_clients == 1:
+            return values.mean(0, keepdim=True)
+        return self.sum(values * self.share)
+
+    def pick(self, h: Tensor) -> Tensor:
+        """Select the rows (t, p) of representations (K, n, p), of one client (n, p)."""
+        return h.flatten(0, -2).index_select(0, self.index)
+
+    def select(self, places: Tensor) -> Rows:
+        """Return the rows at some places, client by client."""
+        return Rows(
+            self.index[places],
+            self.client[places],
+            self.labels[places],
+            self.num_clients,
+        )
+
+    def embedded(self, model: RecordingBackbone) -> tuple[Tensor, Rows]:
+        """Return the embeddings (t', p) that the last step computed, and their rows.
+
+        These are all rows, or those of the step if it read some graphs of a batch.
+        """
+        if model.items is None:
+            return self.pick(model.embedding), self
+        return model.embedding, self.select(torch.searchsorted(self.index, model.items))
+
+    def cells(self, num_classes: int) -> Tensor:
+        """Return client · C + class of each row, of shape (t,)."""
+        return self.client * num_classes + self.labels
+
+    def class_counts(self, num_classes: int) -> Tensor:
+        """Count the rows of each client and class: (K, C)."""
+        size = self.num_clients * num_classes
+        found = torch.bincount(self.cells(num_classes), minlength=size)
+        return found.view(self.num_clients, num_classes)
+
+
+RowsLoss = Callable[[Tensor, Rows], Tensor]
+"""Loss that replaces the cross-entropy of a step: takes logits (t, C) of the rows and the
+rows, returns one loss per client, (K,)."""
+
+
+@dataclass(frozen=True)
+class GroupFit:
+    """Result of the local training of K clients.
+
+    Parameters
+    ----------
+    model : Backbone
+        The personalized models.
+    uploads : sequence of Payload
+        Payload of each client for the server.
+    losses : sequence of float
+        Training loss of each client.
+    records : callable, optional
+        Returns ``to_record()`` of all uploads, packed at once.
+    """
+
+    model: Backbone
+    uploads: Sequence[Payload]
+    losses: Sequence[float]
+    records: Callable[[], list[RecordDict]] | None = None
+
+
+class Group(ABC):
+    """K clients that train in one exchange, all with the same settings.
+
+    ``rows`` are all their training items, ``inputs`` their training graphs.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        server_round: int | None,
+        inputs: GraphInput,
+        rows: Rows,
+    ) -> None:
+        self.clients, self.server_round = clients, server_round
+        self.inputs, self.rows = inputs, rows
+        self.config, self.device = clients[0].config, clients[0].device
+        self.num_classes = clients[0].data.num_classes
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @abstractmethod
+    def build_model(
+        self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
+    ) -> Backbone:
+        """Build the backbone with copies of one state, or of one per client."""
+
+    @abstractmethod
+    def receive(
+        self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
+    ) -> Backbone:
+        """Build the network with the received weights, see :meth:`Client.receive`."""
+
+    @abstractmethod
+    def train(
+        self,
+        model: Backbone,
+        *,
+        epochs: int | None = None,
+        data_loss: RowsLoss | None = None,
+        penalty: Callable[[], Tensor] | None = None,
+        purpose: str = "training",
+    ) -> list[float]:
+        """Train a network of :meth:`build_model`, or a wrapper of it, in place.
+
+        Parameters
+        ----------
+        model, epochs, purpose
+            As in :meth:`Client.train`.
+        data_loss : RowsLoss, optional
+            Loss of the training items; by default that of the task.
+        penalty : callable, optional
+            Returns a term per client, of shape (K,), added to the loss.
+
+        Returns
+        -------
+        list of float
+            Mean loss of each client's last epoch; NaN without epochs.
+        """
+
+    @abstractmethod
+    def task_loss(self, model: Backbone, rows: Rows) -> Tensor:
+        """Return the differentiable loss of the task of each client: (K,)."""
+
+    @abstractmethod
+    def epoch(self, purpose: str) -> Group:
+        """Return the clients with the items of one epoch, if each epoch draws others."""
+
+    @property
+    @abstractmethod
+    def all_rows(self) -> Rows:
+        """All nodes, or graphs, of the training graphs, without labels (-1)."""
+
+    @abstractmethod
+    def exchanged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Leave out the weights that stay on a client, see :meth:`Client.shared`."""
+
+    @abstractmethod
+    def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return the part of each client of stacked tensors."""
+
+    @abstractmethod
+    def join(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Stack tensors of each client on the device; the inverse of :meth:`split`."""
+
+    @abstractmethod
+    def fit_of_weights(
+        self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
+    ) -> GroupFit:
+        """Return the result of a method that uploads these weights."""
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """Return the initial weights, the same for all clients of a backbone."""
+        return self.clients[0].build_model(initialise=True).state_dict()
+
+    def stored(self, group: str = "model") -> list[dict[str, Tensor]]:
+        """Return tensors of each client's state, by default of the model trained last."""
+        start = f"{group}/"
+        return [
+            {
+                name[len(start) :]: tensor
+                for name, tensor in client.state.tensors.items()
+                if name.startswith(start)
+            }
+            for client in self.clients
+        ]
+
+    def build_own(self) -> Backbone:
+        """Build the models trained last, the initial ones before the first training."""
+        own = self.stored()
+        if not all(own):
+            initial = self.initial_state()
+            own = [state or initial for state in own]
+        return self.build_model(own)
+
+    def generators(self, purpose: str) -> list[torch.Generator]:
+        """Return one CPU generator per client."""
+        assert self.server_round is not None
+        return [
+            torch_generator(
+                self.config.seed, self.server_round, client.partition_id, purpose
+            )
+            for client in self.clients
+        ]
+
+
+class Single(Group):
+    """One client. Without ``server_round`` it neither trains nor draws."""
+
+    def __init__(
+        self,
+        client: Client,
+        server_round: int | None = None,
+        items: TrainingSet | None = None,
+    ) -> None:
+        self._items = items = items or client.data.training
+        rows = Rows.of_one(items.index, items.labels)
+        super().__init__([client], server_round, items.inputs, rows)
+
+    def build_model(
+        self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
+    ) -> Backbone:
+        """Build the backbone, see :meth:`Group.build_model`."""
+        model = self.clients[0].build_model()
+        load_state(model, states if isinstance(states, Mapping) else states[0])
+        return model
+
+    def receive(
+        self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
+    ) -> Backbone:
+        """Build the network with the received weights."""
+        return self.clients[0].receive(downloads[0].tensors, build)
+
+    def train(
+        self,
+        model: Backbone,
+        *,
+        epochs: int | None = None,
+        data_loss: RowsLoss | None = None,
+        penalty: Callable[[], Tensor] | None = None,
+        purpose: str = "training",
+    ) -> list[float]:
+        """Train the network, see :meth:`Group.train`."""
+        assert self.server_round is not None
+        loss = self.clients[0].train(
+            model,
+            self.server_round,
+            epochs=epochs,
+            data_loss=self.of_step(data_loss),
+            penalty=penalty and (lambda: penalty().sum()),
+            purpose=purpose,
+        )
+        return [loss]
+
+    def of_step(
+        self, data_loss: RowsLoss | None
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        """Return a loss as :meth:`Client.train` takes it."""
+        if data_loss is None:
+            return None
+
+        def loss(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+            is_whole = index is self.rows.index
+            rows = self.rows if is_whole else Rows.of_one(index, labels)
+            return data_loss(logits, rows).sum()
+
+        return loss
+
+    def task_loss(self, model: Backbone, rows: Rows) -> Tensor:
+        """Return the loss of the task, (K,)."""
+        logits = self._items.logits(model, rows.index)
+        loss = self.clients[0].task_loss()
+        if loss is None:
+            return F.cross_entropy(logits, rows.labels)[None]
+        return loss(logits, rows.labels, rows.index)[None]
+
+    def epoch(self, purpose: str) -> Single:
+        """Return the clients with the items of one epoch."""
+        items = self._items.epoch(self.generators(purpose)[0])
+        return Single(self.clients[0], self.server_round, items)
+
+    @cached_property
+    def all_rows(self) -> Rows:
+        """All nodes, or graphs, without labels (-1)."""
+        inputs = self.inputs
+        count = inputs.num_nodes if inputs.batch is None else inputs.num_graphs
+        index = torch.arange(count, device=self.device)
+        return Rows.of_one(index, torch.full_like(index, -1))
+
+    def exchanged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights that are exchanged."""
+        return self.clients[0].shared(tensors)
+
+    def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return the part of each client."""
+        return [dict(tensors)]
+
+    def join(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Stack the tensors of each client."""
+        return {name: tensor.to(self.device) for name, tensor in states[0].items()}
+
+    def fit_of_weights(
+        self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
+    ) -> GroupFit:
+        """Return the result of a method that uploads these weights."""
+        return GroupFit(model, [Weights(self.exchanged(tensors))], losses)
+
+
+class GroupClientApp(FglClientApp):
+    """Base of the client halves that are written for a :class:`Group` of clients.
+
+    A class that sets ``stacked`` also trains many clients as one stack. A contract test
+    compares both for every method: they must compute the same, up to rounding.
+    """
+
+    def stack_key(self, client: Client) -> Hashable:
+        """Return what else the clients of one stack must have in common."""
+        return ()
+
+    def fit(self, client: Client, server_round: int, download: Any) -> Fit:
+        """Train one client."""
+        result = self.fit_group(Single(client, server_round), [download])
+        return Fit(result.model, result.uploads[0], result.losses[0])
+
+    @abstractmethod
+    def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
+        """Train the clients; a broadcast is one object for all of them."""
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each row."""
+    return F.cross_entropy(logits, labels, reduction="none")
