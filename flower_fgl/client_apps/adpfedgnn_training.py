@@ -50,24 +50,11 @@ log = logging.getLogger(__name__)
 class LocalTraining:
     """Training of one client in one round, ADPFedGNN Algorithm 1.
 
-    Parameters
-    ----------
-    client : Client
-        Its state holds optimizer moments, the replay buffer and former losses.
-    server_round : int
-        Seeds batches, neighbours, actions and dropout.
-    net : TwoBranchNet
-        Trained in place.
-    networks : torch.nn.ModuleDict
-        ``agent`` and ``estimator``, if the settings use them; trained in place.
-
-    Attributes
-    ----------
-    gradients : Tensor of shape (2, P), float
-        Sums of the gradients of Eq. (13), without its last term, with respect to the
-        effective weights of the global and the local branch.
-    seconds : dict of str to float
-        Seconds spent in sampling, in the agent and in forward and backward passes.
+    The client's state holds optimizer moments, the replay buffer and former losses.
+    ``networks`` are ``agent`` and ``estimator``, if the settings use them. ``gradients``
+    (2, P) are sums of the gradients of Eq. (13), without its last term, with respect to
+    the effective weights of the global and the local branch; ``seconds`` those of
+    sampling, the agent, and forward and backward passes.
     """
 
     def __init__(

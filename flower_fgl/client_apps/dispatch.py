@@ -40,13 +40,7 @@ numbers as the other engines to the last bit; stacking so few saves little."""
 
 
 class Dispatcher:
-    """Hand messages to the client half that the run config's ``method`` names.
-
-    Parameters
-    ----------
-    session : Session, optional
-        Per-process cache shared by all messages.
-    """
+    """Hand messages to the client half that the run config's ``method`` names."""
 
     def __init__(self, session: Session | None = None) -> None:
         self._session = session or Session()
@@ -55,14 +49,7 @@ class Dispatcher:
         self._stacker: Stacker | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Handle one message.
-
-        Raises
-        ------
-        FglError
-            If the settings are wrong or the message cannot be handled. For any other
-            error the traceback is logged once.
-        """
+        """Handle one message; log the traceback of errors other than FglError once."""
         is_describe = message.metadata.message_type == f"{MessageType.QUERY}.{DESCRIBE}"
         if is_describe:
             _log_floors(context.node_config)
@@ -92,21 +79,11 @@ class Dispatcher:
             raise self._wrapped(error, config.method, context) from error
 
     def handle_all(self, items: Sequence[tuple[Message, Context]]) -> list[Message]:
-        """Handle the messages of one exchange to clients of this process.
+        """Handle the messages of one exchange to clients of this process, in their order.
 
         With the setting ``stacked`` clients train and are evaluated together where they
-        can; the others are handled one after the other.
-
-        Parameters
-        ----------
-        items : sequence of (Message, Context)
-            Each client's message and context.
-
-        Returns
-        -------
-        list of Message
-            Replies in the order of ``items``. An exception of a client becomes an error
-            reply.
+        can; the others are handled one after the other. An exception of a client becomes
+        an error reply.
         """
         answers = self._stacked(items)
         replies = []

@@ -31,20 +31,7 @@ class Episodes:
 
 
 def ranks_in_class(sorted_labels: Tensor, num_classes: int) -> Tensor:
-    """Count the nodes within each class, from 0.
-
-    Parameters
-    ----------
-    sorted_labels : Tensor of shape (n,), int64
-        Classes, ascending.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (n,), int64
-        Position of each node within its class.
-    """
+    """Return each node's position in its class, from 0; labels (n,) are ascending."""
     count = torch.bincount(sorted_labels, minlength=num_classes)
     start = count.cumsum(0) - count
     place = torch.arange(len(sorted_labels), device=sorted_labels.device)
@@ -61,23 +48,12 @@ def draw_episodes(
     queries: int,
     generator: torch.Generator,
 ) -> Episodes:
-    """Draw classes, and disjoint support and query nodes of each class.
+    """Draw B ``episodes`` of classes, with disjoint support and query nodes of each class.
 
     A class has ``shots`` support nodes, but leaves at least one node for the queries. A
-    class of a single node has it in the support set and has no query.
-
-    Parameters
-    ----------
-    labels : Tensor of shape (n,), int64
-        Classes of the training nodes, n at least 1.
-    num_classes : int
-        C.
-    episodes : int
-        B.
-    ways, shots, queries : int, positive
-        Maximum numbers of classes per episode, and of support and query nodes per class.
-    generator : torch.Generator
-        On the CPU.
+    class of a single node has it in the support set and has no query. ``ways``, ``shots``
+    and ``queries`` are the largest numbers of classes per episode, and of support and
+    query nodes per class. The generator is on the CPU.
     """
     device, size = labels.device, len(labels)
     own = torch.unique(labels)

@@ -31,19 +31,9 @@ Client = AnyClient[FedLogSettings]
 class LocalLearner:
     """One round of a client's training: FedLoG's local fitting and generalisation.
 
-    Parameters
-    ----------
-    client : Client
-        Holds the training nodes, the settings, γ_k and the prompt generators.
-    network : FedLogBranchNet
-        Trained in place.
-    nodes : Tensor of shape (C·s, d), float32, or None
-        X^g; ``None`` before the server has made them.
-
-    Raises
-    ------
-    PayloadError
-        If there are synthetic nodes, but the client never received prompt generators.
+    ``nodes`` (C·s, d) are X^g, ``None`` before the server has made them. The client holds
+    γ_k and the prompt generators; PayloadError if it never received any, but there are
+    synthetic nodes.
     """
 
     def __init__(
@@ -72,15 +62,11 @@ class LocalLearner:
             self.prompts = {name: group[name].to(device) for name in group}
 
     def train(self, server_round: int) -> float:
-        """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps.
+        """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps; return the last loss.
 
+        It is the mean of the last epoch.
         With ``check-every`` the network keeps the weights and learnable nodes best on the
         validation nodes; γ keeps its value after the last step.
-
-        Returns
-        -------
-        float
-            Mean loss of the last epoch.
         """
 
         def run(
@@ -143,18 +129,9 @@ class LocalLearner:
         return loss + self.method_config.beta * node_norm(nodes, kind=kind)
 
     def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h_v and n_v of a batch of training nodes, FedLoG Eqs. (1) and (7).
+        """Return h_v and n_v (b, E) of distinct training nodes, FedLoG Eqs. (1) and (7).
 
         A small batch is embedded from its computation graph instead of the whole graph.
-
-        Parameters
-        ----------
-        index : Tensor of shape (b,), int64
-            Distinct training nodes.
-
-        Returns
-        -------
-        h, around : Tensor of shape (b, E), float32
         """
         reach = self.network.encoder.reach
         part = None if reach is None else self.data.field_of(reach + 1, index)

@@ -146,14 +146,8 @@ class FedPANOClientApp(FglClientApp):
 class Trainer:
     """Local training of one client in one round, steps 5 to 7 of Algorithm 1.
 
-    Parameters
-    ----------
-    client : Client
-        Its state stores optimizer moments with ``optimizer-state = "keep"``.
-    parts : Parts
-        Trained in place.
-    server_round : int
-        Seeds the noise.
+    The client's state stores optimizer moments with ``optimizer-state = "keep"``; the
+    ``parts`` are trained in place.
     """
 
     def __init__(self, client: Client, parts: Parts, server_round: int) -> None:
@@ -179,18 +173,10 @@ class Trainer:
         }
 
     def run(self, epochs: int) -> dict[str, float]:
-        """Train for a number of epochs.
+        """Train for full-batch steps of each kind; return the losses of the last epoch.
 
-        Parameters
-        ----------
-        epochs : int
-            Full-batch steps of each kind.
-
-        Returns
-        -------
-        dict of str to float
-            The losses of the last epoch by the names in ``LOSSES``, and the ``spread`` of
-            the synthetic nodes; only those that the variant has.
+        They are named as in ``LOSSES``, with the ``spread`` of the synthetic nodes; only
+        those that the variant has.
         """
         self.restore_moments()
         self.parts.personal.train()
@@ -244,10 +230,7 @@ class Trainer:
     def synthetic(self, h: Tensor) -> Tensor:
         """Generate ĥ (n, m, H) by Eq. (6) or variant nG from h of :meth:`represent`.
 
-        Raises
-        ------
-        FglError
-            If the generator returns non-finite values for finite ``h``.
+        FglError if the generator returns non-finite values for finite ``h``.
         """
         nodes = h[self.part.index]
         noise = self.draw_noise()

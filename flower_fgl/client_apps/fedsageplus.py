@@ -225,14 +225,8 @@ def train_generator(
 ) -> NeighbourGenerator:
     """Take ``GENERATOR_EPOCHS`` steps on the client's own loss and the others' gradient.
 
-    Parameters
-    ----------
-    client : Client
-        Holds the graph and the generator.
-    step : int
-        Round of generator training, from 1.
-    gradient : mapping of str to Tensor
-        Mean gradient of fGen from the other clients; empty if there is none.
+    ``gradient`` is the mean gradient of fGen from the other clients, or empty; ``step``
+    the round of generator training, from 1.
     """
     method_config, data = client.config.method_config, client.data.training
     network, impaired = open_generator(client), impaired_of(client)
@@ -284,18 +278,9 @@ def feedback_on(client: Client, shown: GeneratorState) -> FeatureGradient:
 def judge_generator(client: Client, shown: GeneratorState) -> dict[str, Tensor]:
     """Compute the gradient of another client's feature loss against this client's nodes.
 
-    Parameters
-    ----------
-    client : Client
-        Its training graph's features are the targets of the loss.
-    shown : GeneratorState
-        fGen and inputs of the other client.
-
-    Returns
-    -------
-    dict of str to Tensor
-        Gradient of every weight of fGen, on the CPU; empty if ``shown`` is empty, and zero
-        if the client has fewer nodes than ``min-class-count``.
+    The features of its training graph are the targets of the loss. The gradient of every
+    weight of fGen is on the CPU; empty if ``shown`` is empty, and zero if the client has
+    fewer nodes than ``min-class-count``.
     """
     if not len(shown.counts):
         return {}

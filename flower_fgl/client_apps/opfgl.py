@@ -108,13 +108,7 @@ class OPFGLClientApp(FglClientApp):
     def personalise(
         self, client: Client, server_round: int, download: GraphDownload
     ) -> Fit:
-        """Train both stages.
-
-        Raises
-        ------
-        PayloadError
-            If the download contains no pseudo-graph.
-        """
+        """Train both stages; PayloadError if the download contains no pseudo-graph."""
         if not len(download.graph.labels):
             raise PayloadError("the download contains no pseudo-graph")
         clock = time.perf_counter()
@@ -141,15 +135,10 @@ class OPFGLClientApp(FglClientApp):
     def train_global(
         self, client: Client, graph: PseudoGraph
     ) -> tuple[Backbone, float]:
-        """Train M_G on the pseudo-graph, stage 1, Eq. (16).
+        """Train M_G on the pseudo-graph, stage 1, Eq. (16); return it and the last loss.
 
-        Returns
-        -------
-        model : Backbone
-            Best on the client's validation nodes. All clients of one backbone start from
-            the same weights.
-        loss : float
-            Of the last step.
+        It is the best on the client's validation nodes. All clients of one backbone start
+        from the same weights.
         """
         model = client.build_model(initialise=True)
         inputs = pseudo_input(graph).to(client.device)
@@ -165,14 +154,9 @@ class OPFGLClientApp(FglClientApp):
     def train_personal(
         self, client: Client, teacher: Backbone
     ) -> tuple[Backbone, float]:
-        """Train M_k on the client's graph, stage 2, Eqs. (17)-(19).
+        """Train M_k on the client's graph, stage 2, Eqs. (17)-(19); return it and its loss.
 
-        Returns
-        -------
-        model : Backbone
-            Best on the client's validation nodes.
-        loss : float
-            Of the last step.
+        It is the best on the client's validation nodes.
         """
         method_config, variant = client.config.method_config, variant_of(client)
         model = client.build_model(initialise=True)

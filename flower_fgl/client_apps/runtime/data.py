@@ -157,28 +157,11 @@ def open_client_data(
     device: torch.device,
     agreement: ClassAgreement | None = None,
 ) -> ClientData:
-    """Load the graph named in the node config.
+    """Load the graph named in the node config: ``graph``, or a partition of a dataset.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Data settings.
-    context : Context
-        Its node config holds either ``graph`` (a data owner's file) or ``partition-id``
-        and ``num-partitions``.
-    device : torch.device
-        Device of the tensors.
-    agreement : ClassAgreement, optional
-        Number and class names agreed with a data owner. Without it the graph keeps its own
-        class order.
-
-    Raises
-    ------
-    DataError
-        If the graph cannot be loaded. For a data owner's file the message reveals no
-        content, since the server receives it; the log of this node has the details.
-    RunError
-        If the node config is malformed.
+    Without an agreement a data owner's graph keeps its own class order. The DataError of
+    a data owner's file reveals no content, since the server receives it; the log of this
+    node has the details.
     """
     node = context.node_config
     if "graph" in node:
@@ -215,12 +198,8 @@ def open_client_data(
 def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
     """Return a value that changes when the graph file of a node config changes.
 
-    Returns
-    -------
-    tuple of (str, int, int)
-        Name, bytes and modification time (nanoseconds) of the file, or of every file of
-        the folder, and of ``id-key``; empty without ``graph``, or if the file does not
-        exist.
+    It holds name, bytes and modification time (nanoseconds) of the file, or of every file
+    of the folder, and of ``id-key``; it is empty without ``graph`` or such a file.
     """
     if "graph" not in node:
         return ()
@@ -238,16 +217,9 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
 
 
 def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
-    """Read ``partition-id`` and ``num-partitions`` of a node.
+    """Read ``partition-id`` and ``num-partitions``; RunError if they are no partition.
 
-    Raises
-    ------
-    RunError
-        If one of them is missing or not a whole number, or the partition does not exist.
-
-    Notes
-    -----
-    1. A data owner may omit both; the server then assigns its partition-id.
+    A data owner may omit both; the server then assigns its partition-id.
     """
     if "graph" in node and not {"partition-id", "num-partitions"} & node.keys():
         return UNNUMBERED, 0

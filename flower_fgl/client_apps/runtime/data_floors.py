@@ -21,21 +21,9 @@ __all__ = ["SplitRecord", "broken_by_data"]
 def broken_by_data(
     node: NodeSettings, config: RunConfig, data: ClientData
 ) -> list[str]:
-    """Compare what a run makes of a node's graph with the floors of its owner.
+    """Return a phrase for each floor that a run breaks on a node's graph with its split.
 
-    Parameters
-    ----------
-    node : NodeSettings
-        The owner's limits.
-    config : RunConfig
-        Settings of the run.
-    data : ClientData
-        The graph with the split of the run.
-
-    Returns
-    -------
-    list of str
-        One phrase for each broken floor, without any number of the graph.
+    No phrase holds a number of the graph.
     """
     found = []
     if data.graph.replaces_split and node.own_split:
@@ -63,12 +51,7 @@ def broken_by_data(
 def fewest_members(data: ClientData, name: str) -> int:
     """Return the smallest number of items of a class in a training or scored set.
 
-    Parameters
-    ----------
-    data : ClientData
-        The graph; sets without items do not count.
-    name : str
-        Class; 0 if the graph does not have it.
+    Sets without items do not count; 0 if the graph does not have the class.
     """
     if name not in data.graph.class_names or data.graph.graph.targets is not None:
         return 0

@@ -36,13 +36,7 @@ __all__ = [
 
 
 def read_agreement(message: Message) -> ClassAgreement | None:
-    """Return the agreement with the data owners, if the message holds one.
-
-    Raises
-    ------
-    PayloadError
-        If the agreement is malformed.
-    """
+    """Return the agreement with the data owners, if the message holds one."""
     if AGREEMENT not in message.content:
         return None
     return ClassAgreement.from_record(message.content)
@@ -51,16 +45,8 @@ def read_agreement(message: Message) -> ClassAgreement | None:
 def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
     """Return a client's partition-id and the number of partitions.
 
-    Returns
-    -------
-    tuple of two int
-        The agreed numbers, else those of the node config; -1 and 0 for a data owner that
-        the server has not numbered yet.
-
-    Raises
-    ------
-    RunError
-        If the node config is malformed.
+    They are the agreed numbers, else those of the node config; -1 and 0 for a data owner
+    that the server has not numbered yet.
     """
     # a node with a partition of a dataset has its number from its own node config
     if agreement is not None and "graph" in context.node_config:
@@ -91,13 +77,7 @@ def owner_key(node: Mapping[str, Scalar]) -> str:
 
 
 def check_description(description: Description) -> None:
-    """Check a description as the server will check it.
-
-    Raises
-    ------
-    PayloadError
-        If the server would refuse the description.
-    """
+    """Raise the PayloadError with which the server would refuse a description."""
     Description.from_record(description.to_record())
 
 
@@ -136,24 +116,10 @@ def describe(
 ) -> Description:
     """Describe a client's graph by counts that may leave the client.
 
-    Parameters
-    ----------
-    data : ClientData
-        The client's graph with its split.
-    place : tuple of two int
-        Partition-id and number of partitions; -1 and 0 if the server assigns them.
-    model : str
-        Backbone; empty if it depends on a partition-id that the server assigns.
-    name : str
-        Name of the data owner.
-    share_class_counts : bool
-        Whether the training nodes per class are included.
-    share_feature_names : bool
-        Whether the names of the features are included; else only their hash.
-    min_class_count : int
-        Classes with fewer training nodes are reported as 0.
-    public_key : bytes
-        Public key of secure aggregation, with which peers encrypt shares for this client.
+    ``place`` is -1 and 0 if the server assigns the partition-id; ``model`` is empty if it
+    depends on that. Without ``share_feature_names`` only a hash of the names is included.
+    Classes with fewer than ``min_class_count`` training nodes are reported as 0. Peers
+    encrypt shares of secure aggregation for this client with its ``public_key``.
     """
     graph = data.graph
     is_counted = share_class_counts and graph.graph.targets is None  # one class each

@@ -16,14 +16,9 @@ __all__ = ["EdgeTrainingSet", "LinkTrainingSet", "pair_training_set"]
 
 
 def pair_training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
-    """Return the training edges of a graph whose items are pairs.
+    """Return the training edges of a graph on the CPU; with ``pair_x``: edges to classify.
 
-    Parameters
-    ----------
-    graph : Graph
-        Graph on the CPU, with ``pairs``; with ``pair_x`` they are edges to classify.
-    inputs : GraphInput
-        Its model input on the client's device.
+    ``inputs`` is its model input on the client's device.
     """
     if graph.pair_x is None:
         return LinkTrainingSet.of(graph, inputs)
@@ -74,15 +69,7 @@ class LinkTrainingSet(TrainingSet):
 
     @classmethod
     def of(cls, graph: Graph, inputs: GraphInput) -> LinkTrainingSet:
-        """Return the training edges of a graph whose items are pairs.
-
-        Parameters
-        ----------
-        graph : Graph
-            Graph on the CPU, with ``pairs``.
-        inputs : GraphInput
-            Its model input on the client's device.
-        """
+        """Return the training edges of a graph on the CPU with ``pairs``, and its input."""
         assert graph.pairs is not None
         pairs = graph.pairs[:, graph.masks["train"]]
         index = torch.arange(pairs.shape[1], device=inputs.device)
@@ -98,13 +85,7 @@ class LinkTrainingSet(TrainingSet):
         )
 
     def epoch(self, generator: torch.Generator | None) -> LinkTrainingSet:
-        """Return the training edges and new negatives, as many as there are edges.
-
-        Parameters
-        ----------
-        generator : torch.Generator
-            CPU generator of the negatives.
-        """
+        """Return the training edges and as many new negatives, from a CPU generator."""
         if generator is None:
             raise ValueError("Link prediction needs a generator, to draw negatives.")
         number = len(self.known)

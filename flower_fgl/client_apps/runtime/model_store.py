@@ -62,22 +62,8 @@ def save_best_model(
 ) -> None:
     """Store the model of a round if no better one is stored.
 
-    Parameters
-    ----------
-    client : Client
-        The client.
-    context : Context
-        Flower's context of the client; its node config holds ``model-dir``.
-    model : Backbone
-        The personalized model.
-    scores : mapping of str to Scores
-        Scores by column; empty in rounds without evaluation.
-    server_round : int
-        The round.
-
-    Notes
-    -----
-    1. If the model cannot be written, a warning is logged and the round continues.
+    ``scores`` by column are empty in rounds without evaluation. If the model cannot be
+    written, a warning is logged and the round continues.
     """
     name = _client_name(context, client.partition_id)
     folder = model_folder(context.node_config, context.run_id, name)
@@ -112,25 +98,11 @@ def save_best_model(
 def copy_model_of_run(
     context: Context, partition_id: int, run_id: int, server_round: int
 ) -> None:
-    """Copy the best model of an interrupted run into the resumed run.
+    """Copy the best model of an interrupted run, ``run_id``, into the resumed run.
 
     A model of a round after the checkpoint is not copied, since that round runs again. A
-    model that this run has saved is never replaced: the server sends the query.
-
-    Parameters
-    ----------
-    context : Context
-        Flower's context of the resumed run.
-    partition_id : int
-        The client.
-    run_id : int
-        Flower's id of the interrupted run.
-    server_round : int
-        Round of the checkpoint.
-
-    Notes
-    -----
-    1. If the model cannot be copied, a warning is logged and the run resumes.
+    model that this run has saved is never replaced: the server sends the query. If the
+    model cannot be copied, a warning is logged and the run resumes.
     """
     name = _client_name(context, partition_id)
     before, now = (
@@ -160,22 +132,7 @@ def _client_name(context: Context, partition_id: int) -> str:
 
 
 def model_folder(node: Mapping[str, Scalar], run_id: int, name: str) -> Path | None:
-    """Return the folder of a client's model of a run.
-
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config.
-    run_id : int
-        Flower's run ID.
-    name : str
-        Name of the client.
-
-    Returns
-    -------
-    Path or None
-        ``None`` if the node stores no models.
-    """
+    """Return the folder of a client's model of a run, ``None`` if the node stores none."""
     folder = models_folder(node)
     if folder is None:
         return None

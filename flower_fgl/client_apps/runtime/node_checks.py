@@ -24,24 +24,10 @@ log = logging.getLogger(__name__)
 def check_node(
     node: Mapping[str, Scalar], config: RunConfig, *, creates: bool = True
 ) -> None:
-    """Raise the error with which a node refuses its own node config.
+    """Raise the RunError with which a node refuses its own node config.
 
-    The graph is not read here.
-
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config.
-    config : RunConfig
-        Settings of the run.
-    creates : bool
-        Whether missing folders, and the key of the identity, are created.
-
-    Raises
-    ------
-    RunError
-        If a key or value is wrong, a folder cannot be written, or with secure aggregation
-        the identity or the peers cannot be read.
+    The graph is not read here. Missing folders, and the key of the identity, are created
+    if ``creates``.
     """
     settings = parse_node_config(node)
     node_place(node)

@@ -24,18 +24,10 @@ def limited(
     loss: float | None,
     terms: Mapping[str, float] | None,
 ) -> tuple[ByMode, float | None, Mapping[str, float] | None]:
-    """Return the scores, the loss and the terms that a node sends, and None for others.
+    """Return the scores (by mode and column), the loss and the terms that a node sends.
 
-    Parameters
-    ----------
-    limits : NodeSettings
-        The floors ``scores``, ``min-scored-nodes`` and ``share-class-counts`` apply.
-    scores : mapping of str to (mapping of str to Scores)
-        Scores by mode and column.
-    loss : float or None
-        Training loss.
-    terms : mapping of str to float, or None
-        Terms of the loss and other numbers of the training.
+    The floors ``scores``, ``min-scored-nodes`` and ``share-class-counts`` apply; what is
+    not sent is ``None``.
 
     Notes
     -----

@@ -19,15 +19,8 @@ def rewind_client(session: Session, message: Message, context: Context) -> Messa
 
     The reply holds the round of the client's last training, 0 without a state.
 
-    A client rewinds at most once in a run, and before its first answer. Otherwise the
-    server could get a second answer to the same round.
-
-    Raises
-    ------
-    PayloadError
-        If the client has answered a message of this run.
-    RunError
-        If the data owner refuses the run.
+    A client rewinds at most once in a run, and before its first answer, else
+    PayloadError: the server could get a second answer to the same round.
     """
     if "graph" in context.node_config:
         session.open(message, context)  # checks the limits that depend on the graph

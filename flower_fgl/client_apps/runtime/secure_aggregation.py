@@ -51,18 +51,9 @@ SECURE = "secure-"
 def check_identity(node: Mapping[str, Scalar], *, creates: bool = True) -> None:
     """Reject a node config whose identity or peers cannot be used.
 
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config. ``identity`` is the absolute path of the owner's private key, created
-        if missing; ``peers`` that of the file of pinned public keys.
-    creates : bool
-        Whether a missing key is created.
-
-    Raises
-    ------
-    RunError
-        If a file cannot be read, or ``peers`` is given without ``identity``.
+    ``identity`` is the absolute path of the owner's private key, created if missing and
+    ``creates``; ``peers`` that of the file of pinned public keys. RunError if a file
+    cannot be read, or ``peers`` is given without ``identity``.
     """
     _pinned(node)
     if creates or os.path.exists(os.path.expanduser(str(node.get("identity", "")))):
@@ -107,27 +98,10 @@ def join(client: Client, store: StateStore, context: Context) -> bytes:
 def answer(session: Session, message: Message, context: Context) -> Message:
     """Answer a query: send a key or shares, confirm the sum, or reveal shares.
 
-    Parameters
-    ----------
-    session : Session
-        Per-process cache.
-    message : Message
-        Roster of a round, clients in its sum, confirmations of other clients, or an
-        empty message (key request).
-    context : Context
-        Flower's context of this client.
-
-    Returns
-    -------
-    Message
-        The reply; the client's new state is already stored.
-
-    Raises
-    ------
-    PayloadError
-        If secure aggregation is off, or the request is malformed or out of order.
-    RunError
-        If the identity or the file of peers cannot be read.
+    The message holds the roster of a round, clients in its sum or confirmations of
+    others; a request for a key is empty. The client's new state is stored before the
+    reply is returned. PayloadError if secure aggregation is off, or the request is
+    malformed or out of order.
     """
     config = session.config(context)
     if not config.secure_aggregation:
@@ -178,32 +152,11 @@ def pack_masked(
 ) -> RecordDict:
     """Mask an upload and pack it; without peers the result is empty.
 
-    Parameters
-    ----------
-    session : Session
-        Per-process cache, which opens the history of the client's sums.
-    client : Client
-        The client; its state changes and must be stored before the reply is sent.
-    context : Context
-        Flower's context of this client.
-    server_round : int
-        Round.
-    content : RecordDict
-        Content of the server's message.
-    upload : Payload
-        The method's upload.
-    download : Payload, optional
-        The download of the round, the origin of the clipping.
-    records : collection of str
-        Names of the download's records.
-    depends_on_download : bool
-        Whether another download changes the upload. If not, all sums of the method count as
-        sums of one download.
-
-    Raises
-    ------
-    PayloadError
-        If the upload cannot be masked, or the message holds arrays of no use.
+    The client's state changes and must be stored before the reply is sent. The download
+    is the origin of the clipping; ``records`` are the names of its records. If another
+    download does not change the upload, all sums of the method count as sums of one
+    download. PayloadError if the upload cannot be masked, or the message holds arrays of
+    no use.
     """
     if Peers.record not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()
@@ -256,23 +209,10 @@ def _noise_share(client: Client, upload: AdditivePayload, download: Any) -> Nois
 
 
 def download_digest(content: RecordDict, records: Collection[str]) -> bytes:
-    """Hash all arrays that the server sent, except those of secure aggregation.
+    """Hash (32 bytes) all arrays that the server sent, except those of secure aggregation.
 
-    Parameters
-    ----------
-    content : RecordDict
-        Content of a training message.
-    records : collection of str
-        Names of the download's records.
-
-    Returns
-    -------
-    bytes of length 32
-
-    Raises
-    ------
-    PayloadError
-        If there are other arrays: they would make equal downloads look different.
+    Other arrays than those of the download's ``records`` would make equal downloads look
+    different: PayloadError.
     """
     out = hashlib.sha256()
     for name, record in sorted(content.array_records.items()):

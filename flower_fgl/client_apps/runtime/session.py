@@ -67,12 +67,8 @@ def keep_freed_memory() -> bool:
 
     By default it returns large blocks to the operating system, which clears every page
     when a tensor of the next training step takes it again. That takes a third of a round
-    on Cora. Options of the environment (``MALLOC_…_``, ``GLIBC_TUNABLES``) have priority.
-
-    Returns
-    -------
-    bool
-        Whether the options were set; false without glibc.
+    on Cora. Options of the environment (``MALLOC_…_``, ``GLIBC_TUNABLES``) have priority;
+    false if nothing was set.
     """
     names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
     if not sys.platform.startswith("linux") or any(
@@ -92,10 +88,7 @@ def keep_freed_memory() -> bool:
 class DataCache:
     """The graphs that a process has opened; the least recently used is dropped first.
 
-    Parameters
-    ----------
-    limit : int
-        Largest number of bytes. The newest graph is always kept.
+    ``limit`` is in bytes. The newest graph is always kept.
     """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
@@ -172,18 +165,8 @@ FLOORS = ("floors that the data break",)
 class Session:
     """Per-process cache shared by all messages.
 
-    Parameters
-    ----------
-    graphs : DataCache
-        Opened graphs.
-    memory : MemoryStates or None
-        Client states of the local engine; ``None`` in the other engines.
-    configs : dict
-        Parsed run configs.
-    accepted : set
-        Pairs of a run config and a node config whose floors the run keeps.
-    nodes : dict
-        Parsed node configs.
+    ``memory`` holds the client states of the local engine and is ``None`` elsewhere;
+    ``accepted`` are pairs of a run config and a node config whose floors the run keeps.
     """
 
     graphs: DataCache = field(default_factory=DataCache)
@@ -211,14 +194,7 @@ class Session:
         """Return the checked settings; each run config is parsed once per process.
 
         Every message passes here, so that a server cannot lower a setting below a data
-        owner's floor after it described the client.
-
-        Raises
-        ------
-        ConfigError
-            If the run config is wrong.
-        RunError
-            If the node config is wrong, or the run is weaker than its floors.
+        owner's floor after it described the client: RunError if the run is weaker.
         """
         # comparing with the settings of the last message is faster than sorting them
         if self._last is None or self._last[0] != context.run_config:
@@ -234,13 +210,7 @@ class Session:
         return config
 
     def node(self, context: Context) -> NodeSettings:
-        """Return the checked node config; each is parsed once per process.
-
-        Raises
-        ------
-        RunError
-            If it is wrong.
-        """
+        """Return the checked node config; each is parsed once per process."""
         values = context.node_config
         key = tuple((name, type(value), value) for name, value in values.items())
         if key not in self.nodes:
@@ -256,21 +226,7 @@ class Session:
         loss: float | None = None,
         terms: Mapping[str, float] | None = None,
     ) -> MetricRecord:
-        """Pack loss, scores and seconds of a reply, as far as the node sends them.
-
-        Parameters
-        ----------
-        context : Context
-            Flower's context of the client, with the node config.
-        scores : mapping of str to (mapping of str to Scores)
-            Scores by mode and column.
-        seconds : mapping of str to float
-            Parts of the time.
-        loss : float, optional
-            Training loss.
-        terms : mapping of str to float, optional
-            Terms of the loss and other numbers of the training.
-        """
+        """Pack loss, scores and seconds of a reply, as far as the node sends them."""
         limits = self.node(context)
         if limits.hides_numbers:
             scores, loss, terms = limited(limits, scores, loss, terms)
@@ -292,11 +248,6 @@ class Session:
 
         It is in the node's ``state-dir``, for all runs. Without one it is in the client's
         state, which the caller stores.
-
-        Raises
-        ------
-        RunError
-            If the file cannot be read or written.
         """
         settings = self.node(context)
         is_fixed = settings.fixed_roster
@@ -351,24 +302,8 @@ class Session:
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Open a client's graph, settings and state.
 
-        Parameters
-        ----------
-        message : Message
-            Holds the agreement with a data owner, where there is one.
-        context : Context
-            Flower's context of this client.
-
-        Returns
-        -------
-        client : Client
-        store : StateStore
-            Store of the client's state.
-
-        Raises
-        ------
-        FglError
-            If the settings, the graph or the state cannot be read; or the owner does not
-            let this run draw the split that it draws.
+        FglError if one of them cannot be read, or if the owner does not let this run draw
+        the split that it draws.
         """
         node, content = context.node_config, message.content
         agreement: ClassAgreement | None = None
@@ -425,13 +360,7 @@ def _refuse(broken: list[str], context: Context) -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device of the setting ``device``.
-
-    Raises
-    ------
-    RunError
-        If the device does not exist on this machine.
-    """
+    """Return the torch device of the setting; RunError if this machine lacks it."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

@@ -66,22 +66,9 @@ class ClientState:
         """Note that a round of an exchange is answered; each is answered only once.
 
         A second answer to the same round would let the server average the noise away.
-
-        Parameters
-        ----------
-        exchange : str
-            Exchange, for example ``train`` or ``query.judge``.
-        number : int
-            Round of the message.
-        last : int
-            Last round of this exchange.
-        first : int
-            Its first round.
-
-        Raises
-        ------
-        PayloadError
-            If the round, or a later one, was answered, or is none of the run.
+        Rounds are ``first`` to ``last``; PayloadError for another one, or if this or a
+        later one was answered. ``exchange`` is, for example, ``train`` or
+        ``query.judge``.
         """
         kept = self.values.get(ANSWERED + exchange)
         if kept is not None and number <= int(kept):
@@ -154,23 +141,12 @@ class StateStore(ABC):
 
     @abstractmethod
     def load(self, context: Context, partition_id: int) -> ClientState:
-        """Return a client's state; it is empty before the first save.
-
-        Raises
-        ------
-        RunError
-            If a file is damaged.
-        """
+        """Return a client's state, empty before the first save; RunError if damaged."""
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Store a client's state atomically.
+        """Store a client's state atomically; RunError if a file cannot be written.
 
-        Raises
-        ------
-        TypeError
-            If a value is not a bool, int, float or str, which every store can keep.
-        RunError
-            If a file cannot be written.
+        Values are bool, int, float or str, which every store can keep; else TypeError.
         """
         for key, value in state.values.items():
             if type(value) not in (bool, int, float, str):
@@ -198,23 +174,8 @@ class StateStore(ABC):
     ) -> None:
         """Restore a client's state as it was after a round of an interrupted run.
 
-        Stores whose states end with the run change nothing.
-
-        Parameters
-        ----------
-        context : Context
-            Flower's context of the resumed run.
-        partition_id : int
-            The client.
-        run_id : int
-            Flower's id of the interrupted run.
-        server_round : int
-            Round of the checkpoint.
-
-        Raises
-        ------
-        RunError
-            If a file cannot be written.
+        ``run_id`` is Flower's id of that run, ``context`` that of the resumed run. Stores
+        whose states end with the run change nothing.
         """
 
 
@@ -255,35 +216,20 @@ class MemoryStates(StateStore):
             write_state(path, state.without_secrets())
 
     def load_states(self, run_id: int, folder: Path) -> None:
-        """Replace the states of a run by those of a folder.
-
-        Raises
-        ------
-        RunError
-            If a file is damaged.
-        """
+        """Replace the states of a run by those of a folder; RunError if one is damaged."""
         paths = folder.glob("*.safetensors")
         self.restore(run_id, {int(path.stem): read_state(path) for path in paths})
 
 
 class FileStates(StateStore):
-    """Keep each state in a file.
+    """Keep each state in a file of a folder that on a cluster all machines must share.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the files, created if missing. On a cluster all machines must share it.
-    keep_every : int
-        Rounds between the server's checkpoints. A client's states at the last two
-        checkpoints are kept beside its current one, so that it can be rewound with the
-        server. 0 keeps only the current state.
-    owner : str
-        Name of a data owner's files. Its partition-id comes from the server, and must
-        not change in a run: under another number it would have an empty state. Owners
-        with one folder have files of their own.
-    is_synced : bool
-        Whether states are synced to disk, so that they outlive a power failure. It takes
-        about 3 ms for each state.
+    With ``keep_every`` rounds between the server's checkpoints, a client's states at the
+    last two checkpoints are kept beside its current one, so that it can be rewound with
+    the server; 0 keeps only the current state. ``owner`` is the name of a data owner's
+    files: its partition-id comes from the server and must not change in a run, since
+    under another number it would have an empty state. ``is_synced`` states outlive a
+    power failure, and take about 3 ms each.
     """
 
     def __init__(
@@ -332,11 +278,8 @@ class FileStates(StateStore):
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Write the file atomically, unless the stored state is of a later round.
 
-        Raises
-        ------
-        PayloadError
-            If a message claims a round and another process has since answered it or a
-            later one: nothing would remember this answer.
+        PayloadError if a message claims a round and another process has since answered it
+        or a later one: nothing would remember this answer.
         """
         # a late worker must not undo what the client has since trained in another process
         path = self._path(context, partition_id)
@@ -420,13 +363,7 @@ class FileStates(StateStore):
 
 
 def read_state(path: Path) -> ClientState:
-    """Read a client's state from a file written by :func:`write_state`.
-
-    Raises
-    ------
-    RunError
-        If the file is missing or damaged.
-    """
+    """Read a file of :func:`write_state`; RunError if it is missing or damaged."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -437,22 +374,7 @@ def read_state(path: Path) -> ClientState:
 
 
 def write_state(path: Path, state: ClientState, *, is_synced: bool = False) -> None:
-    """Write a client's state atomically, readable only by the owner of the process.
-
-    Parameters
-    ----------
-    path : Path
-        Safetensors file in an existing folder.
-    state : ClientState
-        State, with tensors on any device.
-    is_synced : bool
-        Whether the file is synced to disk.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+    """Write a client's state atomically, readable only by the owner of the process."""
     tensors = {
         name: tensor.detach().cpu().contiguous()
         for name, tensor in state.tensors.items()
@@ -470,10 +392,8 @@ def _kept_at(path: Path, server_round: int) -> Path:
 def _merge_answers(path: Path, state: ClientState) -> None:
     """Take over what other processes have answered since ``state`` was loaded.
 
-    Raises
-    ------
-    PayloadError
-        If one of them has answered the round that ``state`` claims, or a later one.
+    PayloadError if one of them has answered the round that ``state`` claims, or a later
+    one.
     """
     masked = "secure/masked-round"
     try:

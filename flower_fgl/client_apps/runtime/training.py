@@ -73,20 +73,10 @@ class TrainingSet:
         return self
 
     def logits(self, model: Backbone, index: Tensor) -> Tensor:
-        """Return differentiable logits of some nodes or graphs.
+        """Return differentiable logits (b, C) of some nodes or graphs.
 
-        Parameters
-        ----------
-        model : Backbone
-            The network.
-        index : Tensor of shape (b,), int64
-            Nodes or graphs. Nodes need a pass over the whole graph, a few nodes only one
-            over their receptive field. Of several graphs only these are passed through
-            the model.
-
-        Returns
-        -------
-        Tensor of shape (b, C)
+        Nodes need a pass over the whole graph, a few nodes only one over their receptive
+        field. Of several graphs only these are passed through the model.
         """
         inputs = self.inputs
         if inputs.batch is None and model.reach:
@@ -104,27 +94,10 @@ class TrainingSet:
         limits: Sequence[int],
         generator: torch.Generator,
     ) -> Tensor:
-        """Return differentiable logits of some nodes from drawn neighbours.
+        """Return differentiable logits (b, C) of some nodes from drawn neighbours.
 
-        Parameters
-        ----------
-        model : Backbone
-            The network.
-        index : Tensor of shape (b,), int64
-            Nodes.
-        limits : sequence of int
-            Most neighbours per node in each layer, those of the last layer first.
-        generator : torch.Generator
-            Draws the neighbours.
-
-        Returns
-        -------
-        Tensor of shape (b, C)
-
-        Raises
-        ------
-        ConfigError
-            If the network's layers are not as many, or not known.
+        ``limits`` are the most neighbours per node in each layer, those of the last layer
+        first; ConfigError if the network's layers are not as many, or not known.
         """
         if model.reach != len(limits):
             layers = (
@@ -144,15 +117,7 @@ class TrainingSet:
         return model(part)  # type: ignore[no-any-return]
 
     def uses_small_batches(self, reach: int | None, batch_size: int) -> bool:
-        """Return whether a batch may read only its receptive field.
-
-        Parameters
-        ----------
-        reach : int or None
-            :attr:`~flower_fgl.nn.Backbone.reach` of the network.
-        batch_size : int, positive
-            Training nodes per step.
-        """
+        """Return whether a batch may read only its field in a network of this reach."""
         if not reach or self.inputs.batch is not None:
             return False
         least = len(self.index) % batch_size or batch_size
@@ -187,20 +152,9 @@ class TrainingSet:
 def make_optimizer(
     model: nn.Module, config: RunConfig, *, lr: float | None = None
 ) -> torch.optim.Optimizer:
-    """Build the client optimizer that the settings name.
+    """Build the client optimizer that the settings name; ``lr`` replaces that setting.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Model to optimize.
-    config : RunConfig
-        Settings ``optimizer``, ``lr`` and ``weight-decay``.
-    lr : float, optional
-        Learning rate; by default the setting ``lr``.
-
-    Notes
-    -----
-    1. Parameters listed in the model's attribute ``undecayed`` have no weight decay.
+    Parameters listed in the model's attribute ``undecayed`` have no weight decay.
     """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
@@ -264,20 +218,10 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def refuse_non_finite(tensors: Mapping[str, Tensor], *, rate: str = "lr") -> None:
-    """Reject a trained model with NaN or infinite weights.
+    """Raise an error for a trained model with NaN or infinite weights.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        State of the model.
-    rate : str
-        Name of the setting of its learning rate, for the message.
-
-    Raises
-    ------
-    FglError
-        If a weight is NaN or infinite. The client then keeps its state from before
-        the round.
+    The client then keeps its state from before the round. ``rate`` is the name of the
+    setting of the learning rate, for the message.
     """
     # how many numbers, and where, would tell the server something about the data
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
@@ -303,27 +247,12 @@ def train_and_check(
 ) -> float:
     """Train with early stopping, and restore the weights of the best validation score.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Ends with the weights of the best check, the earliest one of equal checks. If no
-        check is above 0, it ends with the last weights.
-    train : callable
-        Takes a number of epochs, trains for these, and returns the loss.
-    validate : callable
-        Returns the validation score; NaN without validation nodes.
-    epochs : int
-        Largest number of epochs.
-    check_every : int, positive
-        Epochs between checks; the last epoch is checked too.
-    patience : int
-        Checks without improvement after which training stops; 0 never stops. Without
-        validation nodes training never stops early.
-
-    Returns
-    -------
-    float
-        Loss of the last trained epoch; NaN without epochs.
+    The model ends with the weights of the best check, the earliest one of equal checks.
+    If no check is above 0, it ends with the last weights. ``train`` takes a number of
+    epochs and returns the loss; ``validate`` returns NaN without validation nodes, and
+    training then never stops early. The last of the ``epochs`` is checked too.
+    ``patience`` counts checks without improvement; 0 never stops. The result is the loss
+    of the last trained epoch; NaN without epochs.
     """
     best, kept, waited = 0.0, None, 0
     loss = float("nan")
@@ -355,33 +284,11 @@ def train_epochs(
 ) -> float:
     """Minimize the cross-entropy, or another loss, of the training nodes or graphs.
 
-    Parameters
-    ----------
-    model : Backbone
-        Trained in place, in training mode.
-    data : TrainingSet
-        Graph, nodes and labels.
-    optimizer : torch.optim.Optimizer
-        Optimizer of the model's parameters.
-    epochs : int
-        Passes over the training nodes or graphs.
-    batch_size : int
-        Training nodes or graphs per step; 0 takes all of them in one step. Each step of
-        nodes passes over the whole graph.
-    data_loss : DataLoss, optional
-        Loss of a step; by default the mean cross-entropy.
-    penalty : callable, optional
-        Returns a term added to the loss of every step.
-    generator : torch.Generator, optional
-        Draws the batches.
-    num_neighbors : sequence of int
-        Most neighbours per node in each layer that a batch reads, those of the last
-        layer first; empty: all neighbours.
-
-    Returns
-    -------
-    float
-        Mean loss over the steps of the last epoch; NaN without training nodes.
+    ``batch_size`` 0 takes all nodes or graphs in one step; each step of nodes passes over
+    the whole graph. ``generator`` draws the batches; ``num_neighbors`` are the most
+    neighbours per node in each layer that a batch reads, those of the last layer first,
+    or all. The result is the mean loss over the steps of the last epoch; NaN without
+    training nodes.
 
     Notes
     -----

@@ -21,28 +21,10 @@ __all__ = ["privatize"]
 def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     """Withhold rare classes, clip the upload and add noise.
 
-    With ``upload-noise-model = "distributed"`` no noise is added here: the client adds its
-    share when the upload is encoded for the secure sum.
-
-    Parameters
-    ----------
-    client : Client
-        Client with the settings ``min-class-count``, ``upload-clip``, ``upload-noise``.
-    upload : Payload
-        The method's upload.
-    download : Payload, optional
-        The download of the round, known to the server. For weights that both contain
-        under the same names, the difference is clipped.
-
-    Returns
-    -------
-    Payload
-        The protected upload.
-
-    Raises
-    ------
-    PayloadError
-        If a number is not finite, or is in a field that cannot be clipped.
+    With ``upload-noise-model = "distributed"`` no noise is added here: the client adds
+    its share when the upload is encoded for the secure sum. For weights that upload and
+    download both contain under the same names, the difference is clipped. PayloadError if
+    a number is not finite, or is in a field that cannot be clipped.
 
     Notes
     -----

@@ -32,17 +32,8 @@ __all__ = ["Cohort", "StackedData"]
 class StackedData:
     """Graphs, training nodes and score columns of K clients, for many rounds.
 
-    Parameters
-    ----------
-    clients : sequence of Client
-        The clients, with the same columns.
-
-    Attributes
-    ----------
-    inputs : list of StackedInput
-        Training graphs, then each evaluation graph.
-    rows : Rows
-        All training nodes.
+    ``inputs`` are the training graphs, then each evaluation graph; all clients have the
+    same columns.
     """
 
     def __init__(self, clients: Sequence[Client]) -> None:
@@ -119,17 +110,11 @@ class StackedData:
 
 
 class Uniform:
-    """Uniform numbers of each client from its own generator.
+    """Uniform numbers of each client from its own generator on its device.
 
-    Parameters
-    ----------
-    generators : sequence of torch.Generator
-        One per client, on the clients' device.
-    sizes : sequence of int
-        Nodes of each client; the padding gets zeros.
-    fields : mapping of int to (sequence of Tensor of shape (n_l,), int64)
-        For clients that train on a receptive field: the nodes that each layer computes.
-        Other rows, which do not reach the loss, get zeros.
+    The padding beyond a client's ``sizes`` gets zeros. For clients that train on a
+    receptive field, ``fields`` names the nodes that each layer computes; other rows,
+    which do not reach the loss, get zeros.
     """
 
     def __init__(
@@ -166,18 +151,8 @@ class Uniform:
 class Cohort(Group):
     """Clients that train together in one exchange, as one stack.
 
-    Parameters
-    ----------
-    clients : sequence of Client
-        K clients that :class:`~flower_fgl.client_apps.stacked.grouping.Backbones` puts
-        together.
-    data : StackedData
-        Their graphs.
-    server_round : int
-        Round; part of the seeds.
-    is_whole : bool
-        Whether the same clients will train together again, so that their states may
-        share memory.
+    :class:`~flower_fgl.client_apps.stacked.grouping.Backbones` says which may. The states
+    of clients share memory if ``is_whole``: the same clients will train together again.
     """
 
     def __init__(

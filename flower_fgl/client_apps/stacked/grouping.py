@@ -29,15 +29,7 @@ known to be faster. Beyond it, arithmetic takes longer than the calls that it sa
 
 
 def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
-    """Return why no client of a run can be stacked, empty if some can.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The settings.
-    node : mapping of str to bool, int, float or str
-        Node config of a client.
-    """
+    """Return why no client of a run can be stacked, empty if some can."""
     if config.classifies_graphs:
         return 'setting = "graph" classifies whole graphs'
     if config.predicts_links:
@@ -66,18 +58,7 @@ class Backbones:
         self._reach: dict[tuple[Any, ...], tuple[RunConfig, bool, int | None]] = {}
 
     def key(self, client: Client) -> tuple[Any, ...] | str:
-        """Return what clients of one cohort have in common, or why a client has none.
-
-        Parameters
-        ----------
-        client : Client
-            The client.
-
-        Returns
-        -------
-        tuple or str
-            Equal for clients that can be stacked; a text if the client cannot.
-        """
+        """Return what clients of one cohort have in common, or a text why it has none."""
         data, config = client.data, client.config
         graph, count = data.inputs[0], len(data.training.index)
         if not count:
@@ -110,21 +91,11 @@ class Backbones:
 
 
 def num_stacks(num_clients: int) -> int:
-    """Return into how many stacks the clients of a run are divided on a CPU.
+    """Return into how many stacks the clients of a run are divided on a CPU: 2, 4, 8 or 16.
 
     Client k belongs to stack ``k % num_stacks``. The number does not depend on the worker
     processes, each of which has whole stacks: the order of all sums, and so every number,
     is the same for any number of workers up to this one.
-
-    Parameters
-    ----------
-    num_clients : int
-        Clients of the run.
-
-    Returns
-    -------
-    int
-        A power of two, at least 2.
     """
     stacks = 2
     while stacks < MOST_STACKS and num_clients >= 2 * stacks * CLIENTS_OF_STACK:
@@ -135,19 +106,10 @@ def num_stacks(num_clients: int) -> int:
 def cut(
     clients: Sequence[tuple[Hashable, Client]], *, bytes_per_client: int
 ) -> list[list[int]]:
-    """Divide clients into cohorts of one key, similar sizes and limited memory.
+    """Divide clients, given with their keys, into cohorts of one key and similar sizes.
 
-    Parameters
-    ----------
-    clients : sequence of (hashable, Client)
-        Key and client.
-    bytes_per_client : int
-        Bytes of a client's weights.
-
-    Returns
-    -------
-    list of list of int
-        Places in ``clients``; clients with equal step counts are neighbours.
+    A cohort's memory is limited. The result holds places in ``clients``; clients with
+    equal step counts are neighbours.
     """
     groups: dict[Hashable, list[int]] = {}
     for place, (key, _) in enumerate(clients):

@@ -99,23 +99,12 @@ class Stacker:
     def handle(
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
     ) -> dict[int, Answer]:
-        """Answer the messages that can be stacked.
+        """Return replies, or clients' errors, by place of messages that can be stacked.
 
-        Parameters
-        ----------
-        app : FglClientApp
-            Client half of the run's method.
-        items : sequence of (Message, Context)
-            Messages of one exchange to different clients.
-        is_forced : bool
-            Whether to stack also where that is not faster, and to refuse the training
-            messages that cannot be stacked.
-
-        Returns
-        -------
-        dict of int to Message or Exception
-            Reply, or the client's error, by place in ``items``. The other messages must
-            be handled one by one.
+        The items are messages of one exchange to different clients; those that are not in
+        the result must be handled one by one. If ``is_forced``, clients are stacked also
+        where that is not faster, and training messages that cannot be stacked are
+        refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
         if kinds == {MessageType.TRAIN}:

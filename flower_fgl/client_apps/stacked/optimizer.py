@@ -20,21 +20,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def step_counts(
     client: Client, known: dict[int, float] | None = None
 ) -> tuple[tuple[str, float], ...]:
-    """Return the number of optimizer steps of each parameter in a client's state.
+    """Return name and optimizer steps of each parameter in a client's state, sorted.
 
     Clients of equal counts share one fused step: Adam corrects its moments by the count.
-
-    Parameters
-    ----------
-    client : Client
-        The client.
-    known : dict of int to float, optional
-        Counts by the ``id`` of their tensor, which clients may share; completed in place.
-
-    Returns
-    -------
-    tuple of (str, float)
-        Name and count, sorted; empty before the first step and if moments are not kept.
+    It is empty before the first step and if moments are not kept. ``known`` holds counts
+    by the ``id`` of their tensor, which clients may share; completed in place.
     """
     if client.config.optimizer_state != "keep":
         return ()
@@ -61,14 +51,9 @@ def in_order(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 class StackedOptimizer:
-    """The clients' optimizer on stacked weights.
+    """The clients' optimizer on stacked weights (K, ...).
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Its parameters have the shapes (K, ...).
-    clients : sequence of Client
-        K clients; those with equal :func:`step_counts` are neighbours.
+    Clients with equal :func:`step_counts` are neighbours.
     """
 
     def __init__(self, model: nn.Module, clients: Sequence[Client]) -> None:
@@ -153,11 +138,8 @@ class StackedOptimizer:
     def save(self, *, is_shared: bool) -> None:
         """Store each client's moments in its state, if the settings keep them.
 
-        Parameters
-        ----------
-        is_shared : bool
-            Whether the states may be views of the stacked moments. They then occupy the
-            memory of all clients until the last of them is replaced.
+        If ``is_shared``, the states are views of the stacked moments. They then occupy
+        the memory of all clients until the last of them is replaced.
         """
         if not self._is_kept:
             return

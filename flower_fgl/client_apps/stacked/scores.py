@@ -14,16 +14,9 @@ __all__ = ["Column", "score_segments"]
 
 
 class Column:
-    """The nodes of one score column of K clients.
+    """The labelled nodes of one score column of K clients: masks and classes of each.
 
-    Parameters
-    ----------
-    masks : sequence of Tensor of shape (n_k,), bool
-        Labelled nodes to score, of each client.
-    labels : sequence of Tensor of shape (n_k,), int64
-        Classes.
-    num_rows : int
-        Rows n of each client in stacked representations.
+    Each client has ``num_rows`` rows in stacked representations.
     """
 
     def __init__(
@@ -51,24 +44,7 @@ def score_segments(
     *,
     absent_classes: AbsentClasses = "ignore",
 ) -> list[Scores]:
-    """Score the predictions of each client, see :func:`flower_fgl.core.metrics.score`.
-
-    Parameters
-    ----------
-    logits : Tensor of shape (K, n, C), float
-        One score per class.
-    column : Column
-        Nodes to score.
-    num_classes : int
-        C.
-    absent_classes : {"ignore", "zero"}
-        As in :func:`~flower_fgl.core.metrics.score`.
-
-    Returns
-    -------
-    list of Scores
-        One per client.
-    """
+    """Score logits (K, n, C) of each client, see :func:`flower_fgl.core.metrics.score`."""
     clients = len(column.counts)
     rows = logits.flatten(0, 1).index_select(0, column.index)
     predicted, first = rows.argmax(dim=-1), column.client * num_classes

@@ -42,14 +42,9 @@ INSTALLING = "--allow-runtime-dependency-installation"
 
 
 def idle_seconds(node: Mapping[str, Scalar]) -> float:
-    """Return the node config's ``worker-idle``.
+    """Return the node config's ``worker-idle``; raise RunError if it is not a number ≥ 0.
 
     These are the seconds without a message after which the worker ends; 0 for no worker.
-
-    Raises
-    ------
-    RunError
-        If the value is negative or not a number.
     """
     idle = node.get("worker-idle", 0)
     if isinstance(idle, bool) or not isinstance(idle, int | float) or not idle >= 0:
@@ -69,28 +64,10 @@ def ask_worker(
 ) -> Message:
     """Handle a message in the data owner's worker, or in this process if that fails.
 
-    Parameters
-    ----------
-    message : Message
-        Flower's message.
-    context : Context
-        Flower's context; its state is replaced by the one that the worker returns.
-    idle : float
-        ``worker-idle``, in seconds.
-    instead : callable
-        Handles a message in this process.
-
-    Returns
-    -------
-    Message
-        The reply.
-
-    Raises
-    ------
-    RunError
-        If the worker ended after it had stored the client's state of this message.
-    Exception
-        The error that the worker raised for the message, with the same class and text.
+    ``idle`` is ``worker-idle`` in seconds; ``instead`` handles a message in this process.
+    The context's state is replaced by the one that the worker returns. An error of the
+    worker for the message is raised with the same class and text. A RunError means that
+    the worker ended after it had stored the client's state of this message.
 
     Notes
     -----
@@ -130,15 +107,9 @@ def reach_worker(
 ) -> Connection[bytes, bytes]:
     """Connect to the data owner's worker, started if necessary; it accepts a message.
 
-    Raises
-    ------
-    OSError
-        If the system has no Unix domain sockets, Flower installs packages per message, no
-        worker listens, or the worker is busy with another message.
-    SubprocessError
-        If the worker cannot be started.
-    UnreadableError
-        If the process that listens is not a worker of this version.
+    It raises OSError without Unix domain sockets, if Flower installs packages per
+    message, or if no worker listens or it is busy; SubprocessError if none can be
+    started; UnreadableError if the process that listens is not a worker of this version.
     """
     if not hasattr(socket, "AF_UNIX"):
         raise OSError("this system has no Unix domain sockets: remove worker-idle")

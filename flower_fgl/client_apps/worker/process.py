@@ -26,13 +26,9 @@ POLL_SECONDS = 1.0
 def main(arguments: list[str]) -> None:
     """Listen on the socket, release the starting process, and handle messages.
 
-    If another worker already holds the socket, return at once.
-
-    Parameters
-    ----------
-    arguments : list of str
-        Path of the socket, ``worker-idle`` in seconds, process id of the SuperNode and
-        its start time in seconds since 1970.
+    If another worker already holds the socket, return at once. The arguments are the path
+    of the socket, ``worker-idle`` in seconds, and the SuperNode's process id and its
+    start time in seconds since 1970.
     """
     address, parent = (
         Path(arguments[0]),

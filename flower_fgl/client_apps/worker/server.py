@@ -26,15 +26,7 @@ POLL_SECONDS = 1.0
 
 
 def serve(listener: socket.socket, idle: float) -> None:
-    """Handle messages one after the other until none arrives for ``idle`` seconds.
-
-    Parameters
-    ----------
-    listener : socket
-        Unix domain socket that already listens.
-    idle : float
-        Seconds without a message after which this function returns.
-    """
+    """Handle messages one after the other until none arrives for ``idle`` seconds."""
     handler: Handler | None = None
     listener.settimeout(min(POLL_SECONDS, idle))
     latest = time.monotonic()

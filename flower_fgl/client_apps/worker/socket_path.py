@@ -32,12 +32,7 @@ SUPERNODE = "flower-supernode"
 class ParentProcess:
     """The process that a worker must not outlive.
 
-    Parameters
-    ----------
-    pid : int
-        Process id.
-    started : float
-        Start time in seconds since 1970; needed because process ids are reused.
+    ``started``, in seconds since 1970, is needed because process ids are reused.
     """
 
     pid: int
@@ -57,12 +52,8 @@ class ParentProcess:
 def find_parent_process() -> ParentProcess:
     """Return the nearest ancestor whose command is ``flower-supernode``.
 
-    Without one (Flower's ``--isolation process``) it is the direct parent.
-
-    Raises
-    ------
-    OSError
-        If this process has no parent, or may not inspect it.
+    Without one (Flower's ``--isolation process``) it is the direct parent; OSError if
+    this process may not inspect it.
     """
     try:
         ancestors = psutil.Process().parents()
@@ -80,12 +71,7 @@ def worker_socket(node: Mapping[str, Scalar], parent: ParentProcess) -> Path:
     """Return the path of a worker's socket, in a folder that only this user may enter.
 
     It is unique for each SuperNode, node config, location and version of this package,
-    interpreter and working directory.
-
-    Raises
-    ------
-    OSError
-        If no folder can be used.
+    interpreter and working directory. OSError if no folder can be used.
     """
     parts = [
         parent.pid,
@@ -110,13 +96,7 @@ def worker_socket(node: Mapping[str, Scalar], parent: ParentProcess) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder that only this user may enter, and return it.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be created, or exists and others may enter it.
-    """
+    """Create a folder that only this user may enter; OSError if others may enter it."""
     make_private_folder(folder)
     found = folder.lstat()
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

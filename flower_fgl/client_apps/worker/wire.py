@@ -56,14 +56,9 @@ class UnreadableError(Exception):
 def send_request(
     connection: Connection[bytes, bytes], message: Message, context: Context
 ) -> None:
-    """Send a message and its context.
+    """Send a message and its context; OSError if the worker has ended.
 
-    Raises
-    ------
-    UnreadableError
-        If they are larger than protobuf allows (2 GB).
-    OSError
-        If the worker has ended.
+    Protobuf allows 2 GB: UnreadableError for more.
     """
     try:
         frames = [
@@ -77,15 +72,7 @@ def send_request(
 
 
 def receive_request(connection: Connection[bytes, bytes]) -> tuple[Message, Context]:
-    """Receive a message and its context.
-
-    Raises
-    ------
-    UnreadableError
-        If the bytes are not a message and a context.
-    EOFError, OSError
-        If the message's process has ended.
-    """
+    """Receive a message and its context; UnreadableError if the bytes are neither."""
     frames = connection.recv_bytes(), connection.recv_bytes()
     try:
         return (
@@ -120,26 +107,9 @@ def pack_error(error: Exception, context: Context) -> list[bytes]:
 def read_answer(
     connection: Connection[bytes, bytes], context: Context
 ) -> Message | Exception:
-    """Receive a reply or an error, and replace the context's state.
+    """Receive a reply or an error, and replace the context's state after the last frame.
 
-    Parameters
-    ----------
-    connection : Connection
-        Connection to a worker to which a request was sent.
-    context : Context
-        Context of the request; its ``state`` is replaced after all frames have arrived.
-
-    Returns
-    -------
-    Message or Exception
-        The reply, or the error that the worker raised for the message.
-
-    Raises
-    ------
-    UnreadableError
-        If the bytes are neither a reply nor an error.
-    EOFError, OSError
-        If the worker has ended.
+    UnreadableError if the bytes are neither; EOFError or OSError if the worker has ended.
     """
     kind = connection.recv_bytes()
     if kind not in (REPLY, ERROR):
