@@ -47,13 +47,13 @@ def measure(options: argparse.Namespace, method: str, few: float) -> list[float]
     }
     if method == "fedlog":
         values |= {"fedlog.prompt-epochs": 1, "fedlog.prompt-networks": 1}
-    default, training.FEW_IN_BATCH = training.FEW_IN_BATCH, few
+    default, training.BATCH_FIELD_SHARE = training.BATCH_FIELD_SHARE, few
     try:
         with tempfile.TemporaryDirectory() as folder:
             values["output-dir"] = folder
             run = run_one(values, engine="local", workers=None)
     finally:
-        training.FEW_IN_BATCH = default
+        training.BATCH_FIELD_SHARE = default
     rounds = [row for row in run.rounds if row["round"] > WARM_UP]
     return [row["seconds"]["total"] for row in rounds[:-1]]
 
@@ -69,7 +69,7 @@ def main() -> None:
         part: list[float] = []
         for _ in range(options.turns):
             whole += measure(options, method, 0.0)
-            part += measure(options, method, training.FEW_IN_BATCH)
+            part += measure(options, method, training.BATCH_FIELD_SHARE)
         slow, fast = statistics.median(whole), statistics.median(part)
         table.add_row(method, f"{slow:.3f}", f"{fast:.3f}", f"{fast / slow:.2f}")
     Console().print(table)

@@ -28,7 +28,6 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.core.seeds import torch_generator
 from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
@@ -65,9 +64,7 @@ class AdaFGLClientApp(FedAvgClientApp):
         """Freeze the federated model, measure the homophily, train the heads."""
         network, data = self.build_second(client), client.data.training
         load_state(network.extractor, download.tensors)
-        generator = torch_generator(
-            client.config.seed, server_round, client.partition_id, "homophily"
-        )
+        generator = client.generator(server_round, "homophily")
         order = torch.randperm(len(data.index), generator=generator)
         homophily = homophily_confidence(
             data.inputs.operator("normalised"),

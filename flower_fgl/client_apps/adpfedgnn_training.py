@@ -35,7 +35,7 @@ from flower_fgl.client_apps.runtime.training import (
     restore_optimizer,
     train_and_check,
 )
-from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
@@ -96,8 +96,7 @@ class LocalTraining:
         self._bounds: list[float] = []
 
     def _generator(self, purpose: str) -> torch.Generator:
-        config, pid = self.client.config, self.client.partition_id
-        return torch_generator(config.seed, self.server_round, pid, purpose)
+        return self.client.generator(self.server_round, purpose)
 
     def _optimizers(
         self,
@@ -130,11 +129,11 @@ class LocalTraining:
         With ``check-every`` the model keeps the weights best on the validation nodes.
         """
         client, config = self.client, self.client.config
-        memo, inputs = client.data.memo, client.data.training.inputs
-        key = ("neighbours",)
-        if key not in memo:
-            memo[key] = NeighbourLists.of(inputs.edge_index, inputs.num_nodes)
-        self.lists: NeighbourLists = memo[key]
+        inputs = client.data.training.inputs
+        self.lists = client.cached(
+            ("neighbours",),
+            lambda: NeighbourLists.of(inputs.edge_index, inputs.num_nodes),
+        )
         with seeded(client.seed(self.server_round, "training"), client.device):
             if config.check_every:
                 return train_and_check(

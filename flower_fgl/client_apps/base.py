@@ -53,7 +53,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     UNMASK,
 )
 
-__all__ = ["FglClientApp", "Fit", "once"]
+__all__ = ["FglClientApp", "Fit", "Opened", "once"]
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,18 @@ class Fit:
     seconds: Mapping[str, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)
     logits: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Opened:
+    """A client during one training message."""
+
+    message: Message
+    context: Context
+    client: Client
+    store: StateStore
+    server_round: int
+    download: Any
 
 
 class FglClientApp(ClientApp, ABC):
@@ -211,7 +223,7 @@ class FglClientApp(ClientApp, ABC):
 
     # ---------------------------------------------------------------- plumbing
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
-        """Gather a client's graph, settings and memory, see :meth:`Workplace.open`."""
+        """Gather a client's graph, settings and memory, see :meth:`Session.open`."""
         return self.session.open(message, context)
 
     def _describe(self, message: Message, context: Context) -> Message:
@@ -287,20 +299,12 @@ class FglClientApp(ClientApp, ABC):
         ----------
         message : Message
             Its record ``config`` holds ``server-round``, the number of the message in its
-            exchange.
+            exchange, which is the last result.
         context : Context
             Flower's context of this client.
         last : callable, optional
             Returns the largest number; by default ``rounds``, and one more for a named
             action or an evaluation, which may follow the last round.
-
-        Returns
-        -------
-        client : Client
-        store : StateStore
-            Store of the client's state.
-        server_round : int
-            Number of the message.
 
         Raises
         ------
@@ -336,16 +340,7 @@ class FglClientApp(ClientApp, ABC):
     ) -> None:
         """Count the reply and store the client's state, before the reply is sent.
 
-        Parameters
-        ----------
-        client : Client
-            From :meth:`open_once`.
-        store : StateStore
-            Store of its state.
-        context : Context
-            Flower's context of this client.
-        is_state_new : bool
-            Whether to store the whole state; else only the answered round.
+        Unless ``is_state_new``, only the answered round is stored.
         """
         self._open.pop(id(context), None)  # counted once, even if storing fails
         ledger = self.session.releases(context)
@@ -399,24 +394,12 @@ class FglClientApp(ClientApp, ABC):
                 own = scores.get("local", {})
                 save_best_model(client, context, model, own, server_round)
             client.state.set_group("model", trained)
-        return self.pack_fit(
-            message,
-            context,
-            (client, store),
-            server_round,
-            download,
-            result,
-            scores,
-            seconds,
-        )
+        opened = Opened(message, context, client, store, server_round, download)
+        return self.pack_fit(opened, result, scores, seconds)
 
     def pack_fit(
         self,
-        message: Message,
-        context: Context,
-        opened: tuple[Client, StateStore],
-        server_round: int,
-        download: Any,
+        opened: Opened,
         result: Fit,
         scores: dict[str, dict[str, Scores]],
         seconds: dict[str, float],
@@ -426,37 +409,37 @@ class FglClientApp(ClientApp, ABC):
 
         ``content`` is the packed upload, where that is known and may be sent as it is.
         """
-        client, store = opened
-        is_owned = "graph" in context.node_config
-        is_new = is_owned and server_round > 1 and "round" not in client.state.values
-        client.state.values["round"] = server_round
+        client, context = opened.client, opened.context
+        is_late = "graph" in context.node_config and opened.server_round > 1
+        is_new = is_late and "round" not in client.state.values
+        client.state.values["round"] = opened.server_round
         upload, config = result.upload, client.config
         if self.changes_uploads(config):
             content = None
             if config.upload_clip or config.min_class_count > 1:
-                upload = privatize(client, upload, download)
+                upload = privatize(client, upload, opened.download)
             if config.secure_aggregation:
                 content = pack_masked(
                     self.session,
                     client,
                     context,
-                    server_round,
-                    message.content,
+                    opened.server_round,
+                    opened.message.content,
                     upload,
-                    download,
+                    opened.download,
                     records=self.down.records,
                     depends_on_download=self.depends_on_download,
                 )
         if content is None:
             content = upload.to_record()
-        self.keep(client, store, context)
+        self.keep(client, opened.store, context)
         metrics = self.session.pack_metrics(
             context, scores, seconds, loss=result.loss, terms=result.terms
         )
         if is_new:  # the server knows whether the client has trained before
             metrics[STATELESS] = 1
         content[METRICS] = metrics
-        return reply_with(message, content)
+        return reply_with(opened.message, content)
 
     @staticmethod
     def changes_uploads(config: RunConfig) -> bool:

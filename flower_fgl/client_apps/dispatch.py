@@ -34,7 +34,7 @@ __all__ = ["Dispatcher", "error_reply"]
 TAKES_NO_PART = "This node takes no part in the run"
 CLIENT_RAISED = 2
 """Flower's error code for a client that raised an exception."""
-FEW = 8
+FEWEST_STACKED = 8
 """Clients below which ``stacked = "auto"`` handles them one by one, which gives the same
 numbers as the other engines to the last bit; stacking so few saves little."""
 
@@ -107,7 +107,7 @@ class Dispatcher:
         if config is None or config.stacked == "false":
             return {}
         is_forced = config.stacked == "true"
-        if config.clients < FEW and not is_forced:
+        if config.clients < FEWEST_STACKED and not is_forced:
             return {}
         answers: dict[int, Message | Exception] = {}
         fitting = []

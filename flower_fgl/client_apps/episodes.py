@@ -14,14 +14,9 @@ __all__ = ["Episodes", "draw_episodes", "ranks_in_class"]
 class Episodes:
     """B episodes of at most M nodes each.
 
-    Parameters
-    ----------
-    index : Tensor of shape (B, M), int64
-        Positions in the list of training nodes.
-    is_support, is_query : Tensor of shape (B, M), bool
-        Role of each node; neither is set for padding.
-    classes : Tensor of shape (B, C), bool
-        Classes of each episode.
+    ``index`` (B, M) are positions in the list of training nodes; ``is_support`` and
+    ``is_query`` (B, M) their roles, neither for padding; ``classes`` (B, C) those of each
+    episode.
     """
 
     index: Tensor

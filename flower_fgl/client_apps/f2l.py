@@ -31,7 +31,6 @@ from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
 from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.core.seeds import torch_generator
 from flower_fgl.methods.f2l import ADAPTATION, F2LSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
@@ -126,9 +125,7 @@ class F2LClientApp(FglClientApp):
             method_config.contrast_weight,
             method_config.distillation_weight,
         )
-        generator = torch_generator(
-            client.config.seed, server_round, client.partition_id, "episodes"
-        )
+        generator = client.generator(server_round, "episodes")
 
         def episodes_loss() -> Tensor:
             teacher = network.logits.detach()

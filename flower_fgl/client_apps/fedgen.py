@@ -21,7 +21,7 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state
-from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.protocols.fedavg import Weights
@@ -92,9 +92,7 @@ class FedGenClientApp(FedAvgClientApp):
             )
         load_state(generator, download.generator)
         generator.to(device).eval()
-        draw = torch_generator(
-            client.config.seed, server_round, client.partition_id, "generated"
-        )
+        draw = client.generator(server_round, "generated")
         fall = float(settings.decay**server_round)
         graphs: dict[int, GraphInput] = {}
 

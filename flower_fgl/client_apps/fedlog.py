@@ -101,16 +101,11 @@ class FedLogClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> FedLogShapes:
         """Return the shapes of the client's network."""
-        key = (
-            "fedlog-shapes",
-            client.config.method_config,
-            client.config.hidden_channels,
+        settings = client.config.method_config
+        key = ("fedlog-shapes", settings, client.config.hidden_channels)
+        return client.cached(
+            key, lambda: FedLogShapes.of(open_network(client), settings)
         )
-        if key not in client.data.memo:
-            shapes = FedLogShapes.of(open_network(client), client.config.method_config)
-            client.data.memo[key] = shapes
-        found: FedLogShapes = client.data.memo[key]
-        return found
 
     def pretrain(
         self, client: Client, server_round: int, download: FedLogDownload

@@ -6,8 +6,6 @@ AAAI 2023.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from flower_fgl.algorithms.fednh import (
@@ -46,12 +44,10 @@ class FedNHClientApp(OwnNetworkClientApp):
 
     def build(self, client: Client) -> FedNHNet:
         """Build FedNH's network."""
-        config, memo = client.config, client.data.memo
+        config = client.config
         sizes = (config.hidden_channels, config.num_layers, config.dropout)
         key = ("fednh", client.model_name, sizes, config.method_config)
-        if key not in memo:
-            memo[key] = client.build_own(build_network)
-        return copy_network(cast(FedNHNet, memo[key]))
+        return copy_network(client.cached(key, lambda: client.build_own(build_network)))
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights, then average each class's embeddings."""

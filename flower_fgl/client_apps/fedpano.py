@@ -54,7 +54,7 @@ from flower_fgl.client_apps.runtime.training import (
     restore_optimizer,
 )
 from flower_fgl.core.errors import FglError
-from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.fedavg import Weights
@@ -157,9 +157,7 @@ class Trainer:
         self.labels = data.labels
         self.own_labels = torch.searchsorted(parts.classes, data.labels)
         self.part = training_part(client, parts.personal)
-        self.noise = torch_generator(
-            client.config.seed, server_round, client.partition_id, "noise"
-        )
+        self.noise = client.generator(server_round, "noise")
         fitted = [parts.shared.encoder, parts.shared.classifier, parts.own]
         self.modules: dict[str, nn.Module] = {
             "fit": nn.ModuleList(module for module in fitted if module is not None),

@@ -33,18 +33,11 @@ Client = AnyClient[FedPANOSettings]
 class Parts:
     """All modules that one client trains.
 
-    Parameters
-    ----------
-    shared : SharedParts
-        The modules that are uploaded.
-    own : torch.nn.Linear or None
-        θ_i^c, from H to the client's own classes; ``None`` in variant nT.
-    generator : NodeGenerator or None
-        φ_i, that of ``shared`` or, in variant nF, the client's own; ``None`` in nN and nG.
-    personal : PersonalNet
-        The model that predicts; it consists of the same modules.
-    classes : Tensor of shape (C_i,), int64
-        Y_i, ascending; all classes if the client has no training node.
+    ``shared`` are uploaded; ``own`` is θ_i^c, from H to the client's own classes
+    (``None`` in variant nT); ``generator`` φ_i, that of ``shared`` or, in variant nF, the
+    client's own (``None`` in nN and nG). ``personal`` predicts and consists of the same
+    modules. ``classes`` (C_i,) are Y_i, ascending; all classes if there is no training
+    node.
     """
 
     shared: SharedParts
@@ -120,15 +113,9 @@ def assemble_modules(client: Client, download: Weights) -> Parts:
 class TrainingPart:
     """The part of a client's graph that its training reads.
 
-    Parameters
-    ----------
-    inputs : GraphInput
-        The whole graph, or the computation graph of the M nodes needed: the training
-        nodes and their neighbours.
-    index : Tensor of shape (n,), int64
-        Rows of the training nodes among them.
-    around : SparseOperator of shape (n, M)
-        Averages over the neighbours of each training node.
+    ``inputs`` are the whole graph, or the computation graph of the M nodes needed: the
+    training nodes, in the rows ``index`` (n,), and their neighbours. ``around`` (n, M)
+    averages over the neighbours of each training node.
     """
 
     inputs: GraphInput

@@ -54,7 +54,7 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpg import FedPGSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
@@ -251,15 +251,15 @@ def rings_of(client: Client) -> list[Pairs]:
     """Return the pairs of each hop, computed once per graph."""
     method_config, inputs = client.config.method_config, client.data.inputs[0]
     key = ("rings", method_config.hops, method_config.hop_mode)
-    if key not in client.data.memo:
-        client.data.memo[key] = ring_pairs(
+    return client.cached(
+        key,
+        lambda: ring_pairs(
             inputs.edge_index,
             inputs.num_nodes,
             method_config.hops,
             mode=method_config.hop_mode,
-        )
-    found: list[Pairs] = client.data.memo[key]
-    return found
+        ),
+    )
 
 
 def average_of(
@@ -307,9 +307,7 @@ def average_of(
             annotation,
             same_class=same_class,
             limit=method_config.neighbor_limit,
-            generator=torch_generator(
-                client.config.seed, server_round, client.partition_id, "neighbours"
-            ),
+            generator=client.generator(server_round, "neighbours"),
             mode=method_config.hop_mode,
         )
     made = HopAverage(pairs, annotation, client.data.num_classes)

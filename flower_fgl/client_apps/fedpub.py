@@ -148,9 +148,8 @@ def proxy_embedding(client: Client, model: Backbone) -> Tensor:
 
 def proxy_input(client: Client) -> GraphInput:
     """Return the proxy graph, drawn once per client graph and seed."""
-    memo, seed = client.data.memo, client.config.seed
-    if ("proxy", seed) not in memo:
-        graph = GraphInput(*proxy_graph(seed, client.data.graph.num_features))
-        memo["proxy", seed] = graph.to(client.device)
-    found: GraphInput = memo["proxy", seed]
-    return found
+    seed, width = client.config.seed, client.data.graph.num_features
+    return client.cached(
+        ("proxy", seed),
+        lambda: GraphInput(*proxy_graph(seed, width)).to(client.device),
+    )

@@ -38,7 +38,6 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
     judged_features,
     keep_mended,
     mended_data,
-    noise_of,
 )
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
@@ -142,7 +141,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
     ) -> GeneratorState:
         """Return fGen and its inputs, with which other clients compute its gradient."""
         impaired = impaired_of(client)
-        generator = noise_of(client, step, "shown")
+        generator = client.generator(step, "shown")
         with torch.no_grad():
             z = network.embed(impaired.inputs)[impaired.centres]
             inputs = z + noise_like(z, generator)
@@ -244,7 +243,7 @@ def train_generator(
         if gradient
     ]
     optimizer = torch.optim.Adam(network.parameters(), lr=GENERATOR_LR, fused=True)
-    generator = noise_of(client, step, "generator")
+    generator = client.generator(step, "generator")
     width = client.config.hidden_channels
     for _ in range(GENERATOR_EPOCHS):
         noise = torch.randn((len(impaired.centres), width), generator=generator)

@@ -18,36 +18,29 @@ from flower_fgl.algorithms.fedsageplus import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.training import TrainingSet
-from flower_fgl.core.seeds import torch_generator
 
-__all__ = ["impaired_of", "judged_features", "keep_mended", "mended_data", "noise_of"]
+__all__ = ["impaired_of", "judged_features", "keep_mended", "mended_data"]
 
 HIDDEN_SHARE = 0.5
 """Share of the validation nodes that are hidden to train the generator."""
 
 
-def noise_of(client: Client, step: int, purpose: str) -> torch.Generator:
-    """Return a random generator for a round of generator training."""
-    return torch_generator(client.config.seed, step, client.partition_id, purpose)
-
-
 def impaired_of(client: Client) -> HiddenNodes:
     """Return the client's training graph with hidden nodes, the same in every round."""
-    data, config = client.data, client.config
-    key = ("impaired", config.seed)
-    if key not in data.memo:
-        masks = data.graph.graph.masks
-        size = data.inputs[0].num_nodes
-        eligible = masks["val"].nonzero().squeeze(1)
-        eligible = eligible if len(eligible) else torch.arange(size)
-        generator = torch_generator(config.seed, 0, client.partition_id, "hide")
-        order = torch.randperm(len(eligible), generator=generator)
-        is_hidden = torch.zeros(size, dtype=torch.bool)
-        num_hidden = int(HIDDEN_SHARE * len(eligible))
-        is_hidden[eligible[order[:num_hidden]]] = True
-        data.memo[key] = hide_nodes(data.inputs[0], is_hidden.to(client.device))
-    found: HiddenNodes = data.memo[key]
-    return found
+    return client.cached(("impaired", client.config.seed), lambda: _impaired(client))
+
+
+def _impaired(client: Client) -> HiddenNodes:
+    """Hide a share of the nodes of the client's training graph."""
+    data = client.data
+    size = data.inputs[0].num_nodes
+    eligible = data.graph.graph.masks["val"].nonzero().squeeze(1)
+    eligible = eligible if len(eligible) else torch.arange(size)
+    order = torch.randperm(len(eligible), generator=client.generator(0, "hide"))
+    is_hidden = torch.zeros(size, dtype=torch.bool)
+    num_hidden = int(HIDDEN_SHARE * len(eligible))
+    is_hidden[eligible[order[:num_hidden]]] = True
+    return hide_nodes(data.inputs[0], is_hidden.to(client.device))
 
 
 def judged_features(client: Client) -> torch.Tensor:
@@ -60,18 +53,14 @@ def judged_features(client: Client) -> torch.Tensor:
     x, least = client.data.inputs[0].x, client.config.min_class_count
     if least == 1:
         return x
-    key = ("judged", least)
-    if key not in client.data.memo:
-        client.data.memo[key] = group_means(x, least)
-    found: torch.Tensor = client.data.memo[key]
-    return found
+    return client.cached(("judged", least), lambda: group_means(x, least))
 
 
 def keep_mended(client: Client, network: NeighbourGenerator) -> None:
     """Generate the missing neighbours of each of the client's graphs and store them."""
     kept = {}
     for place, inputs in enumerate(client.data.inputs):
-        generator = noise_of(client, place, "mending")
+        generator = client.generator(place, "mending")
         owner, x = network.mend(inputs, generator)
         kept[f"{place}/owner"], kept[f"{place}/x"] = owner, x
     client.state.set_group("mended", kept)

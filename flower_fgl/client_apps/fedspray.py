@@ -64,10 +64,7 @@ class FedSprayClientApp(FglClientApp):
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the encoder's state."""
         key = ("fedspray", client.config.method_config.width)
-        if key not in client.data.memo:
-            client.data.memo[key] = state_shapes(self.build_encoder(client))
-        found: Mapping[str, tuple[int, ...]] = client.data.memo[key]
-        return found
+        return client.cached(key, lambda: state_shapes(self.build_encoder(client)))
 
     def build_encoder(self, client: Client) -> SprayEncoder:
         """Build the encoder on the client's device; its weights are overwritten."""

@@ -30,10 +30,7 @@ class FedStarClientApp(PartlySharedClientApp):
     def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the network's state."""
         key = ("fedstar", client.config.method_config)
-        if key not in client.data.memo:
-            client.data.memo[key] = state_shapes(self.build(client))
-        found: Mapping[str, tuple[int, ...]] = client.data.memo[key]
-        return found
+        return client.cached(key, lambda: state_shapes(self.build(client)))
 
     def shared_names(self, client: Client) -> Collection[str]:
         """Return the names of the structure encoder's tensors."""

@@ -37,14 +37,15 @@ class FedTADClientApp(DescribingClientApp):
         self, client: Client, model: Backbone
     ) -> tuple[Mapping[str, Tensor], Tensor | None]:
         """Return κ, computed once for the client's graph."""
-        memo, key = client.data.memo, ("fedtad-reliability",)
-        if key not in memo:
-            data = client.data.training
-            memo[key] = class_reliability(
+        data = client.data.training
+        found = client.cached(
+            ("fedtad-reliability",),
+            lambda: class_reliability(
                 node_features(data.inputs),
                 data.inputs.edge_index.cpu(),
                 data.index.cpu(),
                 data.labels.cpu(),
                 client.data.num_classes,
-            )
-        return {"reliability": memo[key]}, None
+            ),
+        )
+        return {"reliability": found}, None

@@ -113,15 +113,9 @@ class FGGPClientApp(FedAvgClientApp):
         return GroupFit(model.backbone, uploads, losses)
 
     def cells(self, group: Group, model: TwoViews) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a client and class, and a confidence, for every node.
+        """Return client · C + class and confidence (t,) of all nodes, and classes present.
 
-        Returns
-        -------
-        cells : Tensor of shape (t,), int64
-            Client · C + class of each of the :meth:`Group.all_rows`.
-        confidence : Tensor of shape (t,), float32
-        present : Tensor of shape (K, C), bool
-            Classes with a node.
+        The nodes are those of :attr:`Group.all_rows`; ``present`` has the shape (K, C).
         """
         every, rows, classes = group.all_rows, group.rows, group.num_classes
         flat = model.logits.flatten(0, -2)

@@ -17,7 +17,6 @@ from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.core.seeds import torch_generator
 from flower_fgl.methods.fgssl import FGSSLSettings
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
@@ -64,9 +63,7 @@ class FGSSLClientApp(FedAvgClientApp):
         with torch.no_grad():
             edges = edge_differences(received.embed(graph), pairs)
         has_classes = len(labels) > 0 and bool((labels != labels[0]).any())
-        generator = torch_generator(
-            client.config.seed, server_round, client.partition_id, "views"
-        )
+        generator = client.generator(server_round, "views")
 
         def terms() -> Tensor:
             out = model.embedding.new_zeros(())

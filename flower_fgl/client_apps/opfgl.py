@@ -230,17 +230,17 @@ def knowledge_of(client: Client) -> LocalKnowledge:
     """Return what is inferred from the client's labels, computed once per graph."""
     method_config, data = client.config.method_config, client.data
     key = ("opfgl", method_config.propagation_steps, method_config.propagation_share)
-    if key not in data.memo:
-        data.memo[key] = study_labels(
+    return client.cached(
+        key,
+        lambda: study_labels(
             data.inputs[0],
             data.training.index,
             data.training.labels,
             data.graph.num_classes,
             steps=method_config.propagation_steps,
             share=method_config.propagation_share,
-        )
-    knowledge: LocalKnowledge = data.memo[key]
-    return knowledge
+        ),
+    )
 
 
 def local_statistics(client: Client) -> ClassStatistics:

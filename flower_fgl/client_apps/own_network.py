@@ -24,10 +24,7 @@ class OwnNetworkClientApp(FedAvgClientApp):
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the network's state."""
         key = ("own-network", client.model_name, client.config.method_config)
-        if key not in client.data.memo:
-            client.data.memo[key] = state_shapes(self.build(client))
-        found: Mapping[str, tuple[int, ...]] = client.data.memo[key]
-        return found
+        return client.cached(key, lambda: state_shapes(self.build(client)))
 
     def empty_model(self, client: Client) -> Backbone:
         """Build the method's network."""

@@ -28,7 +28,7 @@ from flower_fgl.client_apps.runtime.training import (
     refuse_non_finite,
     restore_optimizer,
 )
-from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.backbone import copy_network
@@ -67,23 +67,23 @@ class TopFGLClientApp(FedAvgClientApp):
 
     def build_learner(self, client: Client) -> TopologyLearner:
         """Build the learner on the client's device; its weights are overwritten."""
-        memo, config = client.data.memo, client.config
+        config = client.config
         key = (
             "topfgl-learner",
             client.model_name,
             config.hidden_channels,
             config.dropout,
         )
-        if key not in memo:
+
+        def blank() -> TopologyLearner:
+            width = client.build_model().hidden_channels
             with seeded(0):
                 learner = TopologyLearner(
-                    client.data.num_classes,
-                    client.build_model().hidden_channels,
-                    config.dropout,
+                    client.data.num_classes, width, config.dropout
                 )
-            memo[key] = learner.to(client.device)
-        found: TopologyLearner = copy_network(memo[key])
-        return found
+            return learner.to(client.device)
+
+        return copy_network(client.cached(key, blank))
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Add edges if it is time, then train the network and the learner."""
@@ -117,11 +117,7 @@ class TopFGLClientApp(FedAvgClientApp):
 
     def encoding(self, client: Client, graph: GraphInput) -> Tensor:
         """Return h^T of the training graph, computed once."""
-        memo, key = client.data.memo, ("topfgl-encoding",)
-        if key not in memo:
-            memo[key] = structural_encoding(graph)
-        encoding: Tensor = memo[key]
-        return encoding
+        return client.cached(("topfgl-encoding",), lambda: structural_encoding(graph))
 
     def is_time(self, client: Client, server_round: int) -> bool:
         """Return whether the client adds edges in this round."""
@@ -161,9 +157,7 @@ class TopFGLClientApp(FedAvgClientApp):
         if settings.same_class == "pseudo":
             new = new[:, guess[new[0]] == guess[new[1]]]
         pairs = torch.cat([old, new], dim=1)
-        generator = torch_generator(
-            client.config.seed, server_round, client.partition_id, "edges"
-        )
+        generator = client.generator(server_round, "edges")
         noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
         most = graph.edge_index.shape[1] / 4  # half of the undirected pairs
         pairs = drop_distant(pairs, points, most, noise)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from flower_fgl.client_apps.dispatch import FEW, Dispatcher
+from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session, choose_device
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
@@ -165,7 +165,9 @@ def pick_workers(config: RunConfig) -> int:
     number = min(config.clients, num_cpus() // config.threads)
     if number < 2 or config.rounds < LONG_RUN:
         return 1
-    has_stacks = _has_stacked_form(METHODS[config.method]) and config.clients >= FEW
+    has_stacks = (
+        _has_stacked_form(METHODS[config.method]) and config.clients >= FEWEST_STACKED
+    )
     if has_stacks and config.stacked != "false" and not why_not_run(config, {}):
         return 1
     if choose_device(config.device).type != "cpu":

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from flower_fgl.client_apps.dispatch import FEW as FEW_CLIENTS
+from flower_fgl.client_apps.dispatch import FEWEST_STACKED
 from flower_fgl.client_apps.runtime.session import CACHE_BYTES, choose_device
-from flower_fgl.client_apps.runtime.training import FEW as FEW_NODES
+from flower_fgl.client_apps.runtime.training import FIELD_SHARE
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
@@ -209,7 +209,7 @@ def _bytes_of_weights(config: RunConfig, store: ClientStore, sizes: GraphSizes) 
 
 def _step_bytes(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int:
     """Return the bytes of a training step's representations of the largest client."""
-    reads_part = sizes.num_train <= FEW_NODES * sizes.num_train_nodes
+    reads_part = sizes.num_train <= FIELD_SHARE * sizes.num_train_nodes
     if config.batch_size or reads_part or METHODS[config.method].network:
         return 0
     name = assign_models(config.model, config.clients)[0]
@@ -228,7 +228,7 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
     if not vars(METHODS[config.method].load_client_app()).get("stacked"):
         return 0
     rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
-    is_worthwhile = config.clients >= FEW_CLIENTS and rows <= LARGEST_STEP
+    is_worthwhile = config.clients >= FEWEST_STACKED and rows <= LARGEST_STEP
     if config.stacked == "auto" and not is_worthwhile:
         return 0
     kept = FLOAT * sizes.num_entries + 24 * sizes.num_edges

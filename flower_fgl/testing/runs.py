@@ -11,7 +11,7 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp
+from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.lab.results import Run
@@ -244,14 +244,13 @@ def trained_weights(
     found: dict[tuple[int, int], dict[str, Tensor]] = {}
     original = FglClientApp.pack_fit
 
-    def pack_fit(self: Any, *args: Any) -> Any:
-        _, _, (client, _), server_round, _, result, *_ = args
+    def pack_fit(self: Any, opened: Opened, result: Fit, *args: Any) -> Any:
         if result.model is not None:
             weights = result.model.state_dict()
-            found[server_round, client.partition_id] = {
+            found[opened.server_round, opened.client.partition_id] = {
                 name: tensor.detach().clone() for name, tensor in weights.items()
             }
-        return original(self, *args)
+        return original(self, opened, result, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(FglClientApp, "pack_fit", pack_fit)

@@ -209,8 +209,8 @@ def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
     settings = {"dropout": 0.0, "local-epochs": 3, "batch-size": batch}
     found = []
     for share in (1.0, 0.0):
-        monkeypatch.setattr(training, "FEW", share)
-        monkeypatch.setattr(training, "FEW_IN_BATCH", share)
+        monkeypatch.setattr(training, "FIELD_SHARE", share)
+        monkeypatch.setattr(training, "BATCH_FIELD_SHARE", share)
         monkeypatch.setattr(computation_graph, "SHARE", 1.0)
         client = random_client("f2l", settings=settings)
         used: list[bool] = []

@@ -443,7 +443,7 @@ def test_a_small_batch_is_embedded_from_its_computation_graph(
     learner = LocalLearner(client, network, None)
     found = []
     for few in (0.05, 0.0):
-        monkeypatch.setattr(training, "FEW_IN_BATCH", few)
+        monkeypatch.setattr(training, "BATCH_FIELD_SHARE", few)
         assert (data.field_of(3, index[3:]) is None) == (few == 0)
         network.zero_grad()
         h, around = learner.embed_batch(index[3:])

@@ -200,7 +200,7 @@ def test_training_in_small_batches_is_training_on_the_whole_graph(
     index = torch.randperm(100, generator=torch.Generator().manual_seed(1))[:30]
     found, sizes = [], []
     for few in (0.05, 0.0):
-        monkeypatch.setattr(training, "FEW_IN_BATCH", few)
+        monkeypatch.setattr(training, "BATCH_FIELD_SHARE", few)
         model = model_of("graphsage", graph)
         data = TrainingSet(graph, index, torch.arange(30) % 3)
         field = data.field_of(2, index[:5])

@@ -24,7 +24,7 @@ from flwr.app import (
 )
 
 from flower_fgl import Run, simulate
-from flower_fgl.client_apps.dispatch import FEW
+from flower_fgl.client_apps.dispatch import FEWEST_STACKED
 from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.methods import parse_config
@@ -235,7 +235,7 @@ def test_workers_give_the_numbers_of_one_process(
     for method in methods:
         settings = shortened(method, SMALL)
         if method == "fedavg":  # two stacks, one in each worker
-            settings |= {"clients": FEW + 1, "hidden_channels": 17}
+            settings |= {"clients": FEWEST_STACKED + 1, "hidden_channels": 17}
         settings = {"clients": 4, **settings}
         alone[method] = simulate(method, output_dir=folder, **settings)
     run_apart([config_of(run, tmp_path / m) for m, run in alone.items()])

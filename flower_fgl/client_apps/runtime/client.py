@@ -34,11 +34,7 @@ from flower_fgl.core.metrics import (
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.core.settings import read_num_neighbors
-from flower_fgl.nn import (
-    Backbone,
-    build_model,
-    state_shapes,
-)
+from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.models import local_names
 from flower_fgl.nn.sparse import lay_out_for_sparse
@@ -49,24 +45,15 @@ EMPTY = Scores(0, math.nan, math.nan, math.nan)
 MASKED = "test_masked"
 Module = TypeVar("Module", bound=nn.Module)
 Entry = TypeVar("Entry")
+Made = TypeVar("Made")
 
 
 @dataclass(eq=False)
 class Client(Generic[S]):
     """One client as a method's hooks see it, ``Client[FedPGSettings]`` with FedPG.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Checked settings.
-    partition_id, num_partitions : int
-        Partition-id and number of partitions.
-    data : ClientData
-        The client's graph.
-    state : ClientState
-        State between rounds; changes by hooks are stored after the message.
-    device : torch.device
-        Device of all computations.
+    ``data`` is its graph on ``device``, ``state`` what it keeps between rounds: changes
+    by hooks are stored after the message.
     """
 
     config: RunConfig[S]
@@ -96,6 +83,20 @@ class Client(Generic[S]):
         """Derive a seed of this client."""
         return derive_seed(self.config.seed, server_round, self.partition_id, purpose)
 
+    def generator(self, server_round: int, purpose: str) -> torch.Generator:
+        """Return a CPU generator of this client."""
+        return torch_generator(
+            self.config.seed, server_round, self.partition_id, purpose
+        )
+
+    def cached(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+        """Return what ``make`` returned for this key first, kept in the graph's memo."""
+        memo = self.data.memo
+        if key not in memo:
+            memo[key] = make()
+        found: Made = memo[key]
+        return found
+
     def build_model(
         self,
         *,
@@ -105,15 +106,9 @@ class Client(Generic[S]):
     ) -> Backbone:
         """Build the client's backbone.
 
-        Parameters
-        ----------
-        initialise : bool
-            Whether to draw initial weights, the same on all clients with this backbone.
-            Otherwise the caller must overwrite the weights.
-        num_outputs : int, optional
-            Width of the output; by default the number of classes.
-        own_weights : bool
-            Whether the initial weights are the client's own.
+        With ``initialise`` initial weights are drawn, the same on all clients with this
+        backbone, or the client's ``own_weights``. Otherwise the caller must overwrite
+        them. ``num_outputs`` is by default the number of classes.
         """
         config, name = self.config, self.model_name
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
@@ -157,16 +152,8 @@ class Client(Generic[S]):
     def build_own(self, build: Callable[..., Module], **settings: Any) -> Module:
         """Build a method's own network with the weights with which all clients start.
 
-        Parameters
-        ----------
-        build : callable
-            Takes the method's settings, the backbone's name and the sizes.
-        **settings
-            Further arguments of ``build``.
-
-        Notes
-        -----
-        1. The network is drawn once; each call returns a copy of it.
+        ``build`` takes the method's settings, the backbone's name, the sizes and
+        ``settings``. The network is drawn once; each call returns a copy of it.
         """
         config, memo = self.config, self.data.memo
         key = (build, config, self.model_name, tuple(sorted(settings.items())))
@@ -200,15 +187,15 @@ class Client(Generic[S]):
         config, key = self.config, ("local names", self.model_name)
         if not config.owners or not config.keeps_layers:
             return frozenset()
-        if key not in self.data.memo:
-            self.data.memo[key] = local_names(
+        return self.cached(
+            key,
+            lambda: local_names(
                 lambda width: self._build(width),
                 self.data.graph.num_features,
                 first_layer=config.feature_align == "project",
                 head=config.has_local_heads,
-            )
-        names: frozenset[str] = self.data.memo[key]
-        return names
+            ),
+        )
 
     def shared(self, state: Mapping[str, Entry]) -> dict[str, Entry]:
         """Return the entries of a state that are exchanged, without the local layers."""
@@ -223,14 +210,8 @@ class Client(Generic[S]):
         """Build the backbone with received weights, and with the client's own layers.
 
         The own layers, if there are any, are those of the model trained last, or the
-        initial ones.
-
-        Parameters
-        ----------
-        weights : mapping of str to Tensor
-            Weights of all exchanged layers, see :meth:`shared`.
-        build : callable, optional
-            Builds the network if it is not the backbone; then it has no local layers.
+        initial ones. ``build`` builds a network that is not the backbone and has no local
+        layers.
         """
         kept = self.local_names()
         if build is None or kept:
@@ -353,22 +334,9 @@ class Client(Generic[S]):
     ) -> float:
         """Train like :meth:`train`, with the caller's implementation of an epoch.
 
-        Parameters
-        ----------
-        run : callable
-            Takes the model's optimizer, a generator for batches and a number of epochs
-            (at least one). Trains for these epochs and returns the mean loss of the
-            last one.
-        model, server_round, epochs, after_epoch, purpose
-            See :meth:`train`.
-        optimizer : torch.optim.Optimizer, optional
-            Optimizer of the model, whose state is not kept; by default that of the
-            settings.
-
-        Returns
-        -------
-        float
-            Mean loss of the last epoch.
+        ``run`` takes the model's optimizer, a generator for batches and a number of
+        epochs (at least one). It trains for these epochs and returns the mean loss of the
+        last one. The state of the caller's own ``optimizer`` is not kept.
         """
         is_kept = optimizer is None and self.config.optimizer_state == "keep"
         if optimizer is None:
@@ -376,9 +344,7 @@ class Client(Generic[S]):
         if is_kept:
             restore_optimizer(model, optimizer, self.state.group("optimizer"))
         batches = "batches" if purpose == "training" else f"batches of {purpose}"
-        generator = torch_generator(
-            self.config.seed, server_round, self.partition_id, batches
-        )
+        generator = self.generator(server_round, batches)
         loss = float("nan")
         epochs = self.config.local_epochs if epochs is None else epochs
         check_every = self.config.check_every
@@ -432,22 +398,11 @@ class Client(Generic[S]):
         """Score a model on every column: ``val``, ``test`` and those of the setting.
 
         Graph classification, owners, and datasets with rare classes add the areas under
-        the ROC curve and the precision-recall curve. A positive class adds its own scores,
-        at a threshold that is chosen on ``val``. The few-shot
-        setting adds the column ``test_masked``: the test nodes, scored over the client's
-        own classes only.
+        the ROC curve and the precision-recall curve. A positive class adds its own
+        scores, at a threshold that is chosen on ``val``. The few-shot setting adds the
+        column ``test_masked``: the test nodes, scored over the client's own classes only.
 
-        Parameters
-        ----------
-        model : Backbone
-            The network; ends in evaluation mode.
-        known_logits : Tensor of shape (N, C), optional
-            Its predictions for the training graph, if they are known.
-
-        Returns
-        -------
-        dict of str to Scores
-            Scores by column.
+        ``known_logits`` (N, C) are predictions of the model for the training graph.
         """
         model.eval()
         data = self.data
@@ -455,8 +410,6 @@ class Client(Generic[S]):
         is_few_shot = self.config.setting == "few-shot"
         if is_few_shot:
             scores[MASKED] = EMPTY
-        absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
-        num_classes = data.num_classes
         items: dict[str, tuple[Tensor, Tensor]] = {}
         for inputs, y, masks in zip(
             data.inputs, data.labels, data.columns, strict=True
@@ -468,36 +421,13 @@ class Client(Generic[S]):
                 wanted = torch.stack([masks[name] for name in names]).any(0)
                 logits = model.predict(inputs, wanted)
             for name in names:
-                if y.dim() == 2:
-                    from flower_fgl.core.multi_label import score_targets
-
-                    scores[name] = score_targets(
-                        logits, y, masks[name], absent_classes=absent
-                    )
-                    continue
-                scores[name] = score(
-                    logits, y, masks[name], num_classes, absent_classes=absent
-                )
-                if inputs.pairs is not None and inputs.pair_x is None:
-                    scores[name] = score_links(
-                        scores[name], logits, y, masks[name], k=self.config.link_k
-                    )
-                elif (
-                    inputs.batch is not None
-                    or self.config.owners
-                    or self.config.main_score == "auroc"
-                ):
-                    scores[name] = score_areas(
-                        scores[name], logits, y, masks[name], num_classes
-                    )
-                if self.config.positive_class:
+                scores[name] = self._score(logits, y, masks[name], inputs)
+                if self.config.positive_class and y.dim() == 1:
                     chosen = masks[name] & (y >= 0)
                     items[name] = logits[chosen], y[chosen]
             if is_few_shot and "test" in names:
                 own = logits.masked_fill(~data.own_classes, -math.inf)
-                scores[MASKED] = score(
-                    own, y, masks["test"], num_classes, absent_classes=absent
-                )
+                scores[MASKED] = self._plain_score(own, y, masks["test"])
         if self.config.positive_class in data.graph.class_names:
             from flower_fgl.core.rare_class import score_positive_class
 
@@ -505,6 +435,28 @@ class Client(Generic[S]):
             k = self.config.precision_k
             scores = score_positive_class(scores, items, positive, k=k)
         return scores
+
+    def _score(
+        self, logits: Tensor, y: Tensor, mask: Tensor, inputs: GraphInput
+    ) -> Scores:
+        """Score the items of one column by the scores of the task."""
+        config = self.config
+        if y.dim() == 2:
+            from flower_fgl.core.multi_label import score_targets
+
+            absent = cast(AbsentClasses, config.absent_classes)
+            return score_targets(logits, y, mask, absent_classes=absent)
+        plain = self._plain_score(logits, y, mask)
+        if inputs.pairs is not None and inputs.pair_x is None:
+            return score_links(plain, logits, y, mask, k=config.link_k)
+        if inputs.batch is not None or config.owners or config.main_score == "auroc":
+            return score_areas(plain, logits, y, mask, self.data.num_classes)
+        return plain
+
+    def _plain_score(self, logits: Tensor, y: Tensor, mask: Tensor) -> Scores:
+        """Score classes without areas under curves."""
+        absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
+        return score(logits, y, mask, self.data.num_classes, absent_classes=absent)
 
 
 @lru_cache(maxsize=64)

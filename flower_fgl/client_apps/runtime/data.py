@@ -62,12 +62,9 @@ class ClientData:
         Hash of the partition; empty for a data owner's own file.
     place : tuple of two int
         The client's partition-id and the number of partitions.
-    shapes : dict of str to (dict of str to tuple of int)
-        Cached shapes of each backbone's state.
-    templates : dict
-        Cached backbones, to be copied.
-    memo : dict
-        Results that a method computes once per graph.
+    shapes, templates, memo : dict
+        Cached shapes of each backbone's state, backbones to be copied, and results that a
+        method computes once per graph.
     """
 
     graph: ClientGraph

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-
-from filelock import FileLock
 
 from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.core.atomic import make_private_folder, write_file
+from flower_fgl.client_apps.runtime.releases import OwnerFile
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.node_settings import NodeSettings
@@ -67,49 +63,27 @@ def fewest_members(data: ClientData, name: str) -> int:
 
 
 @dataclass(frozen=True)
-class SplitRecord:
+class SplitRecord(OwnerFile):
     """File with the settings from which the split of an owner's first run was drawn.
 
     Two splits that differ by one item give away what that item adds to an upload.
-
-    Parameters
-    ----------
-    folder : Path
-        The node config's ``state-dir``.
-    owner : str
-        Name of the node's files.
-    label : str
-        Name of the node, for errors.
-    drawn : tuple of (str, bool, int, float or str)
-        Settings from which the run draws the split, by name.
+    ``label`` is the name of the node, for errors; ``drawn`` are the settings, by name,
+    from which the run draws the split.
     """
 
-    folder: Path
-    owner: str
     label: str
     drawn: tuple[tuple[str, Scalar], ...]
-
-    @property
-    def path(self) -> Path:
-        """File of the record."""
-        return self.folder / f"split-{self.owner}.json"
+    kind = "split"
 
     def require(self) -> None:
-        """Raise an error if the first run had another split.
-
-        Raises
-        ------
-        RunError
-            If the record differs, or is damaged: it never counts as missing.
-        """
+        """Raise a RunError if the first run had another split, or the file is damaged."""
         try:
-            first = json.loads(self.path.read_text(encoding="utf-8"))
-            is_sound = isinstance(first, dict)
+            first = self.read()
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError):
-            is_sound = False
-        if not is_sound:
+            first = None
+        if not isinstance(first, dict):
             raise RunError(
                 f"{self.label} refuses the run: the record of its split, {self.path.name} "
                 "in its state-dir, is damaged. The data owner must restore or delete it."
@@ -123,20 +97,12 @@ class SplitRecord:
             )
 
     def keep(self) -> None:
-        """Store the settings of the first run on disk; compare those of a later one.
-
-        Raises
-        ------
-        RunError
-            If the record differs, or cannot be read or written.
-        """
+        """Store the settings of the first run on disk; compare those of a later one."""
         try:
-            make_private_folder(self.folder)
-            with FileLock(f"{self.path}.lock", mode=0o600):
+            with self.locked():
                 self.require()
                 if not self.path.exists():
-                    data = json.dumps(dict(self.drawn)).encode()
-                    write_file(self.path, data, is_private=True)
+                    self.write(dict(self.drawn))
         except OSError as error:
             raise RunError(
                 f"{self.label} refuses the run: the record of its split cannot be written "

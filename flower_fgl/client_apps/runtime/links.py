@@ -44,16 +44,10 @@ class EdgeTrainingSet(TrainingSet):
 class LinkTrainingSet(TrainingSet):
     """Training edges as positives; :meth:`epoch` adds as many negatives.
 
-    Parameters
-    ----------
-    pairs : Tensor of shape (2, n), int64
-        Pairs of nodes that ``index`` refers to.
-    known : Tensor of shape (T,), int64
-        Codes of the T training edges on the CPU, see
-        :func:`~flower_fgl.nn.link.pair_codes`.
-    side : Tensor of shape (N,), int64, or None
-        Side of each node if the client's graph is bipartite, see
-        :func:`~flower_fgl.nn.link.graph_sides`: negatives join different sides.
+    ``index`` refers to ``pairs`` (2, n) of nodes. ``known`` (T,) are codes of the T
+    training edges on the CPU, see :func:`~flower_fgl.nn.link.pair_codes`; ``side`` (N,)
+    is the side of each node if the graph is bipartite, see
+    :func:`~flower_fgl.nn.link.graph_sides`: negatives join different sides.
 
     Notes
     -----

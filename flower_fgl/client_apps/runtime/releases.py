@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from filelock import FileLock
 
@@ -14,44 +15,56 @@ from flower_fgl.core.atomic import make_private_folder, write_file
 from flower_fgl.core.errors import RunError
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 
-__all__ = ["ReleaseLedger", "SumLedger"]
+__all__ = ["OwnerFile", "ReleaseLedger", "SumLedger"]
 
 
 @dataclass(frozen=True)
-class ReleaseLedger:
-    """Counter on disk of the replies that carried uploads or scores.
+class OwnerFile:
+    """JSON file of a node in its ``state-dir``, which only its user may read.
 
-    It belongs to the node and not to a run: no rewound, repeated or new run lowers it.
-
-    Parameters
-    ----------
-    folder : Path
-        The node config's ``state-dir``.
-    owner : str
-        Name of the node's files.
-    limit : int, positive
-        ``max-releases``.
+    It belongs to the node and not to a run: no rewound, repeated or new run changes it
+    back. ``owner`` is the name of the node's files.
     """
 
     folder: Path
     owner: str
-    limit: int
+    kind: ClassVar[str]
 
     @property
     def path(self) -> Path:
-        """File of the counter."""
-        return self.folder / f"releases-{self.owner}.json"
+        """Path of the file."""
+        return self.folder / f"{self.kind}-{self.owner}.json"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let other processes wait; create the folder if it is missing."""
+        make_private_folder(self.folder)
+        with FileLock(f"{self.path}.lock", mode=0o600):
+            yield
+
+    def read(self) -> Any:
+        """Return the content; ValueError if it is no JSON."""
+        return json.loads(self.path.read_text(encoding="utf-8"))
+
+    def write(self, content: Any) -> None:
+        """Replace the content atomically."""
+        write_file(self.path, json.dumps(content).encode(), is_private=True)
+
+
+@dataclass(frozen=True)
+class ReleaseLedger(OwnerFile):
+    """Counter of the replies that carried uploads or scores.
+
+    ``limit`` is ``max-releases``.
+    """
+
+    limit: int
+    kind = "releases"
 
     def count(self) -> int:
-        """Return the number of replies so far.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged: it is never counted as 0.
-        """
+        """Return the number of replies so far; RunError if the file is damaged."""
         try:
-            value = json.loads(self.path.read_text())["releases"]
+            value = self.read()["releases"]
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -64,13 +77,7 @@ class ReleaseLedger:
         return value
 
     def require(self) -> None:
-        """Raise an error if no reply is left.
-
-        Raises
-        ------
-        RunError
-            If the limit is reached, or the counter is damaged.
-        """
+        """Raise a RunError if no reply is left."""
         if self.count() >= self.limit:
             raise RunError(
                 f"its node config allows max-releases = {self.limit} replies with uploads "
@@ -78,19 +85,11 @@ class ReleaseLedger:
             )
 
     def add(self) -> None:
-        """Count one reply, on disk, before it is sent.
-
-        Raises
-        ------
-        RunError
-            If the limit is reached, or the counter cannot be read or written.
-        """
+        """Count one reply, on disk, before it is sent; RunError if none is left."""
         try:
-            make_private_folder(self.folder)
-            with FileLock(f"{self.path}.lock"):
+            with self.locked():
                 self.require()
-                data = json.dumps({"releases": self.count() + 1}).encode()
-                write_file(self.path, data, is_private=True)
+                self.write({"releases": self.count() + 1})
         except OSError as error:
             raise RunError(
                 "the counter of max-releases cannot be written to its state-dir: "
@@ -99,43 +98,21 @@ class ReleaseLedger:
 
 
 @dataclass(frozen=True)
-class SumLedger:
-    """File with the sums of secure aggregation that a node has helped to open.
+class SumLedger(OwnerFile):
+    """File with the sums of secure aggregation that a node has helped to open."""
 
-    Parameters
-    ----------
-    folder : Path
-        The node config's ``state-dir``.
-    owner : str
-        Name of the node's files.
-    """
-
-    folder: Path
-    owner: str
-
-    @property
-    def path(self) -> Path:
-        """File of the sums."""
-        return self.folder / f"sums-{self.owner}.json"
+    kind = "sums"
 
     @contextlib.contextmanager
     def held(self, *, is_fixed: bool) -> Iterator[SumHistory]:
         """Read the sums, and write those that were added; other processes wait.
 
-        Parameters
-        ----------
-        is_fixed : bool
-            The node config's ``fixed-roster``.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged, which is never an empty history, or cannot be written.
+        ``is_fixed`` is the node config's ``fixed-roster``. A damaged file is never an
+        empty history: RunError.
         """
         with contextlib.ExitStack() as stack:
             with self._writing():
-                make_private_folder(self.folder)
-                stack.enter_context(FileLock(f"{self.path}.lock"))
+                stack.enter_context(self.locked())
                 text = self.path.read_text() if self.path.exists() else "{}"
                 history = SumHistory.from_json(text, is_fixed=is_fixed)
             known = dict(history.sums)

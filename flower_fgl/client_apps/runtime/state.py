@@ -40,17 +40,9 @@ ANSWERED = "answered/"
 class ClientState:
     """One client's state; tensors are replaced, never changed in place.
 
-    Parameters
-    ----------
-    tensors : dict of str to Tensor
-        For example ``model/encoder.weight``, ``optimizer/exp_avg/encoder.weight``.
-    values : dict of str to bool, int, float or str
-        Scalars, for example the round of the last training.
-
-    Attributes
-    ----------
-    claimed : str
-        Exchange that the current message answers; not stored.
+    A tensor is, for example, ``optimizer/exp_avg/encoder.weight``; a value the round of
+    the last training. ``claimed`` is the exchange that the current message answers; not
+    stored.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -113,15 +105,10 @@ class ClientState:
         return ClientState(kept, dict(self.values))
 
     def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
-        """Replace the tensors under ``prefix/`` by copies of ``tensors``.
+        """Replace the tensors under ``prefix/`` by copies of ``tensors``, which are dense.
 
         The groups ``model`` and ``optimizer`` and the value ``round`` belong to the base
         class.
-
-        Raises
-        ------
-        TypeError
-            If an entry is not a dense tensor.
         """
         start = prefix + "/"
         for name, t in tensors.items():

@@ -31,7 +31,7 @@ __all__ = [
     "train_epochs",
 ]
 
-FEW, FEW_IN_BATCH = 0.1, 0.05
+FIELD_SHARE, BATCH_FIELD_SHARE = 0.1, 0.05
 """Largest shares of nodes, for all training nodes and for one batch, for which a step
 computes only their receptive field. A batch needs its own field in every step."""
 
@@ -45,21 +45,10 @@ scalar."""
 class TrainingSet:
     """The training nodes of a client, or the training graphs of its batch.
 
-    Parameters
-    ----------
-    inputs : GraphInput
-        The graph as model input.
-    index : Tensor of shape (n,), int64
-        Training nodes or graphs.
-    labels : Tensor of shape (n,), int64, or (n, C), float32
-        Classes of the training nodes or graphs, see :class:`ClientData`.
-
-    Attributes
-    ----------
-    fields : dict of int to (GraphInput or None)
-        Cached receptive fields of all training nodes, by number of hops.
-    samplers : list of NeighborSampler
-        The sampler of the graph's neighbours, once it was needed.
+    ``index`` (n,), int64, are nodes or graphs of ``inputs``; ``labels`` are classes (n,),
+    or (n, C) float32, see :class:`ClientData`. ``fields`` are cached receptive fields of
+    all training nodes, by number of hops; ``samplers`` is that of the graph's neighbours,
+    once it was needed.
     """
 
     inputs: GraphInput
@@ -121,7 +110,7 @@ class TrainingSet:
         if not reach or self.inputs.batch is not None:
             return False
         least = len(self.index) % batch_size or batch_size
-        return least <= FEW_IN_BATCH * self.inputs.num_nodes
+        return least <= BATCH_FIELD_SHARE * self.inputs.num_nodes
 
     def part_for(self, model: Backbone) -> GraphInput | None:
         """Return the receptive field of all training nodes; ``None``: the whole graph."""
@@ -134,7 +123,7 @@ class TrainingSet:
         # The field of a fifth of the nodes already covers most of the graph. A batch uses
         # its field on a CPU only: finding it would synchronize a GPU several times a step.
         if index is not self.index:
-            are_few = len(index) <= FEW_IN_BATCH * self.inputs.num_nodes
+            are_few = len(index) <= BATCH_FIELD_SHARE * self.inputs.num_nodes
             are_few &= self.inputs.device.type == "cpu"
             return (
                 receptive_field(self.inputs, index, reach, is_batch=True)
@@ -142,7 +131,7 @@ class TrainingSet:
                 else None
             )
         if reach not in self.fields:
-            are_few = len(index) <= FEW * self.inputs.num_nodes
+            are_few = len(index) <= FIELD_SHARE * self.inputs.num_nodes
             self.fields[reach] = (
                 receptive_field(self.inputs, index, reach) if are_few else None
             )

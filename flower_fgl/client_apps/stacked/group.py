@@ -135,16 +135,7 @@ rows, returns one loss per client, (K,)."""
 class GroupFit:
     """Result of the local training of K clients.
 
-    Parameters
-    ----------
-    model : Backbone
-        The personalized models.
-    uploads : sequence of Payload
-        Payload of each client for the server.
-    losses : sequence of float
-        Training loss of each client.
-    records : callable, optional
-        Returns ``to_record()`` of all uploads, packed at once.
+    ``records`` returns ``to_record()`` of all uploads, packed at once.
     """
 
     model: Backbone
@@ -198,19 +189,9 @@ class Group(ABC):
     ) -> list[float]:
         """Train a network of :meth:`build_model`, or a wrapper of it, in place.
 
-        Parameters
-        ----------
-        model, epochs, purpose
-            As in :meth:`Client.train`.
-        data_loss : RowsLoss, optional
-            Loss of the training items; by default that of the task.
-        penalty : callable, optional
-            Returns a term per client, of shape (K,), added to the loss.
-
-        Returns
-        -------
-        list of float
-            Mean loss of each client's last epoch; NaN without epochs.
+        The arguments are those of :meth:`Client.train`; ``data_loss`` and ``penalty``
+        return a number per client, (K,). The result is the mean loss of each client's
+        last epoch; NaN without epochs.
         """
 
     @abstractmethod

@@ -13,7 +13,7 @@ from flower_fgl.nn.stacked import can_stack
 
 __all__ = ["Backbones", "cut", "is_worthwhile", "num_stacks", "why_not_run"]
 
-MAX_PADDING, MAX_PADDING_OF_FEW, FEW = 1.25, 4.0, 32
+MAX_PADDING, MAX_PADDING_OF_SMALL, SMALL_COHORT = 1.25, 4.0, 32
 """Largest ratio of the rows of a cohort, padding included, to its nodes; of a cohort of
 few clients, whose calls take longer than their arithmetic, a larger one."""
 COHORT_BYTES = 32 << 20
@@ -124,7 +124,11 @@ def cut(
             width = clients[place][1].data.inputs[0].num_features
             used = (position - start + 1) * bytes_per_client + 4 * rows * width
             nodes += sizes[place]
-            ratio = MAX_PADDING if position - start >= FEW else MAX_PADDING_OF_FEW
+            ratio = (
+                MAX_PADDING
+                if position - start >= SMALL_COHORT
+                else MAX_PADDING_OF_SMALL
+            )
             if position > start and (rows > ratio * nodes or used > COHORT_BYTES):
                 cohorts.append(places[start:position])
                 start, nodes = position, sizes[place]

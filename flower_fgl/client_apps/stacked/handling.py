@@ -13,10 +13,9 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
 from flower_fgl.client_apps.stacked.group import GroupClientApp
@@ -50,16 +49,11 @@ Answer = Message | Exception
 
 
 @dataclass(eq=False)
-class Opened:
-    """A client whose message can be handled in a stack."""
+class Placed(Opened):
+    """A client whose message can be handled in a stack, and its place in the exchange."""
 
     place: int
-    message: Message
-    context: Context
-    client: Client
-    store: StateStore
-    download: Any
-    seconds: float
+    seconds: float = 0.0
 
 
 class Broadcasts:
@@ -131,7 +125,7 @@ class Stacker:
         for place, (message, context) in enumerate(items):
             clock = time.perf_counter()
             try:
-                client, store, _ = app.open_once(message, context)
+                client, store, number = app.open_once(message, context)
                 key = self._backbones.key(client)
                 if isinstance(key, str):
                     refused[place] = key
@@ -142,7 +136,7 @@ class Stacker:
                 continue
             spent = time.perf_counter() - clock
             opened.append(
-                Opened(place, message, context, client, store, download, spent)
+                Placed(message, context, client, store, number, download, place, spent)
             )
             keys.append((*key, app.stack_key(client)))
         answers = _refused(refused, is_forced)
@@ -163,8 +157,8 @@ class Stacker:
         return answers
 
     def _cohorts(
-        self, opened: Sequence[Opened], keys: Sequence[Any], *, is_forced: bool
-    ) -> list[tuple[list[Opened], bool]]:
+        self, opened: Sequence[Placed], keys: Sequence[Any], *, is_forced: bool
+    ) -> list[tuple[list[Placed], bool]]:
         """Divide opened clients into cohorts, and tell whether each will come again."""
         if not opened:
             return []
@@ -198,20 +192,19 @@ class Stacker:
     def _train_cohort(
         self,
         app: GroupClientApp,
-        opened: Sequence[Opened],
+        opened: Sequence[Placed],
         *,
         is_whole: bool,
     ) -> dict[int, Answer]:
         """Train one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
         clients = [one.client for one in opened]
-        settings = round_settings(opened[0].message.content)
-        server_round = int(settings["server-round"])  # type: ignore[arg-type]
-        cohort = Cohort(clients, self._data(clients), server_round, is_whole=is_whole)
+        server_round, data = opened[0].server_round, self._data(clients)
+        cohort = Cohort(clients, data, server_round, is_whole=is_whole)
         result = app.fit_group(cohort, [one.download for one in opened])
         seconds = {"train": (time.perf_counter() - clock) / len(opened)}
         found: Sequence[dict[str, Scores] | None] = [None] * len(opened)
-        if settings["evaluate"]:
+        if round_settings(opened[0].message.content)["evaluate"]:
             clock = time.perf_counter()
             found = cohort.evaluate(result.model)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
@@ -230,11 +223,7 @@ class Stacker:
                 keep_model(one.client, trained, is_shared=is_whole)
                 scores = found[number]
                 answers[one.place] = app.pack_fit(
-                    one.message,
-                    one.context,
-                    (one.client, one.store),
-                    server_round,
-                    one.download,
+                    one,
                     Fit(None, result.uploads[number], result.losses[number]),
                     {} if scores is None else {"local": scores},
                     {"load": one.seconds, **seconds},
@@ -260,7 +249,7 @@ class Stacker:
             if settings["refresh"] or settings.get("mixed"):
                 continue
             try:
-                client, store, _ = app.open_once(message, context)
+                client, store, number = app.open_once(message, context)
                 key = self._backbones.key(client)
                 if isinstance(key, str) or (
                     "local" in modes and not _holds_backbone(client)
@@ -277,7 +266,9 @@ class Stacker:
             except Exception as error:  # handled one by one, it fails in the usual way
                 log.debug("Client of message %d is not stacked: %s", place, error)
                 continue
-            opened.append(Opened(place, message, context, client, store, received, 0.0))
+            opened.append(
+                Placed(message, context, client, store, number, received, place)
+            )
             keys.append((*key, modes))
         answers: dict[int, Answer] = {}
         for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
@@ -285,7 +276,7 @@ class Stacker:
         return answers
 
     def _evaluate_cohort(
-        self, app: FglClientApp, opened: Sequence[Opened]
+        self, app: FglClientApp, opened: Sequence[Placed]
     ) -> dict[int, Answer]:
         """Evaluate one cohort, and pack the reply of each client."""
         clock = time.perf_counter()

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from flower_fgl import METHODS, resume, simulate
-from flower_fgl.client_apps.dispatch import FEW, Dispatcher
+from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.client_apps.stacked.handling import (
@@ -398,10 +398,10 @@ def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -
     synthetic = {**SMALL["synthetic"], "nodes": 640}
     settings = {**SMALL, "rounds": 1, "output_dir": str(tmp_path)}
     settings["synthetic"] = synthetic
-    simulate("fedavg", clients=FEW - 1, **settings)
+    simulate("fedavg", clients=FEWEST_STACKED - 1, **settings)
     assert seen == []
-    simulate("fedavg", clients=FEW, **settings)
-    assert sum(seen) == FEW
+    simulate("fedavg", clients=FEWEST_STACKED, **settings)
+    assert sum(seen) == FEWEST_STACKED
 
 
 @pytest.mark.parametrize("stacked", ["auto", "true"])
@@ -415,7 +415,12 @@ def test_an_error_of_stacking_loses_no_reply(
         # the grid takes this exception for a reply that cannot be decoded
         raise KeyError("encoder")
 
-    settings = {**SMALL, "clients": FEW, "rounds": 1, "output_dir": str(tmp_path)}
+    settings = {
+        **SMALL,
+        "clients": FEWEST_STACKED,
+        "rounds": 1,
+        "output_dir": str(tmp_path),
+    }
     expected = simulate("fedavg", **settings, stacked="false")
     monkeypatch.setattr(Stacker, "handle", fail)
     if stacked == "true":
