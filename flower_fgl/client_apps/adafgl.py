@@ -18,11 +18,7 @@ from functools import partial
 
 import torch
 
-from flower_fgl.algorithms.adafgl.network import (
-    AdaFGLNet,
-    adafgl_loss,
-    build_network,
-)
+from flower_fgl.algorithms.adafgl.network import AdaFGLNet, adafgl_loss, build_network
 from flower_fgl.algorithms.adafgl.propagation import homophily_confidence
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp

@@ -98,9 +98,7 @@ class LocalTraining:
     def _generator(self, purpose: str) -> torch.Generator:
         return self.client.generator(self.server_round, purpose)
 
-    def _optimizers(
-        self,
-    ) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
+    def _optimizers(self) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
         yield "optimizer", self.net.backbone, self.optimizer
         if self.learners is not None:
             yield "network-optimizer", self.networks, self.learners

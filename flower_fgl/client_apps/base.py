@@ -18,11 +18,7 @@ from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_rep
 from flower_fgl.client_apps.runtime.model_store import save_best_model
 from flower_fgl.client_apps.runtime.node_checks import check_node
 from flower_fgl.client_apps.runtime.rewind import rewind_client
-from flower_fgl.client_apps.runtime.secure_aggregation import (
-    answer,
-    join,
-    pack_masked,
-)
+from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
@@ -46,12 +42,7 @@ from flower_fgl.protocols.base import (
     round_settings,
 )
 from flower_fgl.protocols.describe import AGREEMENT, Rejection
-from flower_fgl.protocols.secure_aggregation.messages import (
-    CHECK,
-    KEYS,
-    SHARES,
-    UNMASK,
-)
+from flower_fgl.protocols.secure_aggregation.messages import CHECK, KEYS, SHARES, UNMASK
 
 __all__ = ["FglClientApp", "Fit", "Opened", "once"]
 
@@ -295,16 +286,9 @@ class FglClientApp(ClientApp, ABC):
         The method stores that with :meth:`keep`, before it returns the reply. If it raises
         an error instead, the dispatcher calls :meth:`keep_failed`.
 
-        Parameters
-        ----------
-        message : Message
-            Its record ``config`` holds ``server-round``, the number of the message in its
-            exchange, which is the last result.
-        context : Context
-            Flower's context of this client.
-        last : callable, optional
-            Returns the largest number; by default ``rounds``, and one more for a named
-            action or an evaluation, which may follow the last round.
+        The last result is ``server-round`` of the message, its number in its exchange.
+        ``last`` returns the largest number; by default ``rounds``, and one more for a named
+        action or an evaluation, which may follow the last round.
 
         Raises
         ------

@@ -22,7 +22,6 @@ from flower_fgl.client_apps.stacked.group import (
     GroupClientApp,
     GroupFit,
     RowsLoss,
-    Single,
 )
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone
@@ -151,14 +150,14 @@ class FedAvgTermsClientApp(FedAvgClientApp):
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor] | None:
         """Return the term of one client."""
-        terms = self.penalties(Single(client), model, [download])
+        terms = self.penalties(Group(client), model, [download])
         return terms and (lambda: terms().sum())
 
     def data_loss(
         self, client: Client, model: Backbone, download: Weights
     ) -> DataLoss | None:
         """Return the loss of one client."""
-        group = Single(client)
+        group = Group(client)
         return group.of_step(self.data_losses(group, model, [download]))
 
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.stacked.group import (
-    Group,
-    GroupClientApp,
-    GroupFit,
-    Single,
-)
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
@@ -67,4 +62,4 @@ class FedPerClientApp(GroupClientApp):
         own = super().personal_model(client, download)
         if own is not None or download is None:
             return own
-        return self.assemble(Single(client), [download])
+        return self.assemble(Group(client), [download])

@@ -181,34 +181,21 @@ class FedPGClientApp(PrototypeClientApp):
         drawn_in = int(client.state.values.get("round", 0))
         inputs = client.data.inputs[0]
         average = average_of(
-            client,
-            drawn_in,
-            annotation,
-            embed=lambda: model.at_rest(inputs),
+            client, drawn_in, annotation, embed=lambda: model.at_rest(inputs)
         )
         current = current_rows(client, model)
         target = download.values.to(client.device)
         present = download.present.to(client.device)
         if method_config.proto_loss == "node-mse":
             return lambda: (
-                mu
-                * node_distance(
-                    current(),
-                    target,
-                    present,
-                    average.hops,
-                    annotation,
-                )
+                mu * node_distance(current(), target, present, average.hops, annotation)
             )
         both = present & (average.counts > 0)
         is_mean = method_config.proto_reduction == "mean"
         return lambda: (
             mu
             * prototype_distance(
-                average(current(), scorer),
-                target,
-                both,
-                is_mean=is_mean,
+                average(current(), scorer), target, both, is_mean=is_mean
             )
         )
 

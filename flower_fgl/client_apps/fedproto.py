@@ -57,9 +57,8 @@ def labelled_embeddings(
     model: RecordingBackbone, data: TrainingSet
 ) -> tuple[Tensor, Tensor]:
     """Return the last embeddings (n, p) of the training items, and their classes (n,)."""
-    if model.items is None:
-        return model.embedding[data.index], data.labels
-    return model.embedding, data.labels[torch.searchsorted(data.index, model.items)]
+    h, rows = Rows.of_one(data.index, data.labels).embedded(model)
+    return h, rows.labels
 
 
 class PrototypeClientApp(FglClientApp):
@@ -125,10 +124,7 @@ class FedProtoClientApp(GroupClientApp, PrototypeClientApp):
         return GroupFit(model.backbone, uploads, losses)
 
     def penalty(
-        self,
-        group: Group,
-        model: RecordingBackbone,
-        downloads: Sequence[Prototypes],
+        self, group: Group, model: RecordingBackbone, downloads: Sequence[Prototypes]
     ) -> Callable[[], Tensor] | None:
         """Return the prototype terms, or ``None`` while there are no prototypes."""
         present = torch.stack([d.present[:, 0] for d in downloads]).to(group.device)

@@ -109,8 +109,7 @@ class FedPubClientApp(FedAvgClientApp):
         )
         names = [name for name, _ in backbone.named_parameters()]
         client.state.set_group(
-            "mask",
-            {n: m.detach() for n, m in zip(names, model.masks, strict=True)},
+            "mask", {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
         )
         personal = client.build_model()
         load_state(personal, model.eval().effective())
@@ -150,6 +149,5 @@ def proxy_input(client: Client) -> GraphInput:
     """Return the proxy graph, drawn once per client graph and seed."""
     seed, width = client.config.seed, client.data.graph.num_features
     return client.cached(
-        ("proxy", seed),
-        lambda: GraphInput(*proxy_graph(seed, width)).to(client.device),
+        ("proxy", seed), lambda: GraphInput(*proxy_graph(seed, width)).to(client.device)
     )

@@ -11,11 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fpl import (
-    cluster_contrast,
-    consistency,
-    unbiased_prototypes,
-)
+from flower_fgl.algorithms.fpl import cluster_contrast, consistency, unbiased_prototypes
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import labelled_embeddings

@@ -18,7 +18,7 @@ from flower_fgl.client_apps.fedala import (
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state, state_of
-from flower_fgl.client_apps.stacked.group import Single
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.nn import MODELS, build_model
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client
@@ -41,7 +41,7 @@ def learn(
     """Return the whole state after the blend."""
     client.state.set_group("model", old)
     is_first = not client.state.group("blend")
-    group, downloads = Single(client, 2), [Weights(received)]
+    group, downloads = Group(client, 2), [Weights(received)]
     (layers,) = FedALAClientApp().learn(group, downloads, is_first=is_first)
     return received | layers
 
@@ -107,7 +107,7 @@ def test_the_blend_weights_take_one_step_on_the_sampled_nodes() -> None:
     model = client.build_model().eval()
     load_state(model, received)
     load_state(model, {n: blend(old[n], received[n], start[n]) for n in names})
-    rows = sample_rows(Single(client, 2), share=0.8)
+    rows = sample_rows(Group(client, 2), share=0.8)
     F.cross_entropy(rows.pick(model(client.data.inputs[0])), rows.labels).backward()
     for name, parameter in model.named_parameters():
         if name not in names:
@@ -172,7 +172,7 @@ def test_the_first_round_equals_fedavg() -> None:
 @pytest.mark.parametrize(("share", "number"), [(0.8, 12), (1.0, 15), (0.01, 1)])
 def test_a_share_of_the_training_nodes_is_drawn(share: float, number: int) -> None:
     client = make_client("fedala")
-    rows = sample_rows(Single(client, 1), share=share)
+    rows = sample_rows(Group(client, 1), share=share)
     index, labels = rows.index, rows.labels
     assert len(index) == number
     assert set(index.tolist()) <= set(client.data.training.index.tolist())

@@ -12,7 +12,7 @@ from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.fedrep import FedRepClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
-from flower_fgl.client_apps.stacked.group import Single
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.body_head import classifier_state, encoder_state
@@ -81,7 +81,7 @@ def test_the_own_head_is_combined_with_the_received_body(method: str, app: Any) 
     first = after(half, client, start)
     kept = classifier_state(state_of(first.model))
     received = Weights({name: 2 * t for name, t in start.tensors.items()})
-    joined = state_of(half.assemble(Single(client), [received]))
+    joined = state_of(half.assemble(Group(client), [received]))
     assert is_equal(classifier_state(joined), kept)
     assert is_equal(encoder_state(joined), dict(received.tensors))
 
@@ -138,7 +138,7 @@ def test_two_bodies_are_averaged_by_training_nodes() -> None:
 def test_fedper_trains_both_parts_at_once() -> None:
     client = random_client("fedper", settings={"local-epochs": 1})
     start = server("fedper").download(1, 0)
-    before = state_of(FedPerClientApp().assemble(Single(client), [start]))
+    before = state_of(FedPerClientApp().assemble(Group(client), [start]))
     trained = state_of(FedPerClientApp().fit(client, 1, start).model)
     assert not any(torch.equal(before[name], trained[name]) for name in before)
 
@@ -150,7 +150,7 @@ def test_fedrep_trains_head_and_body_in_turn(head: int, body: int) -> None:
     )
     app = FedRepClientApp()
     start = server("fedrep").download(1, 0)
-    before = state_of(app.assemble(Single(client), [start]))
+    before = state_of(app.assemble(Group(client), [start]))
     seen = []
     train = client.train
 
@@ -196,7 +196,7 @@ def test_a_refreshed_copy_of_fedrep_trains_its_head_as_long_as_its_body() -> Non
     untouched = random_client("fedrep", settings={"final-local-epochs": 0})
     same = FedRepClientApp().refreshed_model(untouched, 3, start)
     assert same is not None
-    first = FedRepClientApp().assemble(Single(untouched), [start])
+    first = FedRepClientApp().assemble(Group(untouched), [start])
     assert is_equal(state_of(same), state_of(first))
 
 

@@ -16,7 +16,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fggp import FGGPClientApp, TwoViews
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
-from flower_fgl.client_apps.stacked.group import Single
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
@@ -33,7 +33,7 @@ def initial(client: Client) -> Weights:
 def views_of(client: Client) -> tuple[TwoViews, Any]:
     """Return a model that has embedded the first view, and the terms of the second."""
     model = TwoViews(client.build_model(initialise=True))
-    terms = FGGPClientApp().second_view(Single(client, 1), model)
+    terms = FGGPClientApp().second_view(Group(client, 1), model)
     model.eval()
     model(client.data.training.inputs)
     return model, terms

@@ -10,7 +10,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.moon import MoonClientApp, model_contrast, towards_received
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state, state_of
-from flower_fgl.client_apps.stacked.group import Single
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client
@@ -87,7 +87,7 @@ def test_the_term_contrasts_the_received_with_the_previous_model(nodes: str) -> 
     previous = shifted(received, 0.3)
     model = RecordingBackbone(client.build_model(initialise=True))
     client.state.set_group("model", dict(previous.tensors))
-    term = MoonClientApp().contrast(Single(client), model)
+    term = MoonClientApp().contrast(Group(client), model)
     inputs = client.data.training.inputs
     load_state(model.backbone, previous.tensors)
     z = model.eval().embed(inputs)

@@ -1,4 +1,4 @@
-"""Single replies that ended, slowed or decided a run for all clients."""
+"""Group replies that ended, slowed or decided a run for all clients."""
 
 from __future__ import annotations
 

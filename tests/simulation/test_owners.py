@@ -499,7 +499,7 @@ def test_means_and_lowest_scores_of_owners_spread_over_draws() -> None:
         assert sign not in table + notes
     assert notes.startswith(
         "Values and gains: mean over the draws ± standard deviation. Gains are paired by "
-        "draw, in points over local. Single owners are not tested."
+        "draw, in points over local. Group owners are not tested."
     )
 
 

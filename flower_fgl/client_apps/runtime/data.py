@@ -24,12 +24,7 @@ from flower_fgl.datasets.transforms.columns import order_columns
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement
 
-__all__ = [
-    "ClientData",
-    "file_stamps",
-    "node_place",
-    "open_client_data",
-]
+__all__ = ["ClientData", "file_stamps", "node_place", "open_client_data"]
 
 log = logging.getLogger(__name__)
 

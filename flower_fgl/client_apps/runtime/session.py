@@ -37,11 +37,7 @@ from flower_fgl.client_apps.runtime.state import (
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.metrics import Scores
-from flower_fgl.core.node_settings import (
-    NodeSettings,
-    broken_floors,
-    parse_node_config,
-)
+from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import DESCRIBE, write_metrics
@@ -342,10 +338,7 @@ def refuse_weaker_run(config: RunConfig, context: Context) -> None:
     node = parse_node_config(context.node_config)
     flat = config.flat()
     broken = broken_floors(
-        node,
-        flat,
-        uploads=METHODS[config.method].uploads,
-        known_methods=METHODS,
+        node, flat, uploads=METHODS[config.method].uploads, known_methods=METHODS
     )
     _refuse(broken, context)
 

@@ -163,7 +163,8 @@ class Cohort(Group):
         *,
         is_whole: bool = False,
     ) -> None:
-        super().__init__(clients, server_round, data.inputs[0], data.rows)
+        super().__init__(clients[0], server_round)
+        self.clients, self.inputs, self.rows = clients, data.inputs[0], data.rows
         self.data, self._is_whole = data, is_whole
 
     def build_model(

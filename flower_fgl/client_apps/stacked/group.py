@@ -1,15 +1,14 @@
 """``Group``: the clients that a client half trains at once, many or one.
 
 A client half that derives from :class:`GroupClientApp` is written once, for K clients. A
+:class:`Group` is one client, K = 1. Its subclass
 :class:`~flower_fgl.client_apps.stacked.cohort.Cohort` trains many as one stack: weights and
-representations have a leading dimension K. :class:`Single` is one client, K = 1, with the
-network and the training loop of :class:`~flower_fgl.client_apps.runtime.client.Client`; its
-weights and representations have no leading dimension.
+representations have a leading dimension K.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +20,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.runtime.training import TrainingSet, load_state
-from flower_fgl.core.seeds import torch_generator
+from flower_fgl.client_apps.runtime.training import DataLoss, TrainingSet, load_state
 from flower_fgl.protocols.fedavg import Weights
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ __all__ = [
     "GroupFit",
     "Rows",
     "RowsLoss",
-    "Single",
     "cross_entropy",
 ]
 
@@ -144,86 +141,61 @@ class GroupFit:
     records: Callable[[], list[RecordDict]] | None = None
 
 
-class Group(ABC):
-    """K clients that train in one exchange, all with the same settings.
+class Group:
+    """The clients that one call of a client half trains: by itself one, K = 1.
 
-    ``rows`` are all their training items, ``inputs`` their training graphs.
+    Its network and training loop are those of the client: receptive fields, links and
+    batches of graphs exist only here. Weights and representations have no leading
+    dimension. Without ``server_round`` it neither trains nor draws. ``rows`` are all
+    training items, ``inputs`` the training graphs.
     """
 
     def __init__(
         self,
-        clients: Sequence[Client],
-        server_round: int | None,
-        inputs: GraphInput,
-        rows: Rows,
+        client: Client,
+        server_round: int | None = None,
+        items: TrainingSet | None = None,
     ) -> None:
-        self.clients, self.server_round = clients, server_round
-        self.inputs, self.rows = inputs, rows
-        self.config, self.device = clients[0].config, clients[0].device
-        self.num_classes = clients[0].data.num_classes
+        self._items = items = items or client.data.training
+        self.clients: Sequence[Client] = [client]
+        self.server_round = server_round
+        self.inputs: GraphInput = items.inputs
+        self.rows = Rows.of_one(items.index, items.labels)
+        self.config, self.device = client.config, client.device
+        self.num_classes = client.data.num_classes
 
     def __len__(self) -> int:
         return len(self.clients)
 
-    @abstractmethod
+    @cached_property
+    def all_rows(self) -> Rows:
+        """All nodes, or graphs, of the training graphs, without labels (-1)."""
+        inputs = self.inputs
+        count = inputs.num_nodes if inputs.batch is None else inputs.num_graphs
+        index = torch.arange(count, device=self.device)
+        return Rows.of_one(index, torch.full_like(index, -1))
+
     def build_model(
         self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
     ) -> Backbone:
         """Build the backbone with copies of one state, or of one per client."""
+        model = self.clients[0].build_model()
+        load_state(model, states if isinstance(states, Mapping) else states[0])
+        return model
 
-    @abstractmethod
+    def build_own(self) -> Backbone:
+        """Build the models trained last, the initial ones before the first training."""
+        own = self.stored()
+        if not all(own):
+            initial = self.initial_state()
+            own = [state or initial for state in own]
+        return self.build_model(own)
+
     def receive(
         self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
     ) -> Backbone:
         """Build the network with the received weights, see :meth:`Client.receive`."""
-
-    @abstractmethod
-    def train(
-        self,
-        model: Backbone,
-        *,
-        epochs: int | None = None,
-        data_loss: RowsLoss | None = None,
-        penalty: Callable[[], Tensor] | None = None,
-        purpose: str = "training",
-    ) -> list[float]:
-        """Train a network of :meth:`build_model`, or a wrapper of it, in place.
-
-        The arguments are those of :meth:`Client.train`; ``data_loss`` and ``penalty``
-        return a number per client, (K,). The result is the mean loss of each client's
-        last epoch; NaN without epochs.
-        """
-
-    @abstractmethod
-    def task_loss(self, model: Backbone, rows: Rows) -> Tensor:
-        """Return the differentiable loss of the task of each client: (K,)."""
-
-    @abstractmethod
-    def epoch(self, purpose: str) -> Group:
-        """Return the clients with the items of one epoch, if each epoch draws others."""
-
-    @property
-    @abstractmethod
-    def all_rows(self) -> Rows:
-        """All nodes, or graphs, of the training graphs, without labels (-1)."""
-
-    @abstractmethod
-    def exchanged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Leave out the weights that stay on a client, see :meth:`Client.shared`."""
-
-    @abstractmethod
-    def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Return the part of each client of stacked tensors."""
-
-    @abstractmethod
-    def join(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Stack tensors of each client on the device; the inverse of :meth:`split`."""
-
-    @abstractmethod
-    def fit_of_weights(
-        self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
-    ) -> GroupFit:
-        """Return the result of a method that uploads these weights."""
+        return self.clients[0].receive(downloads[0].tensors, build)
 
     def initial_state(self) -> dict[str, Tensor]:
         """Return the initial weights, the same for all clients of a backbone."""
@@ -241,51 +213,11 @@ class Group(ABC):
             for client in self.clients
         ]
 
-    def build_own(self) -> Backbone:
-        """Build the models trained last, the initial ones before the first training."""
-        own = self.stored()
-        if not all(own):
-            initial = self.initial_state()
-            own = [state or initial for state in own]
-        return self.build_model(own)
-
     def generators(self, purpose: str) -> list[torch.Generator]:
         """Return one CPU generator per client."""
-        assert self.server_round is not None
-        return [
-            torch_generator(
-                self.config.seed, self.server_round, client.partition_id, purpose
-            )
-            for client in self.clients
-        ]
-
-
-class Single(Group):
-    """One client. Without ``server_round`` it neither trains nor draws."""
-
-    def __init__(
-        self,
-        client: Client,
-        server_round: int | None = None,
-        items: TrainingSet | None = None,
-    ) -> None:
-        self._items = items = items or client.data.training
-        rows = Rows.of_one(items.index, items.labels)
-        super().__init__([client], server_round, items.inputs, rows)
-
-    def build_model(
-        self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
-    ) -> Backbone:
-        """Build the backbone, see :meth:`Group.build_model`."""
-        model = self.clients[0].build_model()
-        load_state(model, states if isinstance(states, Mapping) else states[0])
-        return model
-
-    def receive(
-        self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
-    ) -> Backbone:
-        """Build the network with the received weights."""
-        return self.clients[0].receive(downloads[0].tensors, build)
+        number = self.server_round
+        assert number is not None
+        return [client.generator(number, purpose) for client in self.clients]
 
     def train(
         self,
@@ -296,7 +228,12 @@ class Single(Group):
         penalty: Callable[[], Tensor] | None = None,
         purpose: str = "training",
     ) -> list[float]:
-        """Train the network, see :meth:`Group.train`."""
+        """Train a network of :meth:`build_model`, or a wrapper of it, in place.
+
+        The arguments are those of :meth:`Client.train`; ``data_loss`` and ``penalty``
+        return a number per client, (K,). The result is the mean loss of each client's
+        last epoch; NaN without epochs.
+        """
         assert self.server_round is not None
         loss = self.clients[0].train(
             model,
@@ -308,10 +245,8 @@ class Single(Group):
         )
         return [loss]
 
-    def of_step(
-        self, data_loss: RowsLoss | None
-    ) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """Return a loss as :meth:`Client.train` takes it."""
+    def of_step(self, data_loss: RowsLoss | None) -> DataLoss | None:
+        """Return a loss of one client as :meth:`Client.train` takes it."""
         if data_loss is None:
             return None
 
@@ -323,36 +258,28 @@ class Single(Group):
         return loss
 
     def task_loss(self, model: Backbone, rows: Rows) -> Tensor:
-        """Return the loss of the task, (K,)."""
+        """Return the differentiable loss of the task of each client: (K,)."""
         logits = self._items.logits(model, rows.index)
         loss = self.clients[0].task_loss()
         if loss is None:
             return F.cross_entropy(logits, rows.labels)[None]
         return loss(logits, rows.labels, rows.index)[None]
 
-    def epoch(self, purpose: str) -> Single:
-        """Return the clients with the items of one epoch."""
+    def epoch(self, purpose: str) -> Group:
+        """Return the clients with the items of one epoch, if each epoch draws others."""
         items = self._items.epoch(self.generators(purpose)[0])
-        return Single(self.clients[0], self.server_round, items)
-
-    @cached_property
-    def all_rows(self) -> Rows:
-        """All nodes, or graphs, without labels (-1)."""
-        inputs = self.inputs
-        count = inputs.num_nodes if inputs.batch is None else inputs.num_graphs
-        index = torch.arange(count, device=self.device)
-        return Rows.of_one(index, torch.full_like(index, -1))
+        return Group(self.clients[0], self.server_round, items)
 
     def exchanged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights that are exchanged."""
+        """Leave out the weights that stay on a client, see :meth:`Client.shared`."""
         return self.clients[0].shared(tensors)
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Return the part of each client."""
+        """Return the part of each client of stacked tensors."""
         return [dict(tensors)]
 
     def join(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Stack the tensors of each client."""
+        """Stack tensors of each client on the device; the inverse of :meth:`split`."""
         return {name: tensor.to(self.device) for name, tensor in states[0].items()}
 
     def fit_of_weights(
@@ -375,7 +302,7 @@ class GroupClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train one client."""
-        result = self.fit_group(Single(client, server_round), [download])
+        result = self.fit_group(Group(client, server_round), [download])
         return Fit(result.model, result.uploads[0], result.losses[0])
 
     @abstractmethod

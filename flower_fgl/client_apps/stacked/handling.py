@@ -190,11 +190,7 @@ class Stacker:
         return self._kept[key][1]
 
     def _train_cohort(
-        self,
-        app: GroupClientApp,
-        opened: Sequence[Placed],
-        *,
-        is_whole: bool,
+        self, app: GroupClientApp, opened: Sequence[Placed], *, is_whole: bool
     ) -> dict[int, Answer]:
         """Train one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
