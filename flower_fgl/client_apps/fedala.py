@@ -147,7 +147,7 @@ class FedALAClientApp(FedAvgClientApp):
         self, group: Group, downloads: Sequence[Weights], *, is_first: bool
     ) -> list[dict[str, Tensor]]:
         """Learn W of every client, store it, and return the blended layers."""
-        settings = group.config.method_config
+        settings: FedALASettings = group.config.method_config
         model = group.build_model([download.tensors for download in downloads]).eval()
         parameters = dict(model.named_parameters())
         names = last_layers(parameters, settings.layers)

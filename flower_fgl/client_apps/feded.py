@@ -136,7 +136,7 @@ class FedEDClientApp(FedAvgTermsClientApp):
         self, group: Group, model: Backbone, downloads: Sequence[Weights]
     ) -> RowsLoss:
         """Return the sum of the three terms."""
-        settings = group.config.method_config
+        settings: FedEDSettings = group.config.method_config
         count = group.rows.class_counts(group.num_classes)
         prior = count / count.sum(1, keepdim=True).clamp(min=1)
         absent = (count == 0) & ((count == 0).sum(1, keepdim=True) > 1)

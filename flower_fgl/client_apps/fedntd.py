@@ -61,7 +61,7 @@ class FedNTDClientApp(FedAvgTermsClientApp):
         self, group: Group, model: Backbone, downloads: Sequence[Weights]
     ) -> RowsLoss:
         """Return the cross-entropy plus β times the distillation, Eq. (3)."""
-        settings = group.config.method_config
+        settings: FedNTDSettings = group.config.method_config
         received = received_logits(group, model)
 
         def loss(logits: Tensor, rows: Rows) -> Tensor:

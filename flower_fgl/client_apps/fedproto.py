@@ -17,6 +17,8 @@ from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
+from flower_fgl.methods.fedproto import FedProtoSettings
+from flower_fgl.methods.fedtgp import FedTGPSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
@@ -131,7 +133,8 @@ class FedProtoClientApp(GroupClientApp, PrototypeClientApp):
         if not present.any():
             return None
         target = torch.stack([d.values[:, 0] for d in downloads]).to(group.device)
-        weight = float(group.config.method_config.proto_weight)
+        settings: FedProtoSettings | FedTGPSettings = group.config.method_config
+        weight = settings.proto_weight
 
         def term() -> Tensor:
             embedding, now = group.rows.embedded(model)

@@ -64,7 +64,8 @@ class FedProxClientApp(FedAvgTermsClientApp):
         """Return the proximal term; its anchors are the received weights in ``model``."""
         shared = group.exchanged(dict(model.named_parameters()))
         anchors = [parameter.detach().clone() for parameter in shared.values()]
-        mu = group.config.method_config.mu
+        settings: FedProxSettings = group.config.method_config
+        mu = settings.mu
         return lambda: proximal_term(
             shared.values(), anchors, mu=mu, num_clients=len(group)
         )

@@ -35,7 +35,8 @@ class FedRepClientApp(FedPerClientApp):
 
     def train_parts(self, group: Group, model: Backbone) -> list[float]:
         """Train the heads for ``head-epochs``, then the bodies; return their losses."""
-        epochs = group.config.method_config.head_epochs
+        settings: FedRepSettings = group.config.method_config
+        epochs = settings.head_epochs
         model.encoder.requires_grad_(requires_grad=False)
         group.train(model, epochs=epochs, purpose="head training")
         model.requires_grad_()

@@ -40,6 +40,7 @@ from flower_fgl.client_apps.stacked.group import (
     GroupFit,
     cross_entropy,
 )
+from flower_fgl.methods.fggp import FGGPSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
@@ -129,7 +130,8 @@ class FGGPClientApp(FedAvgClientApp):
 
         ``model`` holds the received weights.
         """
-        settings, inputs, rows = group.config.method_config, group.inputs, group.rows
+        settings: FGGPSettings = group.config.method_config
+        inputs, rows = group.inputs, group.rows
         parts = self.union_graphs(group, model)
         counts = [part.shape[1] for part in parts]
         pairs = torch.cat(parts, dim=1)

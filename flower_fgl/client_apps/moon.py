@@ -97,7 +97,8 @@ class MoonClientApp(FedAvgClientApp):
 
         ``model`` holds the received weights.
         """
-        settings, inputs = group.config.method_config, group.inputs
+        settings: MoonSettings = group.config.method_config
+        inputs = group.inputs
         are_some = settings.nodes == "train" and inputs.pairs is None
         rows = group.rows if are_some else group.all_rows
         previous = RecordingBackbone(group.build_model(group.stored()))
