@@ -80,17 +80,6 @@ FILE_SPLIT = "20/40/40"
 def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
     """Load the dataset named in the settings.
 
-    Parameters
-    ----------
-    config : RunConfig
-        ``dataset`` (a source's name or a graph file's path), ``data_dir``,
-        ``synthetic``; ``setting`` must fit the data.
-
-    Returns
-    -------
-    NodeDataset or GraphDataset
-        ``GraphDataset`` if ``setting`` is ``"graph"``, else ``NodeDataset``.
-
     Raises
     ------
     ConfigError
@@ -152,14 +141,7 @@ def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
 def build_clients(
     config: RunConfig, num_clients: int
 ) -> tuple[list[ClientGraph], str, int]:
-    """Load a dataset, partition and split it, and build all clients' graphs.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Dataset settings.
-    num_clients : int
-        Number of clients K.
+    """Load a dataset, partition and split it, and build the graphs of K clients.
 
     Returns
     -------
@@ -337,15 +319,7 @@ def _node_clients(
 
 
 def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
-    """Apply ``setting``: restrict the part of its graph a client sees in training.
-
-    Parameters
-    ----------
-    client : ClientGraph
-        Client with all of its nodes and masks.
-    config : RunConfig
-        ``setting``.
-    """
+    """Apply ``setting``: restrict the part of its graph a client sees in training."""
     if config.predicts_links:
         return link_client(client, config)
     if config.classifies_edges:

@@ -59,13 +59,7 @@ class EdgeTable:
         return int(self.y.numel())
 
     def select(self, chosen: Tensor) -> EdgeTable:
-        """Return some of the edges.
-
-        Parameters
-        ----------
-        chosen : Tensor of shape (M,), bool
-            Edges to keep.
-        """
+        """Return the edges of a boolean mask of shape (M,)."""
         return replace(
             self,
             pairs=self.pairs[:, chosen],
@@ -76,14 +70,9 @@ class EdgeTable:
         )
 
     def within(self, nodes: Tensor, num_nodes: int) -> EdgeTable:
-        """Return the edges between some nodes, numbered as in the induced subgraph.
+        """Return the edges between different ``nodes`` (n,) of a graph with ``num_nodes``.
 
-        Parameters
-        ----------
-        nodes : Tensor of shape (n,), int64
-            Nodes of the graph, different ones.
-        num_nodes : int
-            Number of nodes N of the graph.
+        Their ends are numbered as in the induced subgraph.
         """
         place = torch.full((num_nodes,), -1)
         place[nodes] = torch.arange(len(nodes))
@@ -249,18 +238,9 @@ class Graph:
         return int(self.y.numel())
 
     def class_counts(self, num_classes: int, chosen: Tensor | None = None) -> Tensor:
-        """Count the items of each class; of several labels, the items that have each.
+        """Count the items of each class, (C,); of several labels, the items that have each.
 
-        Parameters
-        ----------
-        num_classes : int
-            Number of classes C.
-        chosen : Tensor of shape (N,) or (G,), bool, optional
-            Items to count; by default all.
-
-        Returns
-        -------
-        Tensor of shape (C,), int64
+        ``chosen`` is a boolean mask of items, by default all.
         """
         known = self.y >= 0
         known = known if chosen is None else known & chosen
@@ -415,17 +395,7 @@ class ClientGraph:
         return sum(graph.edge_index.shape[1] // 2 for graph in self.held)
 
     def class_counts(self, mask: str = "train") -> Tensor:
-        """Count the nodes (or graphs) of each class in a mask.
-
-        Parameters
-        ----------
-        mask : str
-            Key of ``graph.masks``.
-
-        Returns
-        -------
-        Tensor of shape (C,), int64
-        """
+        """Count the nodes (or graphs) of each class in a mask of ``graph``: (C,), int64."""
         return self.graph.class_counts(self.num_classes, self.graph.masks[mask])
 
     def renumbered(
@@ -433,18 +403,8 @@ class ClientGraph:
     ) -> ClientGraph:
         """Return the graph with the number and class order of the federation.
 
-        Parameters
-        ----------
-        partition_id : int
-            Number of the client.
-        class_names : tuple of str
-            Names of the C classes of the federation.
-
-        Returns
-        -------
-        ClientGraph
-            Labels are indices into ``class_names``; -1 stays -1. Of several labels the
-            columns of ``targets`` are in this order, -1 for a label that the graph lacks.
+        Labels become indices into ``class_names``; -1 stays -1. Of several labels the
+        columns of ``targets`` are in this order, -1 for a label that the graph lacks.
 
         Raises
         ------

@@ -35,11 +35,6 @@ MOST_COLUMNS = 50
 def label_columns(graph: ClientGraph) -> dict[int, list[int]]:
     """Find columns that tell a class from all others, by themselves.
 
-    Parameters
-    ----------
-    graph : ClientGraph
-        Graph with one class per node or edge.
-
     Returns
     -------
     dict of int to list of int

@@ -40,24 +40,11 @@ LEAST_KEY, LARGEST_KEY = 32, 4096
 
 
 def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientGraph:
-    """Read a data owner's graph file and build the client's graph.
+    """Read a data owner's graph file and build client 0, with the owner's class order.
 
-    Parameters
-    ----------
-    path : Path
-        An ``.npz`` file or a CSV folder.
-    config : RunConfig
-        ``split`` is used if the file has no split or if it is not ``default``;
-        ``setting`` is applied unless the file contains evaluation graphs.
-    id_key : str
-        File with the secret with which identifiers are hashed, see :func:`keyed_ids`;
-        empty for none.
-
-    Returns
-    -------
-    ClientGraph
-        Client 0, with the owner's class order. :meth:`ClientGraph.renumbered` sets the
-        number and the class order of the federation.
+    ``split`` is used if the file has no split or if it is not ``default``; ``setting`` is
+    applied unless the file contains evaluation graphs. ``id_key`` is a file with the secret
+    with which identifiers are hashed, see :func:`keyed_ids`; empty for none.
 
     Raises
     ------
@@ -104,18 +91,8 @@ def read_id_key(path: str) -> bytes:
 def keyed_ids(outside: OutsideEdges, key: bytes) -> OutsideEdges:
     """Replace identifiers of nodes by hashes that only holders of a key can compute.
 
-    Parameters
-    ----------
-    outside : OutsideEdges
-        Edges to nodes of other data owners.
-    key : bytes
-        Secret of the data owners.
-
-    Returns
-    -------
-    OutsideEdges
-        With the first 63 bits of the HMAC-SHA-256 of every identifier (8 bytes,
-        little-endian). Equal identifiers stay equal.
+    They are the first 63 bits of the HMAC-SHA-256 of every identifier (8 bytes,
+    little-endian). Equal identifiers stay equal.
     """
     ids, place = torch.unique(
         torch.cat([outside.other, outside.ids]), return_inverse=True
@@ -132,13 +109,6 @@ def keyed_ids(outside: OutsideEdges, key: bytes) -> OutsideEdges:
 
 def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     """Apply the settings to an owner's graph, see :func:`client_from_file`.
-
-    Parameters
-    ----------
-    owned : LocalGraphFile
-        Loaded graph file.
-    config : RunConfig
-        ``split``, ``setting``, ``shots``, ``feature-norm`` and ``partition-seed``.
 
     Raises
     ------

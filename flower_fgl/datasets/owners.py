@@ -80,15 +80,8 @@ class Owner:
 def list_owners(config: RunConfig) -> list[Owner]:
     """List the owners by partition-id, without reading their graphs.
 
-    Parameters
-    ----------
-    config : RunConfig
-        ``owners``, and ``data_dir``, in which relative paths are looked up too.
-
-    Returns
-    -------
-    list of Owner
-        The files of a folder by name, or the entries of a list in their order.
+    These are the files of a folder by name, or the entries of a list in their order.
+    Relative paths are also looked up in ``data-dir``.
 
     Raises
     ------
@@ -199,11 +192,8 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
 def owner_contents(config: RunConfig) -> list[list[Any]]:
     """Return name and content of every owner, for the key of a store.
 
-    Returns
-    -------
-    list of list
-        Each starts with the owner's name. A dataset's name and version follow, or the
-        file's SHA-256, or name and SHA-256 of each table of a folder.
+    A dataset's name and version follow the owner's name, or the result of
+    :func:`file_contents`.
     """
     out: list[list[Any]] = []
     for owner in list_owners(config):
@@ -221,10 +211,7 @@ def owner_contents(config: RunConfig) -> list[list[Any]]:
 def file_contents(path: Path) -> list[Any]:
     """Return the SHA-256 of a graph file, for the key of a store.
 
-    Returns
-    -------
-    list
-        One str; of a folder [name, SHA-256] of each table, whose name has a meaning.
+    Of a folder, [name, SHA-256] of each table: the name has a meaning.
     """
     if not os.path.isdir(path):
         return [hashlib.sha256(read_bytes(path)).hexdigest()]
@@ -236,12 +223,6 @@ def file_contents(path: Path) -> list[Any]:
 
 def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     """Read all owners' graphs and agree on their features and classes.
-
-    Parameters
-    ----------
-    config : RunConfig
-        ``owners``, ``feature-align``, ``class-align``, and the settings of
-        :func:`~flower_fgl.datasets.owned.client_from_owned`.
 
     Returns
     -------

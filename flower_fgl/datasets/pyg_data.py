@@ -155,17 +155,7 @@ def node_dataset(
 ) -> NodeDataset:
     """Convert a PyG graph to a dataset for the classification of nodes or edges.
 
-    Parameters
-    ----------
-    data, class_names, feature_names, edge_class_names, edge_feature_names, declared_classes
-        As for :func:`to_npz`.
-    name : str
-        Name for messages.
-
-    Raises
-    ------
-    DataError
-        As for :func:`to_npz`.
+    Arguments and errors are those of :func:`to_npz`; ``name`` is for messages.
     """
     dataset = _converted(
         data,
@@ -314,14 +304,7 @@ def _check_labels(
 
 
 def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
-    """Convert PyG graphs with one class each to a dataset for graph classification.
-
-    Parameters
-    ----------
-    graphs : sequence of torch_geometric.data.Data
-        G graphs with ``x`` (N, d), ``edge_index`` and ``y`` of one class.
-    name : str
-        Name for messages.
+    """Convert G PyG graphs with ``x``, ``edge_index`` and one class each to a dataset.
 
     Raises
     ------
@@ -354,17 +337,7 @@ def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
 def store_graph(data: Any, folder: Path) -> Path:
     """Write a PyG graph to a folder, under a name that depends on its content.
 
-    Parameters
-    ----------
-    data : torch_geometric.data.Data
-        One graph, as for :func:`to_npz`.
-    folder : Path
-        Created if missing.
-
-    Returns
-    -------
-    Path
-        The graph file. An equal graph gives the same path and is written once.
+    An equal graph gives the same path and is written once.
 
     Raises
     ------
@@ -377,14 +350,7 @@ def store_graph(data: Any, folder: Path) -> Path:
 
 
 def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
-    """Write PyG graphs of several data owners to a folder of their own.
-
-    Parameters
-    ----------
-    graphs : sequence of torch_geometric.data.Data
-        One graph per client, as for :func:`to_npz`.
-    folder : Path
-        Parent of the folder; created if missing.
+    """Write PyG graphs, one per client, to a folder of their own below ``folder``.
 
     Returns
     -------

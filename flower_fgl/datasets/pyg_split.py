@@ -16,22 +16,11 @@ __all__ = ["own_masks"]
 
 
 def own_masks(data: Any, name: str, of: str = "") -> dict[str, Tensor]:
-    """Return the split of a graph's nodes or edges.
+    """Return the split of a graph's nodes, or with ``of`` = ``edge_`` of its edges.
 
-    Parameters
-    ----------
-    data : torch_geometric.data.Data
-        Graph with attributes such as ``train_mask``, ``val_mask`` and ``test_mask``
-        (bool), or ``train_idx``, ``valid_idx`` and ``test_idx`` (numbers of nodes).
-    name : str
-        Name for messages.
-    of : {"", "edge_"}
-        Whether to return the split of edges, e.g. ``edge_train_mask``.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (N,) or (E,)
-        ``train``, ``val`` and ``test``; empty if the graph has no split.
+    The attributes are bool, such as ``train_mask``, or numbers of items, such as
+    ``valid_idx``. The masks are ``train``, ``val`` and ``test``; there are none without a
+    split.
 
     Raises
     ------

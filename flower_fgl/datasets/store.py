@@ -168,11 +168,6 @@ class ClientStore:
     def load(self, partition_id: int) -> ClientGraph:
         """Load one client's graph.
 
-        Parameters
-        ----------
-        partition_id : int
-            Number of the client, 0..K-1.
-
         Raises
         ------
         DataError
@@ -235,11 +230,6 @@ class ClientStore:
 
     def sizes(self, partition_id: int) -> GraphSizes:
         """Read the sizes of a client's graphs without reading the graphs.
-
-        Parameters
-        ----------
-        partition_id : int
-            Number of the client, 0..K-1.
 
         Raises
         ------
@@ -308,14 +298,7 @@ class ClientStore:
 
 
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
-    """Open the store of a configuration, and build it if it does not exist.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Dataset settings: dataset, data folder, partition, split, setting.
-    num_clients : int
-        Number of clients K.
+    """Open the store of a configuration with K clients, and build it if it does not exist.
 
     Raises
     ------

@@ -36,18 +36,8 @@ MOST_OWNERS = 3
 def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
     """Return notes on a client's data for its owner, each with a remedy.
 
-    Parameters
-    ----------
-    graph : ClientGraph
-        The client's graph, as it will be trained on.
-    held : collection of int
-        Classes that have an item at any client, if that is known here.
-
-    Returns
-    -------
-    list of str
-        Sentences that name columns and values: they are for the owner alone, and never
-        leave its machine.
+    They name columns and values: they are for the owner alone, and never leave its machine.
+    ``held`` are the classes that have an item at any client, if that is known here.
     """
     return [
         *_missing_markers(graph),
@@ -62,16 +52,9 @@ def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
 def log_notes(
     notes: Mapping[str, Sequence[str]], *, most: int = MOST_OWNERS, what: str = "owners"
 ) -> None:
-    """Log notes as warnings, on the machine of the data only.
+    """Log the notes of :func:`suspect_data`, by owner, on the machine of the data only.
 
-    Parameters
-    ----------
-    notes : mapping of str to sequence of str
-        Result of :func:`suspect_data` by the name of each owner.
-    most : int
-        Owners whose notes are logged; the others are counted.
-    what : str
-        What the owners are called.
+    Those of the first ``most`` owners are logged; the others are counted, as ``what``.
     """
     noted = {name: found for name, found in notes.items() if found}
     for name in list(noted)[:most]:

@@ -65,19 +65,9 @@ HEADER = re.compile(rf"\{{(?:\s*(?:{ENTRY})\s*,?){{3}}\s*\}}\s*", re.ASCII)
 
 
 def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
-    """Read all arrays of an ``.npz`` file without unpickling.
+    """Read all arrays of an ``.npz`` file, with names that are known, without unpickling.
 
-    Parameters
-    ----------
-    path : Path
-        File to read.
-    is_known : callable from str to bool
-        Returns whether an array name is allowed.
-
-    Returns
-    -------
-    dict of str to array
-        Arrays by name. Booleans are 0 or 1, and text can be encoded as UTF-8.
+    Booleans are 0 or 1, and text can be encoded as UTF-8.
 
     Raises
     ------

@@ -95,14 +95,9 @@ def read_csv_folder(
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` graph file.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``nodes.csv`` and ``edges.csv``.
-    needs_labels : bool
-        Whether to read labels, classes and split; if not, they may be missing.
-    attempts : ErrorCollector, optional
-        Collector of errors; by default the first error is raised.
+    Without ``needs_labels``, labels, classes and split are not read and may be missing. By
+    default the first error is raised; arrays with an error that ``attempts`` has collected
+    are missing in the result.
 
     Returns
     -------
@@ -114,8 +109,7 @@ def read_csv_folder(
         read. ``outside.csv`` adds ``outside_edges`` and ``outside_ids``. Labels of edges
         add ``edge_label``, ``edge_class_names``, ``edge_declared_classes``, ``edge_attr``
         and ``edge_attr_names``, and ``edge_time`` and the masks ``edge_train_mask`` etc.
-        if there are such columns, whatever ``needs_labels`` is. Arrays with a collected
-        error are missing.
+        if there are such columns, whatever ``needs_labels`` is.
 
     Raises
     ------
@@ -565,17 +559,9 @@ def _times(table: _Table, path: Path) -> Array:
 
 
 def hash_ids(ids: Sequence[str]) -> Array:
-    """Return numbers by which data owners name nodes to each other.
+    """Return numbers (N,), int64, by which data owners name nodes to each other.
 
-    Parameters
-    ----------
-    ids : sequence of N str
-        Ids as in ``nodes.csv``.
-
-    Returns
-    -------
-    ndarray of shape (N,), int64
-        The first 63 bits of the BLAKE2b hash of each id. Guessable ids stay guessable.
+    They are the first 63 bits of the BLAKE2b hash of each id. Guessable ids stay guessable.
     """
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
     numbers = np.frombuffer(b"".join(hashes), dtype="<u8") >> np.uint64(1)

@@ -138,14 +138,7 @@ class LocalGraphFile:
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
     ) -> ClientGraph:
-        """Return the graph of a client.
-
-        Parameters
-        ----------
-        partition_id : int
-            Number of the client.
-        masks : mapping of str to Tensor of shape (N,), bool, optional
-            Split of the graph; by default the one in the file.
+        """Return the graph of a client, by default with the split in the file.
 
         Raises
         ------
@@ -211,19 +204,9 @@ def load_graph_file(
 def inspect_graph_file(
     path: str | os.PathLike[str], *, needs_labels: bool = True
 ) -> tuple[LocalGraphFile | None, list[str]]:
-    """Read a data owner's graph file and collect all of its errors.
+    """Read a file as :func:`load_graph_file`, and return all of its errors.
 
-    Parameters
-    ----------
-    path, needs_labels
-        As in :func:`load_graph_file`.
-
-    Returns
-    -------
-    LocalGraphFile or None
-        The graph, if there is no error.
-    list of str
-        Error messages, each with the way to fix it.
+    The graph is ``None`` if there is an error; each message says how to fix it.
     """
     attempts = ErrorCollector(collect=True)
     owned = attempts(_load, path, attempts, needs_labels=needs_labels)

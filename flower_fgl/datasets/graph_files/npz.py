@@ -84,18 +84,7 @@ def read_bytes(path: Path) -> bytes:
 def node_dataset(
     arrays: Mapping[str, Array], where: str, class_names: tuple[str, ...]
 ) -> NodeDataset:
-    """Build one graph from its arrays and validate it.
-
-    Parameters
-    ----------
-    arrays, where, class_names
-        As in :func:`try_node_dataset`.
-
-    Raises
-    ------
-    DataError
-        If an array is missing, has the wrong dtype or shape, or does not fit the others.
-    """
+    """Build one graph as :func:`try_node_dataset`, and raise its first error."""
     dataset = try_node_dataset(arrays, where, class_names, ErrorCollector())
     assert dataset is not None  # the collector raises the first error
     return dataset
@@ -109,31 +98,15 @@ def try_node_dataset(
     *,
     has_labels: bool = True,
 ) -> NodeDataset | None:
-    """Build one graph from its arrays and validate it, with a collector of errors.
-
-    Parameters
-    ----------
-    arrays : mapping of str to array
-        Arrays named as in ``GRAPH_KEYS``; others are ignored.
-    where : str
-        File name for messages.
-    class_names : tuple of str
-        Length C.
-    attempt : ErrorCollector
-        Raises the first error, or collects all.
-    has_labels : bool
-        Whether to read ``y``; if not, every label is -1.
+    """Build one graph from the arrays of ``GRAPH_KEYS``, and validate it.
 
     Returns
     -------
     NodeDataset or None
-        Undirected and simple; the log counts dropped and added edges. ``None`` if an error
-        was collected.
-
-    Raises
-    ------
-    DataError
-        If an array is missing, has the wrong dtype or shape, or does not fit the others.
+        Undirected and simple; the log counts dropped and added edges. Without
+        ``has_labels``, ``y`` is not read and every label is -1. ``None`` if an error was
+        collected: an array is missing, has the wrong dtype or shape, or does not fit the
+        others.
     """
     x = attempt(_features, arrays, where)
     if x is None:
@@ -269,13 +242,9 @@ def check_labels(
     Parameters
     ----------
     y : Tensor of shape (N,), int64
-        Classes in [-1, C).
-    names : tuple of str
-        Length C.
+        Classes in [-1, C) with the ``names``.
     arrays : mapping of str to array
         Arrays of the file, maybe with ``declared_classes``.
-    where : str
-        File name for messages.
     of : {"node", "edge"}
         What has the classes.
 
@@ -465,21 +434,7 @@ def _mask(mask: Array, key: str, where: str) -> Tensor:
 
 
 def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
-    """Return one array of integers as int64.
-
-    Parameters
-    ----------
-    arrays : mapping of str to array
-        Arrays by name.
-    key : str
-        Name of the array.
-    where : str
-        File name for messages.
-
-    Returns
-    -------
-    array of int64
-        In its original shape.
+    """Return one array of integers as int64, in its original shape.
 
     Raises
     ------

@@ -39,28 +39,12 @@ WORDS = {*SPELLINGS, "set", "subset", "fold", "folds"}
 
 
 def part_of_split(text: str) -> str:
-    """Return which part of a split a word names.
-
-    Parameters
-    ----------
-    text : str
-        For example ``Train``, ``valid`` or ``test``.
-
-    Returns
-    -------
-    {"train", "val", "test", ""}
-        Empty if the word names no part.
-    """
+    """Return the part that a word such as ``Train`` or ``valid`` names, empty if none."""
     return SPELLINGS.get(text.lower(), "")
 
 
 def split_names(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Find the names that hold a split.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Names of columns, arrays or attributes.
+    """Find the names of columns, arrays or attributes that hold a split.
 
     Returns
     -------
@@ -89,22 +73,10 @@ def split_names(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def is_plain_word(name: str) -> bool:
-    """Return whether the name of a split may be a word, as in a bag of words.
-
-    Parameters
-    ----------
-    name : str
-        For example ``test`` or ``set``, but not ``is_test`` or ``fold_1``.
-    """
+    """Return whether the name of a split may be a word, ``test`` but not ``is_test``."""
     return name.lower() in WORDS
 
 
 def is_split_name(name: str) -> bool:
-    """Return whether a single name is one of a split, e.g. ``train_idx`` or ``Split``.
-
-    Parameters
-    ----------
-    name : str
-        Name of a column, array or attribute.
-    """
+    """Return whether a single name is one of a split, e.g. ``train_idx`` or ``Split``."""
     return any(map(bool, split_names([name])))

@@ -38,10 +38,8 @@ def check_whole_numbers(
     ----------
     values : array of shape (N, d), or (n,) with ``columns``
         Features in the dtype of their file.
-    where : str
-        File and array for messages.
-    names : sequence of str
-        Length d: names of the columns; their numbers by default.
+    where, names : str, sequence of d str
+        File and array, and columns, for messages; by default columns have numbers.
     columns : array of shape (n,), int64, optional
         Column of each value of a sparse matrix.
 
@@ -81,17 +79,7 @@ def check_whole_numbers(
 def inexact_columns(wide: Array, short: Array) -> set[int]:
     """Return the columns with a whole number that float32 does not hold.
 
-    Parameters
-    ----------
-    wide : array of shape (n, d), float64
-        Some rows of a table.
-    short : array of shape (n, d), float32
-        The same rows after conversion.
-
-    Returns
-    -------
-    set of int
-        Numbers of the columns.
+    ``wide`` and ``short`` (n, d) are the same rows before and after conversion.
     """
     size = np.abs(wide)
     if size.max(initial=0.0) <= EXACT:

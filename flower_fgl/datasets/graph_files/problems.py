@@ -21,13 +21,7 @@ T = TypeVar("T")
 
 
 class ErrorCollector:
-    """Run checks, and raise the first error or collect all errors.
-
-    Parameters
-    ----------
-    collect : bool
-        Whether to collect errors and continue; by default the first one is raised.
-    """
+    """Run checks, and raise the first error, or with ``collect`` list all errors."""
 
     def __init__(self, *, collect: bool = False) -> None:
         self.collect = collect
@@ -36,25 +30,7 @@ class ErrorCollector:
     def __call__(
         self, check: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Run one check.
-
-        Parameters
-        ----------
-        check : callable
-            Function that raises ``DataError`` if it finds a problem.
-        *args, **kwargs
-            Arguments of the check.
-
-        Returns
-        -------
-        object
-            Result of the check; ``None`` if its error was collected.
-
-        Raises
-        ------
-        DataError
-            Error of the check, unless errors are collected.
-        """
+        """Run a check that may raise ``DataError``; ``None`` if its error was collected."""
         try:
             return check(*args, **kwargs)
         except DataError as error:
@@ -65,15 +41,7 @@ class ErrorCollector:
 
 
 def clip(text: object, longest: int = LONGEST_VALUE) -> str:
-    """Return text for an error message: one printable line of limited length.
-
-    Parameters
-    ----------
-    text : object
-        Value from a file; it is converted with ``str``.
-    longest : int
-        Largest number of characters; longer text ends in ``…``.
-    """
+    """Return text for an error message: one printable line, which ends in ``…`` if cut."""
     given = str(text)
     shown = "".join(
         character if character.isprintable() else ascii(character)[1:-1]

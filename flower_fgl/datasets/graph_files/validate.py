@@ -34,14 +34,7 @@ FEWEST_IDS = 10
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:
-    """Check the class names of a data owner.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Length C.
-    where : str
-        File and array or column, for messages.
+    """Check the class names of a data owner; ``where`` names their file and array.
 
     Raises
     ------
@@ -89,17 +82,11 @@ def doubtful_labels(
     Parameters
     ----------
     y : Tensor of shape (N,), int64
-        Classes in [-1, C).
-    names : sequence of str
-        Length C.
-    declared : collection of str
-        Classes that the owner has confirmed.
+        Classes in [-1, C) with the ``names``; the owner has confirmed those ``declared``.
     item : {"node", "edge"}
         What has the classes.
-    unknown : str
-        Instruction for items whose class is unknown.
-    declare : str
-        Instruction to confirm classes.
+    unknown, declare : str
+        Instructions for items of unknown class, and to confirm classes.
 
     Returns
     -------
@@ -130,13 +117,6 @@ def doubtful_labels(
 
 def check_feature_names(names: Sequence[str], where: str) -> None:
     """Check the names of the feature columns of a data owner.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Length d.
-    where : str
-        File for messages.
 
     Raises
     ------
@@ -171,12 +151,7 @@ def validate_node_dataset(
 ) -> None:
     """Check that a graph meets the requirements of :class:`NodeDataset`.
 
-    Parameters
-    ----------
-    dataset : NodeDataset
-        Graph from any source.
-    attempts : ErrorCollector, optional
-        Collector of errors; by default the first error is raised.
+    By default the first error is raised; ``attempts`` may collect them.
 
     Raises
     ------
@@ -244,11 +219,6 @@ def _check_disjoint(masks: Mapping[str, Tensor], name: str, item: str = "node") 
 def validate_graph_dataset(dataset: GraphDataset) -> None:
     """Check that a set of graphs meets the requirements of :class:`GraphDataset`.
 
-    Parameters
-    ----------
-    dataset : GraphDataset
-        The graphs as one disjoint union.
-
     Raises
     ------
     DataError
@@ -283,14 +253,7 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
 
 
 def validate_edges(table: EdgeTable, name: str) -> None:
-    """Check the classes, features, times and split of edges.
-
-    Parameters
-    ----------
-    table : EdgeTable
-        Edges whose ends were checked.
-    name : str
-        File for messages.
+    """Check the classes, features, times and split of edges whose ends were checked.
 
     Raises
     ------

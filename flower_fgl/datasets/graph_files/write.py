@@ -22,13 +22,8 @@ __all__ = ["save_client_graph"]
 def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
     """Write one client's graph as a data owner's ``.npz`` file, atomically.
 
-    Parameters
-    ----------
-    path : path-like
-        File to write; its folder must exist.
-    client : ClientGraph
-        Client to write. :func:`load_graph_file` restores it exactly, except for
-        ``partition_id``, which the caller then sets.
+    :func:`load_graph_file` restores it exactly, except for ``partition_id``, which the
+    caller then sets. The folder must exist.
 
     Raises
     ------

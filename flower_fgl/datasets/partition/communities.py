@@ -50,14 +50,10 @@ logger = logging.getLogger(__name__)
 class MergedCommunities:
     """Communities assigned to clients by :func:`merge_communities`.
 
-    Parameters
-    ----------
-    parts : list of ndarray of shape (n_i,), int64
-        Nodes of each client, ascending; a client may have none.
-    max_size_difference : int
-        The δ used; on a tiny graph it is smaller than requested.
-    num_fallbacks : int
-        Chunks that fitted no client and were assigned to the smallest open client.
+    ``parts`` are the ascending nodes of each client, which may have none.
+    ``max_size_difference`` is the δ used; on a tiny graph it is smaller than requested.
+    ``num_fallbacks`` counts chunks that fitted no client and were assigned to the smallest
+    open client.
     """
 
     parts: list[IntArray]
@@ -66,20 +62,7 @@ class MergedCommunities:
 
 
 def group_nodes(owner: IntArray, num_groups: int) -> list[IntArray]:
-    """List the nodes of each group.
-
-    Parameters
-    ----------
-    owner : ndarray of shape (N,), int64, values 0..num_groups-1
-        Group of each node.
-    num_groups : int
-        Number of groups.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Ascending node numbers of each group.
-    """
+    """List the ascending nodes of each group; ``owner`` (N,) is the group of each node."""
     order = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(owner, minlength=num_groups))
     return np.split(order, ends[:-1])
@@ -90,21 +73,16 @@ def metis_communities(
 ) -> list[IntArray]:
     """Partition a graph into equal parts with few edges between, Karypis & Kumar 1998.
 
+    METIS may leave some parts empty if the graph is tiny or has very few edges.
+
     Parameters
     ----------
     edge_index : ndarray of shape (2, 2E), int64
         Both directions of each edge, no self-loops.
-    num_nodes : int
-        Number of nodes N.
-    num_parts : int in [1, N]
-        Number of parts.
+    num_nodes, num_parts : int, int in [1, N]
+        Number of nodes N, and of parts.
     seed : int in [0, 2**31)
         Seed of METIS.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        The parts. METIS may leave some empty if the graph is tiny or has very few edges.
 
     Notes
     -----
@@ -133,19 +111,7 @@ def metis_communities(
 def metis_parts(
     edge_index: IntArray, num_nodes: int, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Partition a graph into one METIS part per client.
-
-    Parameters
-    ----------
-    edge_index, num_nodes, seed
-        See :func:`metis_communities`.
-    num_clients : int in [1, N]
-        Number of clients K.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Nodes of each client, none empty.
+    """Partition a graph into one METIS part per client, see :func:`metis_communities`.
 
     Raises
     ------
@@ -168,20 +134,8 @@ def louvain_communities(
 ) -> list[IntArray]:
     """Find communities by maximizing modularity, Blondel et al. 2008.
 
-    Parameters
-    ----------
-    edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge, no self-loops.
-    num_nodes : int
-        Number of nodes N.
-    seed : int in [0, 2**32)
-        Seed of the order of node visits.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Communities at resolution 1, in the order of their first node. An isolated node
-        is its own community.
+    Communities at resolution 1 are in the order of their first node. An isolated node is
+    its own community. ``seed`` in [0, 2**32) determines the order of node visits.
     """
     # Imported here: most processes only load a partition that another one computed.
     import community

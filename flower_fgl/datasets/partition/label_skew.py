@@ -35,20 +35,9 @@ KMEANS_TRIES = 100
 def count_classes(
     parts: Sequence[IntArray], labels: IntArray, num_classes: int
 ) -> IntArray:
-    """Count the nodes (or graphs) of each class in each part.
+    """Count the members of each class in each part: (parts, C).
 
-    Parameters
-    ----------
-    parts : sequence of ndarray of shape (n_i,), int64
-        Members of each part.
-    labels : ndarray of shape (N,), int64
-        Classes; -1 if unknown, which is not counted.
-    num_classes : int
-        Number of classes C.
-
-    Returns
-    -------
-    ndarray of shape (len(parts), C), int64
+    ``labels`` (N,) are -1 if unknown, which is not counted.
     """
     members = np.concatenate([np.empty(0, np.int64), *parts])
     part = np.repeat(np.arange(len(parts)), [len(nodes) for nodes in parts])
@@ -59,41 +48,14 @@ def count_classes(
 
 
 def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Assign nodes to clients at random and evenly, independent of labels.
-
-    Parameters
-    ----------
-    num_nodes : int
-        Number of nodes N.
-    num_clients : int in [1, N]
-        Number of clients K.
-    seed : int
-        Partition seed.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Ascending nodes of each client; sizes differ by at most one.
-    """
+    """Assign nodes at random, independent of labels; sizes differ by at most one."""
     return deal_evenly_by_class(np.zeros(num_nodes, np.int64), num_clients, seed=seed)
 
 
 def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:
     """Assign each client one network, sampled without replacement, FedPANO Sec. 4.1.
 
-    Parameters
-    ----------
-    network : ndarray of shape (N,), int64
-        Network of each node.
-    num_clients : int
-        Number of clients K.
-    seed : int
-        Partition seed.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Nodes of each client's network, ascending; other networks are not assigned.
+    ``network`` (N,) is the network of each node; other networks are not assigned.
 
     Raises
     ------
@@ -114,23 +76,10 @@ def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[Int
 def deal_evenly_by_class(
     labels: IntArray, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Assign the members of each class to clients at random and evenly.
+    """Assign the members of each class, by ``labels`` (G,), at random and evenly.
 
-    Parameters
-    ----------
-    labels : ndarray of shape (G,), int64
-        Classes.
-    num_clients : int in [1, G]
-        Number of clients K.
-    seed : int
-        Partition seed.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Ascending members of each client. Clients differ by at most one member per class.
-        They also differ by at most one in total, because each class starts at the client
-        after the last one of the class before.
+    Clients differ by at most one member per class. They also differ by at most one in
+    total, because each class starts at the client after the last one of the class before.
     """
     generator = numpy_generator(seed, 0, SERVER, "partition/uniform")
     shuffled = generator.permutation(len(labels))
@@ -158,19 +107,10 @@ def dirichlet_parts(
     labels : ndarray of shape (N,), int64
         Classes of nodes or graphs; members of unknown class (-1) are assigned like one
         more class, the last.
-    num_clients : int
-        Number of clients K.
     alpha : float, above 0
         Concentration; small values give strong label skew.
     seed : int
         Partition seed; every attempt has its own generator.
-    min_size : int
-        Minimum number of members per client.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Ascending members of each client.
 
     Raises
     ------
@@ -234,24 +174,19 @@ def cluster_by_labels(
 ) -> list[IntArray]:
     """Merge communities with similar label shares to clients by K-means.
 
+    Sizes may differ by two orders of magnitude.
+
     Parameters
     ----------
     communities : sequence of ndarray of shape (n_i,), int64
         Disjoint communities, none empty.
     labels : ndarray of shape (N,), int64
         Classes; -1 if unknown, which counts towards no share.
-    num_classes : int
-        Number of classes C.
-    num_clients : int
-        Number of clients K.
+    num_classes, num_clients : int
+        C and K.
     seed : int in [0, 2**32)
         Seed of K-means (Euclidean, best of 10 starts). If a cluster is empty, K-means is
         repeated with the next seed.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Nodes of each client. Sizes may differ by two orders of magnitude.
 
     Raises
     ------

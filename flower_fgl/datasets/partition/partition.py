@@ -131,34 +131,9 @@ def partition_graphs(
     seed: int,
     alpha: float = 0.5,
 ) -> list[IntArray]:
-    """Partition whole graphs among clients.
+    """Partition G whole graphs by a rule of ``GRAPH_RULES``, as :func:`partition_nodes`.
 
-    Parameters
-    ----------
-    labels : Tensor or ndarray of shape (G,), int64
-        Class of each graph.
-    rule : str
-        Name in ``GRAPH_RULES``.
-    num_clients : int in [1, G]
-        Number of clients K.
-    seed : int in [0, 2**31)
-        Partition seed.
-    alpha : float, above 0
-        Concentration of ``dirichlet``; ``uniform`` ignores it.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Ascending graphs of each of the K clients: disjoint, none empty, covering all.
-
-    Raises
-    ------
-    ConfigError
-        If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
-        of range.
-    DataError
-        If the rule leaves a client without graphs, or cannot assign each client its
-        minimum number of graphs.
+    ``labels`` are the classes of the graphs, of shape (G,), int64.
     """
     classes = np.asarray(labels, dtype=np.int64)
     given = PartitionInput(
@@ -224,16 +199,8 @@ def _check(given: PartitionInput, row: PartitionRule, rule: str, members: str) -
 def partition_sha256(parts: Sequence[IntArray]) -> str:
     """Hash the sizes and members of a partition with SHA-256.
 
-    Parameters
-    ----------
-    parts : sequence of ndarray of shape (n_i,), int64
-        Members of each client.
-
-    Returns
-    -------
-    str of 64 hexadecimal digits
-        Digest of K, the K sizes and the concatenated members as little-endian 64-bit
-        integers. It is equal on every machine and changes if any member moves.
+    The digest is of K, the K sizes and the concatenated members as little-endian 64-bit
+    integers. It is equal on every machine and changes if any member moves.
     """
     header = np.array([len(parts), *map(len, parts)], dtype="<i8")
     digest = hashlib.sha256(header.tobytes())
@@ -252,29 +219,12 @@ def partition_key(
 ) -> str:
     """Return a text key of everything that determines a partition except the dataset.
 
-    Parameters
-    ----------
-    rule : str
-        Name in ``rules``.
-    num_clients : int
-        Number of clients K.
-    seed : int
-        Partition seed.
-    alpha : float
-        Concentration of ``dirichlet``; part of the key if the rule reads it.
-    rules : mapping of str to PartitionRule
-        ``NODE_RULES``, ``NETWORK_RULES`` or ``GRAPH_RULES``.
-
-    Returns
-    -------
-    str
-        Key for a cache, e.g. ``"rules=2 metis clients=10 seed=42 recursive-up-to=8
-        pymetis=2025.2.2"``.
+    For example ``"rules=2 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
 
     Raises
     ------
     ConfigError
-        If the rule is unknown.
+        If the rule is not in ``rules``.
     """
     row = _find(rule, rules)
     words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]

@@ -71,16 +71,8 @@ class PartitionInput:
 class PartitionRule:
     """One row of a table of rules.
 
-    Parameters
-    ----------
-    description : str
-        One-line description.
-    assign : callable
-        Maps a :class:`PartitionInput` to the list of K arrays.
-    options : tuple of str
-        Options it reads in addition to the number of clients and the seed (``alpha``).
-    libraries : tuple of str
-        Python packages whose version may change its result.
+    ``options`` are those that the rule reads in addition to the number of clients and the
+    seed (``alpha``). ``libraries`` are packages whose version may change its result.
     """
 
     description: str

@@ -51,25 +51,8 @@ def obtain(
 ) -> tuple[Raw, Layout]:
     """Read a dataset from the data folder, the cache or the network, in this order.
 
-    Parameters
-    ----------
-    name : str
-        Its name, for messages and for its folder in the cache.
-    layouts : tuple of Layout
-        Its possible layouts; the first complete one is read.
-    data_dir : Path or None
-        Folder of raw data, only read.
-    cache_dir : Path
-        Folder for downloads and processed files.
-    allow_download : bool
-        Whether to download files that are not on disk.
-
-    Returns
-    -------
-    RawNodes or RawGraphs
-        The dataset.
-    Layout
-        The layout it was read from.
+    The first complete layout is read; ``data_dir`` is only read. Returns the dataset and
+    its layout.
 
     Raises
     ------

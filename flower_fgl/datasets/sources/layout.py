@@ -51,20 +51,8 @@ class Layout:
     is_partial: bool = False
 
     def read(self, root: Path) -> Raw:
-        """Import the reader and read the dataset from a folder.
+        """Import the reader and read ``folder``, or the root of a library loader.
 
-        Parameters
-        ----------
-        root : Path
-            ``folder``, or the root of a library loader if ``leaf`` is set.
-
-        Returns
-        -------
-        RawNodes or RawGraphs
-
-        Raises
-        ------
-        Exception
-            Any error that the reader raises.
+        Readers raise any kind of error.
         """
         return resolve_name(self.reader)(root, **self.arguments)  # type: ignore[no-any-return]

@@ -40,20 +40,10 @@ SPLITS = ("train", "val", "test")
 
 
 def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
-    """Read a node dataset of ``torch_geometric.datasets``.
+    """Read a node dataset of the class ``loader`` of ``torch_geometric.datasets``.
 
-    Parameters
-    ----------
-    root : Path
-        Root folder of the loader.
-    loader : str
-        Name of the class, e.g. ``"Planetoid"``.
-    **settings : str or bool
-        Further arguments of the class, e.g. ``name="Cora"``.
-
-    Notes
-    -----
-    1. Of a dataset with several published splits this is the first one.
+    ``settings`` are further arguments of the class, e.g. ``name="Cora"``. Of a dataset with
+    several published splits this reads the first one.
     """
     make = getattr(_import_quietly("torch_geometric.datasets"), loader)
     with quiet_csr():  # also removes a warning filter that Planetoid leaves behind
@@ -80,19 +70,9 @@ def _first_split(mask: Tensor) -> Tensor:
 def filtered_nodes(root: Path, *, name: str) -> RawNodes:
     """Read Chameleon or Squirrel without duplicate nodes (Platonov et al., ICLR 2023).
 
-    Parameters
-    ----------
-    root : Path
-        Folder with ``NAME/raw/NAME.npz``, in the layout of torch-geometric's
-        ``HeterophilousGraphDataset``, which does not know these two. The file is
-        downloaded if it is missing.
-    name : str
-        ``chameleon_filtered`` or ``squirrel_filtered``.
-
-    Returns
-    -------
-    RawNodes
-        With the first of the ten published splits.
+    The split is the first of the ten published ones. ``NAME/raw/NAME.npz`` has the
+    layout of torch-geometric's ``HeterophilousGraphDataset``, which does not know these
+    two. The file is downloaded if it is missing.
     """
     path = root / name / "raw" / f"{name}.npz"
     if not path.is_file():
@@ -114,20 +94,10 @@ def filtered_nodes(root: Path, *, name: str) -> RawNodes:
 
 
 def tu_graphs(root: Path, *, name: str) -> RawGraphs:
-    """Read a TU graph classification dataset.
+    """Read a TU graph classification dataset by its name at TU Dortmund.
 
-    Parameters
-    ----------
-    root : Path
-        Root folder of the loader.
-    name : str
-        Its name at TU Dortmund, e.g. ``"MUTAG"``.
-
-    Returns
-    -------
-    RawGraphs
-        Features are the one-hot node labels, as in papers. Without node labels they are
-        the node attributes; without both they have width 0.
+    Features are the one-hot node labels, as in papers. Without node labels they are the
+    node attributes; without both they have width 0.
 
     Raises
     ------
@@ -202,14 +172,7 @@ def _check_tu_files(files: Path) -> None:
 
 
 def ogb_nodes(root: Path, *, name: str) -> RawNodes:
-    """Read a node classification dataset of OGB.
-
-    Parameters
-    ----------
-    root : Path
-        Root folder of the loader.
-    name : str
-        Its name at OGB, e.g. ``"ogbn-arxiv"``.
+    """Read a node classification dataset by its name at OGB.
 
     Raises
     ------
@@ -248,22 +211,10 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
 
 
 def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
-    """Read a graph classification dataset of OGB.
+    """Read a graph classification dataset by its name at OGB and its published split.
 
-    Parameters
-    ----------
-    root : Path
-        Root folder of the loader.
-    name : str
-        Its name at OGB, e.g. ``"ogbg-molhiv"``.
-    split : str
-        Name of its published split, ``scaffold`` or ``species``.
-
-    Returns
-    -------
-    RawGraphs
-        Features of molecules are the nine attributes of an atom, each one-hot, of width
-        174. Without node features they have width 0.
+    Features of molecules are the nine attributes of an atom, each one-hot, of width 174.
+    Without node features they have width 0.
 
     Raises
     ------

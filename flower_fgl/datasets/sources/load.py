@@ -56,11 +56,8 @@ __all__ = [
 def find_source(name: str) -> Source:
     """Look up a dataset by its name.
 
-    Parameters
-    ----------
-    name : str
-        A key of ``SOURCES``, ``tu:NAME`` for any TU Dortmund dataset, or
-        ``twitch:NAME`` for a country of Twitch.
+    This is a key of ``SOURCES``, ``tu:NAME`` for any TU Dortmund dataset, or
+    ``twitch:NAME`` for a country of Twitch.
 
     Raises
     ------
@@ -90,17 +87,8 @@ def find_source(name: str) -> Source:
 
 
 def data_folder(data_dir: str | None = None) -> Path | None:
-    """Resolve the data folder.
+    """Return the absolute data folder, ``data-dir``, else ``FLOWER_FGL_DATA``, else ``None``.
 
-    Parameters
-    ----------
-    data_dir : str, optional
-        Setting ``data-dir``; if empty or ``None``, ``FLOWER_FGL_DATA`` is used.
-
-    Returns
-    -------
-    Path or None
-        Absolute; ``None`` if neither is set.
 
     Raises
     ------
@@ -119,12 +107,9 @@ def data_folder(data_dir: str | None = None) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Resolve the folder for downloads and processed files.
+    """Return the folder for downloads and processed files, which may not exist yet.
 
-    Returns
-    -------
-    Path
-        ``FLOWER_FGL_CACHE``, or the user's cache folder. The folder is not created.
+    This is ``FLOWER_FGL_CACHE``, or the user's cache folder.
     """
     text = os.environ.get("FLOWER_FGL_CACHE")
     if text:

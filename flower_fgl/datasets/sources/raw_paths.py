@@ -169,19 +169,10 @@ def ogb(
 ) -> tuple[Layout, ...]:
     """Return the layout of an OGB dataset: ``ogbn_…/raw``, ``…/split``, ``…/mapping``.
 
-    Parameters
-    ----------
-    name : str
-        Its name at OGB, e.g. ``"ogbn-arxiv"``.
-    archive : str
-        Name of its zip file, without the extension.
-    is_binary : bool
-        Whether ``raw`` holds ``.npz`` files instead of compressed text.
-    is_large : bool
-        Whether it is above 1 GB. OGB then prompts on the terminal before it downloads,
-        which would block a worker, so such a dataset must be downloaded by hand.
-    has_features : bool
-        Whether nodes have features; else edges have attributes.
+    ``archive`` is its zip file without the extension. ``is_binary``: ``raw`` holds ``.npz``
+    files instead of compressed text. ``is_large``: above 1 GB, where OGB prompts on the
+    terminal before it downloads; this would block a worker, so such a dataset must be
+    downloaded by hand. Without ``has_features``, edges have attributes.
     """
     raw = ["data.npz", "node-label.npz"]
     if not is_binary:
@@ -211,14 +202,7 @@ def ogb_graphs(
 ) -> tuple[Layout, ...]:
     """Return the layout of a graph dataset of OGB: ``ogbg_…/raw`` and ``…/split``.
 
-    Parameters
-    ----------
-    name : str
-        Its name at OGB, e.g. ``"ogbg-molhiv"``.
-    archive : str
-        Name of its zip file, without the extension.
-    is_large : bool
-        Whether it is above 1 GB, and must be downloaded by hand.
+    Arguments as in :func:`ogb`.
     """
     parts = ["edge", "num-node-list", "num-edge-list", "graph-label"]
     parts += ["node-feat"] if "-mol" in name else []
@@ -276,11 +260,6 @@ def few_shot_tables(prefix: str) -> tuple[Layout, ...]:
 
     The files lie in ``FewShot/<prefix>`` or ``FewShot``, or without the training table
     in ``FewShot/<prefix>_partial``.
-
-    Parameters
-    ----------
-    prefix : str
-        ``Amazon_clothing`` or ``dblp``.
     """
     network, train, test = (
         f"{prefix}_{part}" for part in ("network", "train.mat", "test.mat")

@@ -106,25 +106,14 @@ def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> RawNodes
     """Read a few-shot dataset in the layout of GPN (Ding et al., CIKM 2020).
 
     ``PREFIX_network`` holds one edge per line: two node numbers separated by a tab.
-    ``PREFIX_train.mat`` holds the nodes of the base classes and ``PREFIX_test.mat`` those
-    of the novel classes: ``Index`` (node numbers), ``Attributes`` (sparse) and ``Label``.
+    ``PREFIX_train.mat`` holds the nodes of the base classes and ``PREFIX_test.mat``
+    those of the novel classes: ``Index`` (node numbers), ``Attributes`` (sparse) and
+    ``Label``.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with these files.
-    prefix : str
-        ``Amazon_clothing`` or ``dblp``.
-    is_partial : bool
-        Whether the folder lacks ``PREFIX_train.mat``.
-
-    Returns
-    -------
-    RawNodes
-        Classes are numbered by ascending published label; the label is the class name.
-        A node in neither table keeps its edges, and has zero features and no class. With
-        ``is_partial`` such nodes and their edges are dropped. A warning counts the nodes
-        in both cases.
+    Classes are numbered by ascending published label; the label is the class name. A
+    node in neither table keeps its edges, and has zero features and no class. With
+    ``is_partial`` the folder lacks ``PREFIX_train.mat``: such nodes and their edges are
+    dropped. A warning counts the nodes in both cases.
 
     Raises
     ------
@@ -210,17 +199,9 @@ def _mat_tables(paths: list[Path]) -> tuple[Array, Array, scipy.sparse.csr_matri
 def fold_ppi(folder: Path) -> RawNodes:
     """Read Fold-PPI (Huang and Zitnik, NeurIPS 2020) from ``fold_ppi.npz``.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``fold_ppi.npz``: ``x``, ``edge_index``, ``y`` and ``class_names``
-        as in ``graph_files/graph_file.py``, and ``network`` of shape (N,), integers, the
-        network of each node.
-
-    Returns
-    -------
-    RawNodes
-        ``network`` is set; nodes without a fold category have class -1.
+    The file holds ``x``, ``edge_index``, ``y`` and ``class_names`` as in
+    ``graph_files/graph_file.py``, and ``network`` of shape (N,), integers, the network of
+    each node. Nodes without a fold category have class -1.
 
     Raises
     ------
@@ -284,21 +265,12 @@ TWITCH_FEATURES = 3170
 
 
 def twitch(folder: Path, *, name: str) -> RawNodes:
-    """Read the Twitch streamers of one country (Rozemberczki et al., JCN 2021).
+    """Read the Twitch streamers of a country, e.g. ``DE`` (Rozemberczki et al., JCN 2021).
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``musae_NAME_edges.csv`` (``from,to``), ``musae_NAME_features.json``
-        (ids of the features by node) and ``musae_NAME_target.csv`` (``mature`` by
-        ``new_id``).
-    name : str
-        Country, e.g. ``DE``.
-
-    Returns
-    -------
-    RawNodes
-        Binary features, one column per feature id, the same columns for every country.
+    The folder holds ``musae_NAME_edges.csv`` (``from,to``),
+    ``musae_NAME_features.json`` (ids of the features by node) and
+    ``musae_NAME_target.csv`` (``mature`` by ``new_id``). Features are binary, one
+    column per feature id, the same columns for every country.
 
     Raises
     ------
@@ -349,11 +321,8 @@ def twitch(folder: Path, *, name: str) -> RawNodes:
 def collab_npz(folder: Path) -> RawGraphs:
     """Read the TU dataset COLLAB from one ``COLLAB.npz`` instead of 300 MB of text.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``COLLAB.npz``: ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,)
-        and ``edge_u``, ``edge_v`` (E,), the ends of each edge, numbered within its graph.
+    It holds ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,) and ``edge_u``, ``edge_v``
+    (E,), the ends of each edge, numbered within its graph.
 
     Raises
     ------

@@ -34,19 +34,9 @@ MAX_DENSITY = 0.5
 
 
 def synthetic_dataset(settings: SyntheticSettings, seed: int = 0) -> NodeDataset:
-    """Generate the dataset ``synthetic``.
+    """Generate the dataset ``synthetic`` by :func:`contextual_sbm`.
 
-    Parameters
-    ----------
-    settings : SyntheticSettings
-        Settings ``synthetic.…`` of the run config.
-    seed : int
-        Seed of the graph; must be equal on every machine of a federation.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`contextual_sbm`.
+    ``seed`` must be equal on every machine of a federation.
     """
     return contextual_sbm(
         settings.nodes,

@@ -23,19 +23,9 @@ MOST_NAMES = 30
 
 
 def read_targets(y: Tensor, name: str) -> Tensor:
-    """Convert the labels of several targets to int8, and check them.
+    """Convert the labels of several targets (n, T) to int8, and check them.
 
-    Parameters
-    ----------
-    y : Tensor of shape (n, T)
-        1 if an item belongs to the target, 0 if not, NaN if unknown.
-    name : str
-        Dataset for messages.
-
-    Returns
-    -------
-    Tensor of shape (n, T), int8
-        -1 where unknown.
+    1 if an item belongs to the target, 0 if not, NaN (in the result -1) if unknown.
 
     Raises
     ------
@@ -55,21 +45,9 @@ def read_targets(y: Tensor, name: str) -> Tensor:
 def choose_target(raw: Raw, name: str, target: str) -> Raw:
     """Reduce several targets to one, with the classes ``no <target>`` and ``<target>``.
 
-    Parameters
-    ----------
-    raw : RawNodes or RawGraphs
-        Labels of T targets.
-    name : str
-        Dataset for messages.
-    target : str
-        Name of the target; ``all`` keeps all of them, with their names as classes and
-        ``y`` 0 for items with a known label.
-
-    Returns
-    -------
-    RawNodes or RawGraphs
-        A node without a label stays in the graph, with class -1. A graph without one is
-        left out, and a warning counts such graphs.
+    The target ``all`` keeps all of them, with their names as classes and ``y`` 0 for items
+    with a known label. A node without a label stays in the graph, with class -1. A graph
+    without one is left out, and a warning counts such graphs.
 
     Raises
     ------

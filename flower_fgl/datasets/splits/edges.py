@@ -63,12 +63,8 @@ def split_edges(
         Source and target of each edge.
     y : Tensor of shape (M,), int64
         Class of each edge; -1 if unknown.
-    num_nodes : int
-        Number of nodes N.
-    fractions : sequence of three Fraction
-        Shares of training, validation and test.
-    generator : numpy.random.Generator
-        Generator of the shuffle.
+    num_nodes, fractions : int, sequence of three Fraction
+        Number of nodes N; shares of training, validation and test.
 
     Returns
     -------
@@ -97,10 +93,8 @@ def split_by_time(
 
     Parameters
     ----------
-    time : Tensor of shape (M,), float64
-        Time of each edge.
-    y : Tensor of shape (M,), int64
-        Class of each edge; -1 if unknown.
+    time, y : Tensor of shape (M,), float64 and int64
+        Time and class of each edge; class -1 if unknown.
     fractions : sequence of three Fraction
         Shares of training, validation and test.
     cuts : tuple of two float, optional
@@ -145,13 +139,6 @@ def split_by_time(
 def check_edge_times(time: Tensor, masks: Mapping[str, Tensor]) -> None:
     """Reject an owner's split that goes backwards in time.
 
-    Parameters
-    ----------
-    time : Tensor of shape (M,), float64
-        Time of each edge.
-    masks : mapping of str to Tensor of shape (M,), bool
-        Masks ``train``, ``val`` and ``test``.
-
     Raises
     ------
     DataError
@@ -172,23 +159,13 @@ def check_edge_times(time: Tensor, masks: Mapping[str, Tensor]) -> None:
 
 
 def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
-    """Turn a client's graph into the task of classifying its edges.
+    """Turn the graph of a client with ``edges`` into the task of classifying these edges.
 
-    Parameters
-    ----------
-    client : ClientGraph
-        Client with all of its nodes and edges, and ``edges``.
-    config : RunConfig
-        ``split``, ``time-cuts`` and ``partition-seed``.
-
-    Returns
-    -------
-    ClientGraph
-        Its items are the labelled edges. With times, ``graph`` holds training and
-        validation edges, and messages pass over edges before the first validation edge;
-        the test edges are in an evaluation graph, with the edges before the first test
-        edge. A client with fewer than ``MIN_EDGES`` labelled edges, and no split of its
-        own, has no items: it neither trains nor is scored.
+    Its items are the labelled edges. With times, ``graph`` holds training and validation
+    edges, and messages pass over edges before the first validation edge; the test edges are
+    in an evaluation graph, with the edges before the first test edge. A client with fewer
+    than ``MIN_EDGES`` labelled edges, and no split of its own, has no items: it neither
+    trains nor is scored.
 
     Raises
     ------
@@ -297,13 +274,7 @@ def _edges_before(table: EdgeTable, later: Tensor, num_nodes: int) -> Tensor:
 
 
 def require_edges(clients: Sequence[ClientGraph]) -> None:
-    """Reject a federation in which no client has an edge to train on.
-
-    Raises
-    ------
-    DataError
-        With the number of labelled edges that a split needs.
-    """
+    """Raise a ``DataError`` if no client has an edge to train on."""
     if not any(bool(client.graph.masks["train"].any()) for client in clients):
         raise DataError(
             "No client has a labelled edge for training. A graph needs at least "
@@ -313,13 +284,7 @@ def require_edges(clients: Sequence[ClientGraph]) -> None:
 
 
 def with_edge_classes(dataset: NodeDataset) -> NodeDataset:
-    """Give edges the classes ``same`` and ``different``, by the classes of their ends.
-
-    Parameters
-    ----------
-    dataset : NodeDataset
-        Graph with classes of nodes: the synthetic dataset.
-    """
+    """Give edges the classes ``same`` and ``different``, by the classes of their ends."""
     pairs = dataset.edge_index[:, dataset.edge_index[0] < dataset.edge_index[1]]
     one, other = dataset.y[pairs]
     table = EdgeTable(

@@ -46,21 +46,10 @@ MAX_DRAWS = 100
 def eligible_classes(
     labels: IntArray, num_classes: int, candidates: IntArray | None = None
 ) -> IntArray:
-    """Return the classes with more than 25 nodes, Y_i of FedPANO.
+    """Return the classes with more than 25 nodes, Y_i of FedPANO, ascending.
 
-    Parameters
-    ----------
-    labels : ndarray of shape (n,), int64
-        Classes of the client's nodes, -1 if unknown.
-    num_classes : int
-        Number of classes C.
-    candidates : ndarray of shape (c,), int64, optional
-        Classes to choose from; all classes by default.
-
-    Returns
-    -------
-    ndarray of shape (C_i,), int64
-        Ascending; empty if fewer than two are eligible, as one class cannot be classified.
+    ``labels`` (n,) are -1 if unknown; by default all classes are ``candidates``. The result
+    is empty if fewer than two are eligible, as one class cannot be classified.
     """
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)
     is_kept = counts > MORE_THAN
@@ -75,20 +64,8 @@ def draw_candidates(
 ) -> IntArray:
     """Sample a third of all classes for one network, FedPANO's rule for Fold-PPI.
 
-    Parameters
-    ----------
-    labels : ndarray of shape (n,), int64
-        Classes of the network's nodes, -1 if unknown.
-    num_classes : int
-        Number of classes C.
-    generator : numpy.random.Generator
-        Random generator.
-
-    Returns
-    -------
-    ndarray of shape (⌊C/3⌋,), int64
-        Ascending classes of which at least two are eligible. If 100 attempts find no such
-        sample, the last one is returned, and the client does not participate.
+    Of the ⌊C/3⌋ ascending classes at least two are eligible. If 100 attempts find no such
+    sample, the last one is returned, and the client does not participate.
     """
     for _ in range(MAX_DRAWS):
         sampled = np.sort(
@@ -155,26 +132,10 @@ def draw_few_shot(
 ) -> dict[str, Tensor]:
     """Choose a client's classes and sample its few-shot split, FedPANO Sec. 4.1.
 
-    Parameters
-    ----------
-    labels : Tensor of shape (n,), int64
-        Classes of the client's nodes, -1 if unknown.
-    num_classes : int
-        Number of classes C.
-    shots : int
-        Training nodes K per class.
-    has_networks : bool
-        Whether only a third of the classes are candidates, as in Fold-PPI.
-    seed : int
-        Seed of partition and split.
-    partition_id : int
-        Number of the client.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (n,), bool
-        Masks of :func:`few_shot_split`; all are empty if fewer than two classes are
-        eligible. For given labels they depend only on seed, client and K.
+    ``labels`` (n,) are -1 if unknown, and ``shots`` is K. With ``has_networks`` only a
+    third of the classes are candidates, as in Fold-PPI. All masks are empty if fewer
+    than two classes are eligible. For given labels they depend only on seed, client and
+    K.
     """
 
     def generator(purpose: str) -> np.random.Generator:
@@ -191,17 +152,6 @@ def draw_few_shot(
 
 
 def few_shot_labels(graph: Graph) -> Tensor:
-    """Hide the class of every node outside all masks.
-
-    Parameters
-    ----------
-    graph : Graph
-        Graph with masks.
-
-    Returns
-    -------
-    Tensor of shape (N,), int64
-        ``graph.y`` with -1 outside all masks.
-    """
+    """Return the classes (N,) with -1 for every node outside all masks."""
     is_used = torch.stack(list(graph.masks.values())).any(dim=0)
     return graph.y.masked_fill(~is_used, -1)

@@ -19,34 +19,16 @@ EVALUATION = ("val", "test")
 
 
 def node_degrees(dataset: GraphDataset) -> Tensor:
-    """Count the neighbours of each node.
-
-    Parameters
-    ----------
-    dataset : GraphDataset
-        The graphs.
-
-    Returns
-    -------
-    Tensor of shape (N,), int64
-    """
+    """Count the neighbours of each node, (N,), int64."""
     return torch.bincount(dataset.edge_index[0], minlength=dataset.batch.numel())
 
 
 def degree_features(degrees: Tensor, largest: int) -> Tensor:
-    """Encode degrees one-hot, with one extra column for all larger degrees.
+    """Encode degrees (N,) one-hot, with one extra column for all larger degrees.
 
-    Parameters
-    ----------
-    degrees : Tensor of shape (N,), int64
-        Number of neighbours of each node.
-    largest : int, at least 0
-        Largest degree with its own column: the maximum in the training graphs.
-
-    Returns
-    -------
-    Tensor of shape (N, largest + 2), float32
-        Sparse CSR if there are at least 64 columns, strided otherwise.
+    ``largest`` is the largest degree with its own column: the maximum in the training
+    graphs. The result (N, largest + 2), float32, is sparse CSR if there are at least 64
+    columns, strided otherwise.
     """
     column = degrees.clamp(max=largest + 1)
     width = largest + 2
@@ -69,14 +51,8 @@ def cut_graph_clients(
 ) -> list[ClientGraph]:
     """Build each client's training graphs and separate evaluation graphs.
 
-    Parameters
-    ----------
-    dataset : GraphDataset
-        All graphs.
-    parts : sequence of K ndarray of shape (n_i,), int64
-        Ascending graphs of each client.
-    masks : sequence of K mappings of str to Tensor of shape (n_i,), bool
-        Disjoint masks ``train``, ``val`` and ``test`` of each client's graphs.
+    ``parts`` are the ascending graphs of each of the K clients, and ``masks`` their
+    disjoint masks ``train``, ``val`` and ``test``.
 
     Returns
     -------

@@ -64,10 +64,8 @@ def split_links(
     ----------
     edge_index : Tensor of shape (2, 2E), int64
         Both directions of each edge, without self-loops or duplicates.
-    num_nodes : int
-        Number of nodes N.
-    fractions : sequence of three Fraction
-        Shares of training, validation and test.
+    num_nodes, fractions : int, sequence of three Fraction
+        Number of nodes N; shares of training, validation and test.
     generator : torch.Generator
         Generator of the shuffle and of the negatives.
 
@@ -138,18 +136,8 @@ def split_links(
 def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
     """Turn a client's graph into its link prediction task.
 
-    Parameters
-    ----------
-    client : ClientGraph
-        Client with all of its nodes and edges.
-    config : RunConfig
-        ``split``, ``link-features`` and ``partition-seed``.
-
-    Returns
-    -------
-    ClientGraph
-        Its edges are the training edges, its items pairs of nodes. A graph with fewer than
-        ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
+    Its edges are the training edges, its items pairs of nodes. A graph with fewer than
+    ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
 
     Raises
     ------
@@ -195,20 +183,11 @@ def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
 
 
 def degree_features(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Return the degree of each node as one of 16 columns.
+    """Return the degree of each node as one of 16 columns, (N, 16), float32.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, 2T), int64
-        Both directions of the training edges.
-    num_nodes : int
-        Number of nodes N.
-
-    Returns
-    -------
-    Tensor of shape (N, 16), float32
-        One 1 per row: column 0 for degree 0, column k for degrees from 2^(k-1) to 2^k - 1,
-        and the last column for all larger ones.
+    ``edge_index`` (2, 2T) has both directions of the training edges. Each row has one 1: in
+    column 0 for degree 0, in column k for degrees from 2^(k-1) to 2^k - 1, and in the last
+    column for all larger ones.
     """
     degree = torch.bincount(edge_index[0], minlength=num_nodes)
     bounds = 2 ** torch.arange(NUM_DEGREES - 1)
@@ -222,20 +201,10 @@ def degree_names() -> tuple[str, ...]:
 
 
 def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
-    """Return whether narrow features are a function of the nodes' degrees.
+    """Return whether narrow features (N, d) are a function of the nodes' degrees.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features, strided or sparse CSR.
-    edge_index : Tensor of shape (2, 2E), int64
-        All edges of the graph.
-
-    Returns
-    -------
-    bool
-        True if nodes of one degree always have the same features, and there are at least
-        three different rows. False for more than 64 columns.
+    This is true if nodes of one degree always have the same features, and there are at
+    least three different rows; never for more than 64 columns.
     """
     if x.shape[1] > NARROW or not x.numel():
         return False
@@ -248,16 +217,7 @@ def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
 
 
 def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
-    """Hash a partition and the split of its clients' links or edges.
-
-    Parameters
-    ----------
-    partition : str
-        SHA-256 of the partition.
-    clients : sequence of ClientGraph
-        Clients of :func:`link_client` or
-        :func:`~flower_fgl.datasets.splits.edges.edge_client`.
-    """
+    """Hash the SHA-256 of a partition and the split of its clients' links or edges."""
     digest = hashlib.sha256(partition.encode())
     for graph in (g for client in clients for g in (client.graph, *client.evaluation)):
         assert graph.pairs is not None
@@ -269,13 +229,7 @@ def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
 
 
 def require_links(clients: Sequence[ClientGraph]) -> None:
-    """Reject a federation in which no client has enough edges.
-
-    Raises
-    ------
-    DataError
-        With the largest number of edges.
-    """
+    """Raise a ``DataError`` with the largest number of edges if no client has enough."""
     if not any(client.graph.y.numel() for client in clients):
         most = max(client.num_edges for client in clients)
         raise DataError(

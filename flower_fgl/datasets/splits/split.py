@@ -41,13 +41,9 @@ class SplitFractions(NamedTuple):
 
 
 def parse_split(text: str) -> SplitFractions | None:
-    """Parse a split such as ``"20/40/40"``.
+    """Parse a split such as ``"20/40/40"`` or ``"public"``.
 
-    Parameters
-    ----------
-    text : str
-        Percentages ``train/val/test``, or ``train/test`` without validation, that add
-        up to 100; or ``"public"``.
+    Percentages are ``train/val/test``, or ``train/test`` without validation.
 
     Returns
     -------
@@ -142,19 +138,7 @@ def split_nodes(
 def published_split(
     masks: Mapping[str, Tensor], node_ids: Tensor | NDArray[np.int64]
 ) -> dict[str, Tensor]:
-    """Restrict the published split of a dataset to one client's nodes.
-
-    Parameters
-    ----------
-    masks : mapping of str to Tensor of shape (N,), bool
-        ``NodeDataset.masks``.
-    node_ids : Tensor or ndarray of shape (n,), int64
-        Nodes of the client.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (n,), bool
-        Masks ``train``, ``val`` and ``test`` of the client.
+    """Restrict the published split of a dataset to one client's nodes ``node_ids`` (n,).
 
     Raises
     ------

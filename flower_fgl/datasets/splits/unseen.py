@@ -69,14 +69,8 @@ log = logging.getLogger(__name__)
 class UnseenPart:
     """One client's nodes, numbered as in the largest component.
 
-    Parameters
-    ----------
-    nodes : ndarray of shape (n,), int64
-        V_k, ascending.
-    around : ndarray of shape (u,), int64
-        V_k^u, ascending; disjoint from ``nodes``.
-    missing : ndarray of shape (m,), int64
-        M_k, ascending: classes without a node in ``nodes``.
+    ``nodes`` are V_k and ``around`` V_k^u, disjoint; ``missing`` are the classes M_k,
+    without a node in ``nodes``. All are ascending.
     """
 
     nodes: IntArray
@@ -88,15 +82,9 @@ class UnseenPart:
 class UnseenPartition:
     """Assignment of nodes to clients, numbered as in the largest component.
 
-    Parameters
-    ----------
-    parts : list of UnseenPart
-        One for each of the K clients.
-    new_client : ndarray of shape (n,), int64, or None
-        Part of the new client, ascending; ``None`` in the open set, where it is not
-        evaluated.
-    cropped : ndarray of shape (c,), int64
-        Nodes outside all parts, ascending; empty in the closed set.
+    There is one part for each of the K clients. ``new_client`` are the nodes of the new
+    client; ``None`` in the open set, where it is not evaluated. ``cropped`` are the nodes
+    outside all parts; empty in the closed set. Both are ascending.
     """
 
     parts: list[UnseenPart]
@@ -112,15 +100,7 @@ class UnseenPartition:
 
 
 def expansion_hops(dataset: str, hops: int) -> int:
-    """Return the radius of the expansion in hops.
-
-    Parameters
-    ----------
-    dataset : str
-        Name of the dataset.
-    hops : int
-        Setting ``expansion-hops``; 0 selects the default of the dataset.
-    """
+    """Return the radius of the expansion; ``hops`` 0 selects the default of the dataset."""
     return hops or EXPANSION_HOPS.get(dataset, 1)
 
 
@@ -162,23 +142,18 @@ def hide_classes(
 ) -> UnseenPart:
     """Remove a client's rarest classes, which it then lacks, FedLoG Appendix A.10.
 
+    The part loses its rarest class (on a tie, the first). While V_k^u holds fewer than
+    ``MIN_MISSING`` nodes of M_k, the next rarest class is removed too, up to ⌊C/3⌋ classes.
+    The client keeps at least one class.
+
     Parameters
     ----------
     labels : ndarray of shape (N,), int64
-        Classes, -1 if unknown.
-    num_classes : int
-        Number of classes C.
+        Classes, -1 if unknown; there are C.
     part : ndarray of shape (n,), int64
         All nodes of the client's part, ascending.
     expand : callable
         Maps V_k to V_k^u.
-
-    Returns
-    -------
-    UnseenPart
-        The part without its rarest class (on a tie, the first). While V_k^u holds fewer
-        than ``MIN_MISSING`` nodes of M_k, the next rarest class is removed too, up to
-        ⌊C/3⌋ classes. The client keeps at least one class.
     """
     label = labels[part]
     counts = np.bincount(label[label >= 0], minlength=num_classes)
@@ -203,14 +178,12 @@ def partition_unseen(
     ----------
     dataset : NodeDataset
         The largest component, of N nodes.
-    num_clients : int
-        Number of clients K, at least 1.
+    num_clients, hops : int
+        K, at least 1, and the radius h.
     is_open : bool
         Whether to use the open set: a fifth of the nodes is first held back, and only
         these can be unseen. In the closed set, all nodes that a client does not hold can
         be unseen.
-    hops : int
-        Radius h.
     seed : int
         Partition seed.
 
@@ -281,16 +254,8 @@ def cut_unseen_clients(
 ) -> list[ClientGraph]:
     """Build the clients' training and evaluation graphs, FedLoG Appendix A.10.
 
-    Parameters
-    ----------
-    dataset : NodeDataset
-        The largest component.
-    node_ids : Tensor of shape (N,), int64
-        Numbers of its nodes in the source dataset.
-    partition : UnseenPartition
-        Assignment of nodes to clients.
-    masks : sequence of K mappings of str to Tensor of shape (n_k,), bool
-        Split of each V_k into ``train``, ``val`` and ``test``.
+    ``node_ids`` (N,) are the nodes' numbers in the source dataset, and ``masks`` the
+    split of each V_k into ``train``, ``val`` and ``test``.
 
     Returns
     -------

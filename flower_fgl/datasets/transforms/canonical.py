@@ -38,12 +38,8 @@ SPARSE_WIDTH = 64
 def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Make a graph undirected and simple, with sorted edges.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, M), int64, entries in [0, num_nodes)
-        Any list of edges: directed, with self-loops, with duplicates.
-    num_nodes : int
-        Number of nodes N, below 3·10⁹ so that N² fits 63 bits.
+    ``edge_index`` (2, M), int64, is any list of edges: directed, with self-loops, with
+    duplicates. N is below 3·10⁹ so that N² fits 63 bits.
 
     Returns
     -------
@@ -74,19 +70,8 @@ def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
 def sorted_distinct(values: Ints) -> Ints:
     """Return the distinct values in ascending order.
 
-    Parameters
-    ----------
-    values : array of shape (M,), int64
-        Values in any order.
-
-    Returns
-    -------
-    array of at most M int64
-
-    Notes
-    -----
-    1. ``numpy.unique`` uses a hash table since NumPy 2.3. It takes 13 s for twelve
-       million edges; this function takes 0.2 s.
+    ``numpy.unique`` uses a hash table since NumPy 2.3. It takes 13 s for twelve million
+    edges; this function takes 0.2 s.
     """
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), dtype=np.bool_)
@@ -115,14 +100,7 @@ def quiet_csr() -> Iterator[None]:
 def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:
     """Convert a SciPy CSR matrix to a torch tensor, float32 with int64 indices.
 
-    Parameters
-    ----------
-    matrix : scipy.sparse.csr_matrix of shape (N, d)
-        Matrix without duplicate entries. Its indices are sorted in place.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32, sparse CSR
+    The matrix has no duplicate entries. Its indices are sorted in place.
     """
     matrix.sort_indices()
     with quiet_csr():
@@ -136,17 +114,7 @@ def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:
 
 
 def scipy_csr(x: Tensor) -> scipy.sparse.csr_matrix:
-    """Return a SciPy view of a sparse CSR tensor, with shared memory.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), sparse CSR
-        Features.
-
-    Returns
-    -------
-    scipy.sparse.csr_matrix of shape (N, d)
-    """
+    """Return a SciPy view of a sparse CSR tensor (N, d), with shared memory."""
     return scipy.sparse.csr_matrix(
         (x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy()),
         shape=tuple(x.shape),
@@ -154,18 +122,10 @@ def scipy_csr(x: Tensor) -> scipy.sparse.csr_matrix:
 
 
 def compact_features(x: Tensor) -> Tensor:
-    """Convert features to float32, and to sparse CSR if that is smaller.
+    """Convert numeric features (N, d) to float32, and to the smaller of two layouts.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), strided or sparse CSR
-        Features of any numeric dtype.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-        Sparse CSR if ``d >= 64`` and less than 15 % of the entries are non-zero, else
-        strided.
+    The result is sparse CSR if ``d >= 64`` and less than 15 % of the entries are
+    non-zero, else strided.
     """
     is_sparse = x.layout == torch.sparse_csr
     present = x.values() if is_sparse else x

@@ -18,18 +18,8 @@ __all__ = ["order_columns", "select_columns"]
 def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> ClientGraph:
     """Return a client's graph with its feature columns in the agreed order.
 
-    Parameters
-    ----------
-    client : ClientGraph
-        The client.
-    feature_names : tuple of str
-        Length d: the agreed names, followed by those of the features of classified
-        edges; empty if none were agreed.
-
-    Returns
-    -------
-    ClientGraph
-        Unchanged if the graph or the agreement has no names.
+    ``feature_names`` are the agreed names, followed by those of the features of classified
+    edges. The client is unchanged if the graph or the agreement has no names.
 
     Raises
     ------
@@ -74,20 +64,7 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
 
 
 def select_columns(x: Tensor, order: list[int]) -> Tensor:
-    """Return features with their columns in another order.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Strided, or sparse CSR.
-    order : list of int
-        Length d, a permutation: the new column i is the old column ``order[i]``.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-        In the layout of ``x``.
-    """
+    """Return features (N, d), in their layout, whose column i is the old ``order[i]``."""
     if x.layout == torch.strided:
         return x[:, order]
     return csr_tensor(scipy_csr(x)[:, order])

@@ -19,19 +19,9 @@ IntArray = NDArray[np.int64]
 
 
 def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
-    """Return the nodes of the largest connected component.
+    """Return the ascending nodes of the largest component; on a tie, of the first one.
 
-    Parameters
-    ----------
-    edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge.
-    num_nodes : int
-        Number of nodes N, at least 1.
-
-    Returns
-    -------
-    ndarray of shape (n,), int64
-        Ascending; on a tie, the component with the smallest node.
+    ``edge_index`` (2, 2E) has both directions of each edge; N is at least 1.
     """
     ones = np.ones(edge_index.shape[1], dtype=np.int8)
     shape = (num_nodes, num_nodes)
@@ -45,17 +35,7 @@ def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
 def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
     """Keep the largest connected component, FedLoG Appendix A.12.
 
-    Parameters
-    ----------
-    dataset : NodeDataset
-        Complete graph.
-
-    Returns
-    -------
-    NodeDataset
-        The largest component; its nodes keep their order.
-    Tensor of shape (N,), int64
-        Numbers of these nodes in ``dataset``, ascending.
+    Returns it, its nodes in their order, and their ascending numbers (n,) in ``dataset``.
     """
     edge_index, num_nodes = dataset.edge_index, dataset.num_nodes
     nodes = torch.from_numpy(largest_component(edge_index.numpy(), num_nodes))

@@ -34,12 +34,10 @@ them dense."""
 
 
 def scale_client(client: ClientGraph, how: str) -> ClientGraph:
-    """Normalize the features of all graphs of a client.
+    """Normalize the raw features of all graphs of a client.
 
     Parameters
     ----------
-    client : ClientGraph
-        Client with raw features.
     how : {"none", "rows", "columns"}
         ``none`` keeps the features. ``rows`` divides each node's features by the sum of
         their absolute values. ``columns`` standardizes each feature to mean 0 and variance
@@ -98,18 +96,9 @@ def _scale_edges(client: ClientGraph) -> ClientGraph:
 
 
 def can_standardize(x: Tensor) -> bool:
-    """Return whether features are dense, or hardly larger if they become dense.
+    """Return whether features (N, d) are dense, or hardly larger if they become dense.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Strided or sparse CSR.
-
-    Returns
-    -------
-    bool
-        False for sparse features with less than 10 % non-zero entries, which would take
-        many times their memory.
+    Sparse features with less than 10 % non-zero entries would take many times their memory.
     """
     if x.layout != torch.sparse_csr:
         return True
@@ -117,17 +106,7 @@ def can_standardize(x: Tensor) -> bool:
 
 
 def dense_features(client: ClientGraph) -> ClientGraph:
-    """Return a client with strided features.
-
-    Parameters
-    ----------
-    client : ClientGraph
-        Client with strided or sparse features.
-
-    Returns
-    -------
-    ClientGraph
-    """
+    """Return a client with strided features."""
     if client.graph.x.layout != torch.sparse_csr:
         return client
     return _with_features(client, lambda x: x.to_dense())
@@ -165,17 +144,9 @@ def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
 
 
 def column_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each column.
+    """Return mean and standard deviation (d,), float64, of each column of dense features.
 
-    Parameters
-    ----------
-    x : Tensor of shape (n, d), float32
-        Dense features; n and d are at least 1.
-
-    Returns
-    -------
-    mean, std : Tensor of shape (d,), float64
-        The standard deviation of a constant column is 1, so that it is only shifted.
+    The standard deviation of a constant column is 1, so that it is only shifted.
     """
     seen = x.double()
     std, mean = torch.std_mean(seen, dim=0, correction=0)
@@ -184,34 +155,14 @@ def column_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Standardize every feature with given statistics.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Dense features.
-    mean, std : Tensor of shape (d,), float64
-        Statistics to subtract and to divide by.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-    """
+    """Standardize dense features (N, d) with given statistics (d,), float64."""
     return ((x.double() - mean) / std).to(x.dtype)
 
 
 def normalise_rows(x: Tensor) -> Tensor:
     """Divide every node's features by the sum of their absolute values.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Strided or sparse CSR.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-        In the layout of ``x``; rows of zeros stay zero.
+    The result has the layout of ``x`` (N, d); rows of zeros stay zero.
     """
     if x.layout != torch.sparse_csr:
         total = x.abs().sum(dim=1, keepdim=True)

@@ -77,23 +77,10 @@ def _lowest(scores: NDArray[np.float64], share: float) -> BoolArray:
 def remove_edges(
     edge_index: Tensor, num_nodes: int, share: float, *, generator: np.random.Generator
 ) -> Tensor:
-    """Remove a share of the undirected edges at random, FedPG Sec. IV-H.
+    """Remove ⌊share · E⌋ undirected edges at random, FedPG Sec. IV-H.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, 2E), int64
-        Both directions of each edge.
-    num_nodes : int
-        Number of nodes N.
-    share : float in [0, 1)
-        ⌊share · E⌋ edges are removed, each in both directions.
-    generator : numpy.random.Generator
-        In an equal state, a larger share removes a superset of the edges.
-
-    Returns
-    -------
-    Tensor of shape (2, 2(E - ⌊share · E⌋)), int64
-        Remaining edges, in the order of ``edge_index``.
+    ``edge_index`` (2, 2E) has both directions of each edge; the remaining ones keep their
+    order. In an equal state of the generator, a larger share in [0, 1) removes a superset.
     """
     source, target = edge_index.numpy()
     pair = np.minimum(source, target) * num_nodes + np.maximum(source, target)
@@ -105,24 +92,11 @@ def remove_edges(
 def remove_labels(
     y: Tensor, is_train: Tensor, share: float, *, generator: np.random.Generator
 ) -> Tensor:
-    """Choose the training nodes that lose their label, class by class.
+    """Choose the training nodes that lose their label, class by class: (N,), bool.
 
-    Parameters
-    ----------
-    y : Tensor of shape (N,), int64
-        Classes.
-    is_train : Tensor of shape (N,), bool
-        Training nodes, all of known class.
-    share : float in [0, 1)
-        ⌊share · n_c⌋ of the n_c training nodes of a class lose their label, so every class
-        keeps at least one.
-    generator : numpy.random.Generator
-        In an equal state, a larger share chooses a superset of the nodes.
-
-    Returns
-    -------
-    Tensor of shape (N,), bool
-        Nodes that lose their label, a subset of ``is_train``.
+    ⌊share · n_c⌋ of the n_c training nodes of a class lose their label, so every class
+    keeps at least one: the share is below 1. All training nodes have a known class. In
+    an equal state of the generator, a larger share chooses a superset of the nodes.
     """
     score = generator.random(len(y))
     label, train = y.numpy(), is_train.numpy()
@@ -176,21 +150,8 @@ def sparsify(
 ) -> Graph:
     """Remove labels, edges and features from one client's graph, FedPG Sec. IV-H.
 
-    Parameters
-    ----------
-    graph : Graph
-        All nodes of the client, with masks ``train``, ``val`` and ``test``.
-    sparsity : Sparsity
-        Shares to remove.
-    seed : int
-        Seed of partition and split.
-    partition_id : int
-        Number of the client.
-
-    Returns
-    -------
-    Graph
-        ``graph`` itself if nothing is removed.
+    The graph has masks ``train``, ``val`` and ``test``; it is returned itself if nothing is
+    removed.
 
     Notes
     -----
@@ -242,20 +203,7 @@ def sparsify(
 
 
 def sparsity_sha256(partition_sha256: str, sparsity: Sparsity) -> str:
-    """Hash a partition together with its sparsity.
-
-    Parameters
-    ----------
-    partition_sha256 : str
-        Hash of the partition.
-    sparsity : Sparsity
-        Removed shares.
-
-    Returns
-    -------
-    str of 64 hexadecimal digits
-        ``partition_sha256`` itself if nothing is removed.
-    """
+    """Return the hash of a partition, or with sparsity the hash of both."""
     if not sparsity:
         return partition_sha256
     shares = "/".join(f"{k}={float(v)!r}" for k, v in asdict(sparsity).items())

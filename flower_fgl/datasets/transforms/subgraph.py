@@ -30,16 +30,10 @@ IntArray = NDArray[np.int64]
 class InductiveGraphs:
     """One client's graph, divided so that training does not see evaluation nodes.
 
-    Parameters
-    ----------
-    train : Graph
-        Training nodes and the edges among them; masks ``train`` (all True), ``val`` and
-        ``test`` (all False).
-    val, test : Graph
-        Validation (test) nodes and the edges among them, with the single mask ``val``
-        (``test``), all True.
-    train_nodes : Tensor of shape (n,), int64
-        Number of each node of ``train`` in the client's graph; ascending.
+    ``train`` has the training nodes and the edges among them, with the masks ``train`` (all
+    True), ``val`` and ``test`` (all False). ``val`` and ``test`` have the single mask of
+    their name, all True. ``train_nodes`` (n,) are the ascending numbers of the nodes of
+    ``train`` in the client's graph.
     """
 
     train: Graph
@@ -49,19 +43,9 @@ class InductiveGraphs:
 
 
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
-    """Return the client that holds each node.
+    """Return the client of each node, (N,), int64; -1 for nodes of no client.
 
-    Parameters
-    ----------
-    num_nodes : int
-        Number of nodes N.
-    parts : sequence of K ndarray of shape (n_i,), int64
-        Disjoint nodes of each client; they need not cover the graph.
-
-    Returns
-    -------
-    ndarray of shape (N,), int64
-        Client of each node, -1 for nodes of no client.
+    ``parts`` are the nodes of each client; they need not cover the graph.
 
     Raises
     ------
@@ -84,21 +68,9 @@ def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
 def induced_subgraph(
     edge_index: Tensor, num_nodes: int, node_ids: Tensor | IntArray
 ) -> Tensor:
-    """Keep the edges among some nodes, renumbered by their position in the list.
+    """Keep the edges among different nodes, numbered by their position in ``node_ids``.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, 2E), int64
-        Edges of the whole graph.
-    num_nodes : int
-        Number of nodes N of the whole graph.
-    node_ids : Tensor or ndarray of shape (n,), int64
-        Nodes to keep, without repetition.
-
-    Returns
-    -------
-    Tensor of shape (2, 2e), int64
-        Edges in the order of ``edge_index``; shape (2, 0) if there are none.
+    They keep the order of ``edge_index``; without any the shape is (2, 0).
     """
     nodes = torch.as_tensor(node_ids)
     local = torch.full((num_nodes,), -1, dtype=torch.int64)
@@ -112,19 +84,8 @@ def cut_clients(
 ) -> list[Tensor]:
     """Compute the induced subgraphs of all clients in one pass over the edges.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, 2E), int64
-        Edges of the whole graph.
-    num_nodes : int
-        Number of nodes N of the whole graph.
-    parts : sequence of K ndarray of shape (n_i,), int64
-        Disjoint nodes of each client; they need not cover the graph.
-
-    Returns
-    -------
-    list of K Tensor of shape (2, 2e_i), int64
-        Result of :func:`induced_subgraph` for each part, without shared memory.
+    This is :func:`induced_subgraph` for each part, without shared memory. ``parts`` are the
+    nodes of each client; they need not cover the graph.
 
     Raises
     ------
@@ -139,16 +100,8 @@ def edges_between_clients(
 ) -> list[Tensor]:
     """Return the edges that :func:`cut_clients` drops, by the client of their source.
 
-    Parameters
-    ----------
-    edge_index, num_nodes, parts
-        As in :func:`cut_clients`.
-
-    Returns
-    -------
-    list of K Tensor of shape (2, m_i), int64
-        Position of the client's node in its part, and number of the other node in the
-        whole graph; in the order of ``edge_index``.
+    Each Tensor (2, m_i) holds the position of the client's node in its part, and the number
+    of the other node in the whole graph; in the order of ``edge_index``.
 
     Raises
     ------
@@ -189,13 +142,9 @@ def _edges_by_client(
 
 
 def inductive_graphs(graph: Graph) -> InductiveGraphs:
-    """Divide a client's graph into training, validation and test graphs.
+    """Divide a graph with disjoint masks into training, validation and test graphs.
 
-    Parameters
-    ----------
-    graph : Graph
-        The client's graph with disjoint masks ``train``, ``val`` and ``test``. Nodes in
-        no mask are dropped.
+    Nodes in no mask are dropped.
     """
     train_nodes = torch.nonzero(graph.masks["train"]).flatten()
     train = _induced_graph(graph, train_nodes)
