@@ -18,13 +18,7 @@ Entry = TypeVar("Entry")
 
 
 def encoder_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries of the encoder, under their full names.
-
-    Parameters
-    ----------
-    state : mapping of str to anything
-        A backbone's state, or the shapes of its tensors.
-    """
+    """Return the entries of the encoder, e.g. tensors or shapes, under their full names."""
     return {name: entry for name, entry in state.items() if name.startswith(BODY)}
 
 
@@ -38,15 +32,7 @@ def classifier_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
 def layer_of(name: str) -> str:
     """Return the prefix of a tensor's name that identifies its layer.
 
-    Parameters
-    ----------
-    name : str
-        Name in a backbone's state.
-
-    Returns
-    -------
-    str
-        ``classifier``, or one part of the encoder, e.g. ``encoder.convs.0``.
+    This is ``classifier``, or one part of the encoder, e.g. ``encoder.convs.0``.
     """
     root, *parts = name.split(".")
     if root == "classifier":

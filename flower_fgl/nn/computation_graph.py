@@ -90,19 +90,10 @@ def _surroundings(
 
 
 def output_nodes(field: GraphInput, reach: int) -> list[Tensor]:
-    """Return the nodes that each layer computes on a receptive field, in their order.
+    """Return the nodes of the whole graph that each of ``reach`` layers computes.
 
-    Parameters
-    ----------
-    field : GraphInput
-        Result of :func:`receptive_field`.
-    reach : int
-        Number of layers.
-
-    Returns
-    -------
-    list of Tensor of shape (n_l,), int64
-        Nodes of the whole graph; the last are the targets.
+    They are in the order of the layer's output on a :func:`receptive_field`; those of
+    the last layer are the targets.
     """
     return [cast(Level, field.level(number)).output_nodes for number in range(reach)]
 

@@ -30,23 +30,10 @@ Uniform = Callable[[Tensor], Tensor]
 def dropout(
     h: Tensor, rate: float, is_training: bool, uniform: Uniform = torch.rand_like
 ) -> Tensor:
-    """Zero entries at random and scale the rest, Srivastava et al., JMLR 2014.
+    """Zero entries with probability ``rate``, scale the rest, Srivastava et al., JMLR 2014.
 
-    Parameters
-    ----------
-    h : Tensor of any shape, float
-        Input.
-    rate : float in [0, 1)
-        Probability with which an entry becomes 0.
-    is_training : bool
-        If false, return ``h`` and draw nothing.
-    uniform : callable
-        Takes ``h`` and returns uniform numbers of its shape, by default from torch's
-        global generator.
-
-    Returns
-    -------
-    Tensor of the shape of ``h``
+    Unless ``is_training``, return ``h`` and draw nothing. ``uniform`` takes ``h`` and
+    returns uniform numbers of its shape, by default from torch's global generator.
 
     Notes
     -----
@@ -75,18 +62,8 @@ def _scaled(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
 def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``S H Wᵀ + b``, Kipf & Welling, ICLR 2017, Eq. (2) without activation.
 
-    Parameters
-    ----------
-    conv : GCNConv
-        Parameters.
-    graph : GraphInput
-        Graph with N nodes; its edge weights are used.
-    h : Tensor of shape (N, p), float, optional
-        Node representations; by default the graph's features.
-
-    Returns
-    -------
-    Tensor of shape (N, q)
+    ``h`` (N, p) are representations, by default the graph's features; the result is (N,
+    q). Edge weights are used.
     """
     return graph.filtered_linear(
         h, conv.lin.weight, conv.bias, kind="normalised", coefficients=ONE_STEP
@@ -96,16 +73,8 @@ def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``mean(H) W_lᵀ + b + H W_rᵀ``, Hamilton et al., NeurIPS 2017, mean.
 
-    Parameters
-    ----------
-    conv : SAGEConv
-        Parameters, with root weight and mean aggregation.
-    graph, h
-        As in :func:`gcn`; the mean is weighted by edge weights.
-
-    Returns
-    -------
-    Tensor of shape (N, q)
+    The layer has a root weight and mean aggregation, which edge weights weight. Shapes
+    are those of :func:`gcn`.
     """
     neighbours = graph.filtered_linear(
         h, conv.lin_l.weight, conv.lin_l.bias, kind="mean", coefficients=ONE_STEP
@@ -116,17 +85,8 @@ def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``MLP((1 + ε) H + A H)``, Xu et al., ICLR 2019, Eq. (4.1).
 
-    Parameters
-    ----------
-    conv : GINConv
-        Parameters; ``conv.nn`` is a Sequential that starts with a linear layer, and ε
-        is constant.
-    graph, h
-        As in :func:`gcn`.
-
-    Returns
-    -------
-    Tensor of shape (N, q)
+    ``conv.nn`` is a Sequential that starts with a linear layer, and ε is constant.
+    Shapes are those of :func:`gcn`.
     """
     first, *rest = conv.nn
     out = graph.filtered_linear(
@@ -145,19 +105,9 @@ def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Attend to the neighbours, Veličković et al., ICLR 2018, Eq. (3), (4), (5).
 
-    Parameters
-    ----------
-    conv : GATConv
-        Parameters; heads are concatenated, attention has no dropout.
-    graph : GraphInput
-        Graph with N nodes. A weight multiplies the unnormalised attention of its edge:
-        weight 0 removes the edge, weight 1 gives the published formula.
-    h : Tensor of shape (N, p), float, optional
-        As in :func:`gcn`.
-
-    Returns
-    -------
-    Tensor of shape (N, heads · q)
+    Heads are concatenated to (N, heads · q), and attention has no dropout. A weight
+    multiplies the unnormalised attention of its edge: weight 0 removes the edge, weight
+    1 gives the published formula.
     """
     z = graph.linear(h, conv.lin.weight)
     z = z.view(-1, conv.heads, conv.out_channels)
@@ -182,20 +132,8 @@ def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def gcn2(conv: GCN2Conv, graph: GraphInput, h: Tensor, start: Tensor) -> Tensor:
     """Compute one GCNII layer, Chen et al., ICML 2020, Eq. (5) without activation.
 
-    Parameters
-    ----------
-    conv : GCN2Conv
-        Parameters, with shared weights.
-    graph : GraphInput
-        Graph with N nodes; its edge weights are used.
-    h : Tensor of shape (N, p), float
-        Node representations.
-    start : Tensor of shape (N, p), float
-        Representations before the first layer (initial residual).
-
-    Returns
-    -------
-    Tensor of shape (N, p)
+    ``h`` and ``start``, the representations before the first layer (initial residual),
+    are (N, p), as is the result. ``conv`` has shared weights; edge weights are used.
     """
     mixed = (1 - conv.alpha) * graph.operator("normalised").matmul(h)
     mixed = mixed + conv.alpha * start

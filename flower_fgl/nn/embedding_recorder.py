@@ -50,17 +50,7 @@ class RecordingBackbone(Backbone):
 
     @torch.no_grad()
     def at_rest(self, graph: GraphInput) -> Tensor:
-        """Switch to evaluation mode and embed, without dropout and gradient.
-
-        Parameters
-        ----------
-        graph : GraphInput
-            As for :meth:`embed`.
-
-        Returns
-        -------
-        Tensor of shape (N, hidden_channels), for a readout (G, hidden_channels)
-        """
+        """Switch to evaluation mode and embed, without dropout and gradient."""
         self.eval()
         return self.embed(graph)
 

@@ -60,19 +60,10 @@ class SharedInput(StackedWeights):
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Map representations by the weights of each model.
+        """Map representations by the weights of each model: (K, n, q).
 
-        Parameters
-        ----------
-        h : Tensor of shape (K, n, p) or (n, p), float, or None
-            Representations of each model, or the same of all; ``None`` for the graph's
-            features.
-        weight, bias : Tensor of shape (K, q, p), and (K, q) or None, float
-            W and b of each model.
-
-        Returns
-        -------
-        Tensor of shape (K, n, q)
+        ``h`` are the representations (K, n, p) of each model, or (n, p) of all, or
+        ``None`` for the graph's features. Weights are (K, q, p), and the bias (K, q).
         """
         rows = self.x if h is None else h
         if rows.dim() == 3:
@@ -127,19 +118,7 @@ class Ensemble:
         return torch.stack([part(graph) for part in self._parts])
 
     def classify(self, embeddings: Tensor, graph: GraphInput) -> Tensor:
-        """Return what the heads predict for the same embeddings.
-
-        Parameters
-        ----------
-        embeddings : Tensor of shape (n, p), float
-            Input of the heads.
-        graph : GraphInput
-            Graph of the embeddings.
-
-        Returns
-        -------
-        Tensor of shape (K, n, C)
-        """
+        """Return what the heads predict for the same embeddings (n, p): (K, n, C)."""
         if self._stack is not None:
             return self._stack.head(embeddings, SharedInput(graph))
         return torch.stack([part.head(embeddings, graph) for part in self._parts])

@@ -95,12 +95,7 @@ class GraphInput:
     def with_pairs(self, pairs: Tensor, pair_x: Tensor | None = None) -> GraphInput:
         """Return the same graph, with its cached operators, and pairs of nodes to predict.
 
-        Parameters
-        ----------
-        pairs : Tensor of shape (2, P), int64
-            Pairs of nodes.
-        pair_x : Tensor of shape (P, a), float, optional
-            Features of the pairs.
+        The pairs are (2, P), int64, and their features (P, a), float, if they have any.
         """
         out = copy(self)
         out.pairs, out.pair_x = pairs, pair_x
@@ -331,19 +326,7 @@ class GraphInput:
         return self.topology.operator(kind)
 
     def propagate(self, h: Tensor, kind: OperatorKind) -> Tensor:
-        """Propagate node representations by one step.
-
-        Parameters
-        ----------
-        h : Tensor of shape (N, p), float
-            May require grad.
-        kind : {"normalised", "mean", "sum"}
-            The operator.
-
-        Returns
-        -------
-        Tensor of shape (N, p)
-        """
+        """Propagate node representations (N, p), which may require grad, by one step."""
         return self.operator(kind).matmul(h)
 
     def linear(
@@ -417,17 +400,7 @@ class GraphInput:
         return is_plain and self.topology.is_constant
 
     def propagated(self, kind: OperatorKind, coefficients: tuple[float, ...]) -> Tensor:
-        """Return ``Σ_k c_k S^k X`` of constant strided features, computed once.
-
-        Parameters
-        ----------
-        kind, coefficients
-            S and c_0, c_1, …, as in :meth:`filtered_linear`.
-
-        Returns
-        -------
-        Tensor of shape (N, d), float
-        """
+        """Return ``Σ_k c_k S^k X`` (N, d) of constant strided features, computed once."""
         key = (kind, coefficients)
         if key not in self._filtered:
             with torch.inference_mode(False), torch.no_grad():

@@ -21,16 +21,10 @@ __all__ = ["GraphBatch", "SubBatch", "concatenated_ranges", "select_rows"]
 class SubBatch(NamedTuple):
     """Some graphs of a batch, as a batch of their own.
 
-    Parameters
-    ----------
-    nodes : Tensor of shape (n,), int64
-        Their nodes in the whole batch, graph by graph.
-    edges : Tensor of shape (e,), int64
-        Their columns of the whole ``edge_index``.
-    edge_index : Tensor of shape (2, e), int64
-        Their edges, renumbered.
-    batch : Tensor of shape (n,), int64
-        Graph of each node, by its position in the selection.
+    ``nodes`` (n,) are their nodes in the whole batch, graph by graph, and ``edges``
+    (e,) their columns of the whole ``edge_index``. ``edge_index`` (2, e) are their
+    edges, renumbered, and ``batch`` (n,) the graph of each node, by its position in the
+    selection.
     """
 
     nodes: Tensor
@@ -66,13 +60,7 @@ class GraphBatch:
 
     @classmethod
     def trusted(cls, edge_index: Tensor, batch: Tensor, num_graphs: int) -> GraphBatch:
-        """Build from valid values without checks, which would synchronise a GPU.
-
-        Parameters
-        ----------
-        edge_index, batch, num_graphs
-            As in the constructor.
-        """
+        """Build from valid values without checks, which would synchronise a GPU."""
         out = object.__new__(cls)
         out.edge_index, out.batch, out.num_graphs = edge_index, batch, num_graphs
         return out
@@ -96,13 +84,7 @@ class GraphBatch:
         return order, count.cumsum(0) - count, count
 
     def select(self, graphs: Tensor) -> SubBatch:
-        """Select some graphs, in time linear in their own size.
-
-        Parameters
-        ----------
-        graphs : Tensor of shape (g,), int64
-            Indices of the graphs, in the desired order.
-        """
+        """Select graphs (g,) in the desired order, in time linear in their own size."""
         sizes = self.num_nodes[graphs]
         nodes = concatenated_ranges(self._first_node[graphs], sizes)
         order, first, count = self._edges
@@ -138,17 +120,10 @@ def _check_batch(batch: Tensor, num_graphs: int | None) -> int:
 
 
 def concatenated_ranges(first: Tensor, count: Tensor) -> Tensor:
-    """Concatenate ranges of integers.
+    """Concatenate ranges of integers, given by ``first`` and ``count`` (g,).
 
-    Parameters
-    ----------
-    first, count : Tensor of shape (g,), int64
-        Start and length of each range.
-
-    Returns
-    -------
-    Tensor of shape (count.sum(),), int64
-        ``first[0], first[0] + 1, …`` for ``count[0]`` numbers, then the next range.
+    These are ``first[0], first[0] + 1, …`` for ``count[0]`` numbers, then the next
+    range.
     """
     ends = count.cumsum(0)
     shift = torch.repeat_interleave(first - ends + count, count)
@@ -156,20 +131,7 @@ def concatenated_ranges(first: Tensor, count: Tensor) -> Tensor:
 
 
 def select_rows(x: Tensor, node_ids: Tensor) -> Tensor:
-    """Select rows of a feature matrix, strided or sparse CSR.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d)
-        Features, strided or sparse CSR.
-    node_ids : Tensor of shape (n,), int64
-        Rows to select.
-
-    Returns
-    -------
-    Tensor of shape (n, d)
-        In the layout and dtype of ``x``.
-    """
+    """Select rows (n,) of a feature matrix (N, d), strided or sparse CSR, in its layout."""
     if x.layout != torch.sparse_csr:
         return x.index_select(0, node_ids)  # four times as fast as x[node_ids]
     first = x.crow_indices()[node_ids]

@@ -21,18 +21,6 @@ def hidden_names(
     features. In a GIN this is the first linear map: a linear map and the sum over the
     neighbours commute, so this map could as well precede the first layer.
 
-    Parameters
-    ----------
-    model : str
-        A value of the setting ``model``, of one backbone.
-    hidden_channels, num_layers, readout
-        As in :func:`~flower_fgl.nn.build_model`.
-
-    Returns
-    -------
-    frozenset of str
-        Names in the state of the backbone.
-
     Raises
     ------
     ConfigError

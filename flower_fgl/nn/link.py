@@ -35,19 +35,7 @@ class DotDecoder(nn.Module):
     """Score a pair by the dot product of its embeddings; it has no parameters."""
 
     def forward(self, embedding: Tensor, pairs: Tensor) -> Tensor:
-        """Return the logits of pairs.
-
-        Parameters
-        ----------
-        embedding : Tensor of shape (N, p), float32
-            Embeddings of the nodes.
-        pairs : Tensor of shape (2, P), int64
-            Pairs of nodes.
-
-        Returns
-        -------
-        Tensor of shape (P, 2)
-        """
+        """Return the logits (P, 2) of pairs (2, P) of nodes, from embeddings (N, p)."""
         one, other = embedding[pairs[0]], embedding[pairs[1]]
         return _logits((one * other).sum(dim=-1))
 
@@ -79,14 +67,8 @@ class MLPDecoder(nn.Module):
 class EdgeDecoder(nn.Module):
     """Classify an edge by a network of two layers on both ends and the edge's features.
 
-    Parameters
-    ----------
-    channels : int
-        Width p of the embeddings and of the hidden layer.
-    num_features : int
-        Width a of the edge features, at least 0.
-    num_classes : int
-        Number of classes C.
+    ``channels`` is the width p of the embeddings and of the hidden layer; there are
+    ``num_features`` a, at least 0, and C classes.
 
     Notes
     -----
@@ -100,21 +82,7 @@ class EdgeDecoder(nn.Module):
         self.out = nn.Linear(channels, num_classes)
 
     def forward(self, embedding: Tensor, pairs: Tensor, pair_x: Tensor) -> Tensor:
-        """Return the logits of edges.
-
-        Parameters
-        ----------
-        embedding : Tensor of shape (N, p), float32
-            Embeddings of the nodes.
-        pairs : Tensor of shape (2, P), int64
-            Source and target of each edge.
-        pair_x : Tensor of shape (P, a), float32
-            Features of the edges.
-
-        Returns
-        -------
-        Tensor of shape (P, C)
-        """
+        """Return the logits (P, C) of edges (2, P), from (N, p) and edge features (P, a)."""
         both = torch.cat([embedding[pairs[0]], embedding[pairs[1]], pair_x], dim=1)
         out: Tensor = self.out(F.relu(self.hidden(both)))
         return out
@@ -126,15 +94,11 @@ def _logits(score: Tensor) -> Tensor:
 
 
 def make_decoder(kind: str, channels: int) -> nn.Module:
-    """Build a decoder.
+    """Build a decoder for embeddings of a width.
 
-    Parameters
-    ----------
-    kind : {"dot", "mlp", "edge:CxA"}
-        Setting ``link-decoder``, or an :class:`EdgeDecoder` for C classes and A features,
-        as :meth:`~flower_fgl.core.config.RunConfig.decoder` names it.
-    channels : int
-        Width of the embeddings.
+    ``kind`` is the setting ``link-decoder``, or ``edge:CxA`` for an
+    :class:`EdgeDecoder` for C classes and A features, as
+    :meth:`~flower_fgl.core.config.RunConfig.decoder` names it.
     """
     if kind.startswith("edge:"):
         num_classes, num_features = map(int, kind.removeprefix("edge:").split("x"))
@@ -143,19 +107,7 @@ def make_decoder(kind: str, channels: int) -> nn.Module:
 
 
 def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
-    """Return one number per undirected pair: smaller node · N + larger node.
-
-    Parameters
-    ----------
-    pairs : Tensor of shape (2, P), int64
-        Pairs of nodes.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    Tensor of shape (P,), int64
-    """
+    """Return a number per undirected pair: smaller node · N + larger node; (P,), int64."""
     low, high = pairs.amin(dim=0), pairs.amax(dim=0)
     return low * num_nodes + high
 
@@ -163,12 +115,7 @@ def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
 def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
     """Find the sides of the nodes, and whether the graph is bipartite.
 
-    Parameters
-    ----------
-    edges : Tensor of shape (2, E), int64
-        Undirected edges, each once or in both directions.
-    num_nodes : int
-        N.
+    Undirected ``edges`` (2, E) are given once or in both directions.
 
     Returns
     -------
@@ -214,10 +161,8 @@ def draw_negatives(
     ----------
     known : Tensor of shape (E,), int64
         Codes of known undirected pairs, see :func:`pair_codes`.
-    num_nodes : int
-        N.
-    number : int
-        Pairs to draw.
+    num_nodes, number : int
+        N, and the pairs to draw.
     generator : torch.Generator
         CPU generator.
     side : Tensor of shape (N,), int64, optional

@@ -157,26 +157,10 @@ def backbone_shapes(
     readout: bool = False,
     link: str = "",
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a backbone's state without its memory.
+    """Return the :func:`state_shapes` of a backbone without its memory.
 
-    Parameters
-    ----------
-    name, in_channels, hidden_channels, num_classes, num_layers, readout, link
-        See :func:`build_model`.
-
-    Returns
-    -------
-    dict of str to tuple of int
-        As :func:`state_shapes` of the backbone.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown or a size is out of range.
-
-    Notes
-    -----
-    1. A backbone of another package is constructed with its memory.
+    Arguments and errors are those of :func:`build_model`. A backbone of another package
+    is constructed with its memory.
     """
     model_name = read_model(name)
     if model_name.name not in MODELS.own:
@@ -210,19 +194,7 @@ def backbone_shapes(
 
 
 def assign_models(names: str, num_clients: int) -> list[str]:
-    """Assign backbones to clients in turn.
-
-    Parameters
-    ----------
-    names : str
-        One backbone, or several separated by commas: ``"gcn,gin,gcn:2x128"``.
-    num_clients : int
-        Number of clients K, at least 0.
-
-    Returns
-    -------
-    list of str
-        Length K; client k gets name k modulo the number of names.
+    """Assign backbones, such as ``"gcn,gin,gcn:2x128"``, to K clients in turn.
 
     Raises
     ------
@@ -240,24 +212,11 @@ def local_names(
     first_layer: bool,
     head: bool,
 ) -> frozenset[str]:
-    """Return the tensors of a backbone that never leave an owner.
+    """Return the tensors of a backbone that never leave an owner; the same for every d.
 
-    Parameters
-    ----------
-    build : callable
-        Builds the backbone for a feature width.
-    in_channels : int
-        Feature width d of the owner.
-    first_layer : bool
-        Whether the layers that read the features stay local: those with a tensor whose
-        shape depends on d.
-    head : bool
-        Whether the classifier stays local.
-
-    Returns
-    -------
-    frozenset of str
-        Names in the backbone's state; the same for every d.
+    ``build`` makes the backbone for a feature width. With ``first_layer`` the layers
+    that read the features stay local: those with a tensor whose shape depends on d.
+    With ``head`` the classifier stays local.
     """
     shapes = state_shapes(build(in_channels))
     kept = set(classifier_state(shapes)) if head else set()

@@ -83,14 +83,7 @@ class ModuleBackbone(Backbone):
 
 
 def backbone_class(name: str, thing: Any) -> type[Backbone]:
-    """Return a backbone class for a row of another package.
-
-    Parameters
-    ----------
-    name : str
-        Name of the backbone.
-    thing : type or callable
-        A subclass of :class:`Backbone`, or a :data:`Factory`.
+    """Return the class for a row of another package: a backbone, or a :data:`Factory`.
 
     Raises
     ------

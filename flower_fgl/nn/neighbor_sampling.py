@@ -26,12 +26,8 @@ __all__ = ["NeighborSampler", "NeighbourLists"]
 class NeighbourLists:
     """The neighbours of every node, in compressed sparse rows.
 
-    Parameters
-    ----------
-    start : Tensor of shape (N + 1,), int64
-        Start of each node's neighbours in ``neighbour``.
-    neighbour : Tensor of shape (E,), int64
-        Sources of the edges, sorted by target.
+    ``start`` (N + 1,) is the start of each node's neighbours in ``neighbour`` (E,), the
+    sources of the edges, sorted by target.
     """
 
     start: Tensor
@@ -39,20 +35,7 @@ class NeighbourLists:
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> NeighbourLists:
-        """Sort the edges of a graph by their target.
-
-        Parameters
-        ----------
-        edge_index : Tensor of shape (2, E), int64
-            Sources and targets.
-        num_nodes : int
-            Number of nodes N.
-
-        Returns
-        -------
-        NeighbourLists
-            Usable inside and outside inference mode.
-        """
+        """Sort the edges by target, for use inside and outside inference mode."""
         with torch.inference_mode(False):
             source, target = edge_index.clone()
             order = torch.argsort(target, stable=True)
@@ -73,17 +56,10 @@ class NeighbourLists:
     def sample(
         self, nodes: Tensor, limit: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw up to ``limit`` neighbours of each node, without replacement.
+        """Draw up to ``limit`` neighbours of each of n nodes, without replacement.
 
-        Parameters
-        ----------
-        nodes : Tensor of shape (n,), int64
-            Targets.
-        limit : int
-            Maximum number of neighbours per node, at least 1. A node with at most that
-            many keeps all; for other nodes every set of that size is equally likely.
-        generator : torch.Generator
-            Draws on the CPU.
+        A node with at most that many keeps all; for other nodes every set of that size
+        is equally likely. The generator draws on the CPU.
 
         Returns
         -------
@@ -164,20 +140,7 @@ class NeighborSampler:
         self._values: dict[OperatorKind, tuple[Tensor, Tensor]] = {}
 
     def values(self, kind: OperatorKind) -> tuple[Tensor, Tensor]:
-        """Return an operator's entries.
-
-        Parameters
-        ----------
-        kind : {"normalised", "mean", "sum"}
-            The operator.
-
-        Returns
-        -------
-        around : Tensor of shape (E,), float
-            Entry of each neighbour in ``lists``.
-        own : Tensor of shape (N,), float
-            Diagonal.
-        """
+        """Return entries (E,), of the neighbours in ``lists``, and diagonal (N,) of an operator."""
         if kind not in self._values:
             with torch.inference_mode(False), torch.no_grad():
                 matrix = cast(SparseOperator, self.graph.operator(kind)).matrix
@@ -192,21 +155,11 @@ class NeighborSampler:
     def draw(
         self, targets: Tensor, limits: Sequence[int], generator: torch.Generator
     ) -> GraphInput:
-        """Draw the input of a network for some nodes.
+        """Draw the input of a network for some different nodes ``targets`` (n,).
 
-        Parameters
-        ----------
-        targets : Tensor of shape (n,), int64
-            Distinct nodes.
-        limits : sequence of int, positive
-            Most neighbours per node in each layer, those of the last layer first.
-        generator : torch.Generator
-            Draws on the CPU.
-
-        Returns
-        -------
-        GraphInput
-            The network returns the rows of ``targets`` in their order.
+        ``limits`` are the most neighbours per node in each layer, those of the last
+        layer first. The network returns the rows of ``targets`` in their order. The
+        generator draws on the CPU.
         """
         graph = self.graph
         place = torch.full((graph.num_nodes,), -1, device=targets.device)

@@ -15,19 +15,10 @@ RepNorm = Literal["l2", "tanh", "none"]
 
 
 def bound(h: Tensor, how: RepNorm) -> Tensor:
-    """Bound representations in length or range.
+    """Bound representations (N, H) in length or range.
 
-    Parameters
-    ----------
-    h : Tensor of shape (N, H), float32
-        Representations.
-    how : {"l2", "tanh", "none"}
-        ``l2`` scales each row to unit length and keeps rows of zeros; ``tanh`` applies
-        tanh to each entry; ``none`` returns ``h``.
-
-    Returns
-    -------
-    Tensor of shape (N, H), float32
+    ``l2`` scales each row to unit length and keeps rows of zeros; ``tanh`` applies tanh
+    to each entry; ``none`` returns ``h``.
 
     Notes
     -----

@@ -53,18 +53,8 @@ def csr_matrix(
 ) -> Tensor:
     """Sort entries into a CSR matrix with the narrowest index type that fits.
 
-    Parameters
-    ----------
-    row, column : Tensor of shape (n,), int64
-        Position of each entry, in any order; products add up entries at one position.
-    value : Tensor of shape (n,), float
-        The entries.
-    shape : (int, int)
-        Rows and columns.
-
-    Returns
-    -------
-    Tensor of shape ``shape``, sparse CSR, indices int32 (int64 beyond 2³¹ − 1)
+    ``row``, ``column`` and ``value`` (n,) are in any order; products add up entries at
+    one position. Indices are int32, or int64 beyond 2³¹ − 1.
 
     Notes
     -----
@@ -102,22 +92,10 @@ def _csr(
 def narrow_csr(
     start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
-    """Build a CSR tensor from its parts, without checks and copies.
+    """Build a CSR tensor (M, N) from its parts, without checks and copies.
 
-    Parameters
-    ----------
-    start : Tensor of shape (M + 1,), int32 or int64
-        First entry of each row, and n.
-    column : Tensor of shape (n,), the same type
-        Column of each entry.
-    value : Tensor of shape (n,), float
-        The entries.
-    shape : (int, int)
-        Rows M and columns.
-
-    Returns
-    -------
-    Tensor of shape ``shape``, sparse CSR
+    ``start`` (M + 1,) is the first entry of each row, and n; ``column`` (n,), of the
+    same type, is the column of each entry.
     """
     _pass_beta_warning()
     return torch.sparse_csr_tensor(start, column, value, shape, check_invariants=False)
@@ -126,25 +104,9 @@ def narrow_csr(
 def transpose_csr(
     start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Transpose a CSR matrix, given by its parts, on the CPU.
+    """Transpose a CSR matrix (M, N), given by the parts of :func:`narrow_csr`, on the CPU.
 
-    Parameters
-    ----------
-    start : Tensor of shape (M + 1,), int32 or int64
-        First entry of each row, and n.
-    column : Tensor of shape (n,), the same type
-        Column of each entry, in any order within a row.
-    value : Tensor of shape (n,), float
-        The entries.
-    shape : (int, int)
-        Rows M and columns N.
-
-    Returns
-    -------
-    start : Tensor of shape (N + 1,), int32 or int64
-    column : Tensor of shape (n,), the same type
-        Row of each entry, sorted for each column.
-    value : Tensor of shape (n,), float
+    Columns may be in any order within a row. The parts of the result are sorted.
 
     Notes
     -----
@@ -209,19 +171,7 @@ class SparseOperator:
     def from_rows(
         cls, start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]
     ) -> SparseOperator:
-        """Build from rows whose columns are in any order.
-
-        Parameters
-        ----------
-        start : Tensor of shape (M + 1,), int32 or int64
-            First entry of each row, and n.
-        column : Tensor of shape (n,), int64
-            Column of each entry.
-        value : Tensor of shape (n,), float
-            The entries.
-        shape : (int, int)
-            Rows M and columns N.
-        """
+        """Build from the parts of :func:`narrow_csr`, with columns in any order."""
         if column.device.type != "cpu":
             row = torch.repeat_interleave(start.diff().long())
             return cls.from_entries(row, column, value, shape)
@@ -236,16 +186,9 @@ class SparseOperator:
         columns: tuple[Tensor, Tensor, Tensor],
         shape: tuple[int, int],
     ) -> SparseOperator:
-        """Build from a matrix and its transpose, both already sorted by row.
+        """Build from a matrix (M, N) and its transpose, both already sorted by row.
 
-        Parameters
-        ----------
-        rows : (Tensor (M + 1,), Tensor (n,), Tensor (n,))
-            Start of each row, and column and value of each entry.
-        columns : (Tensor (N + 1,), Tensor (n,), Tensor (n,))
-            The same for the transposed matrix.
-        shape : (int, int)
-            M and N.
+        Both are given by the start of each row, and column and value of each entry.
         """
         made = cls(_csr(*rows, shape))
         made._transpose = _csr(*columns, shape[::-1])
@@ -349,34 +292,17 @@ class EdgePattern:
         self._across, self._turned_start, self._turned_column = _sorted_rows(*turned)
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
-        """Compute the inner product of a row of each matrix for every entry.
+        """Compute ``⟨left_row, right_column⟩`` for every entry, (n,) in sorted order.
 
-        Parameters
-        ----------
-        left, right : Tensor of shape (M, p) and (N, p), float
-            May require grad.
-
-        Returns
-        -------
-        Tensor of shape (n,)
-            ``⟨left_row, right_column⟩`` in sorted order.
+        ``left`` (M, p) and ``right`` (N, p) may require grad.
         """
         out: Tensor = _EdgeDots.apply(self, left, right)  # type: ignore[no-untyped-call]
         return out
 
     def matmul(self, value: Tensor, dense: Tensor) -> Tensor:
-        """Multiply the matrix of these values by a dense one.
+        """Multiply the matrix of values (n,) in sorted order by ``dense`` (N, p).
 
-        Parameters
-        ----------
-        value : Tensor of shape (n,), float
-            Entries in sorted order; may require grad.
-        dense : Tensor of shape (N, p), float
-            May require grad.
-
-        Returns
-        -------
-        Tensor of shape (M, p)
+        Both may require grad.
         """
         out: Tensor = _EdgeSums.apply(self, False, value, dense)  # type: ignore[no-untyped-call]
         return out
@@ -480,21 +406,9 @@ class EdgeOperator:
 
 
 def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Sum the rows that share an index.
+    """Sum the rows of ``values`` that share an ``index``, which is their output row.
 
-    Parameters
-    ----------
-    values : Tensor of shape (n, ...), float
-        Rows to sum.
-    index : Tensor of shape (n,), int64
-        Output row to which each input row is added.
-    size : int
-        Number of output rows.
-
-    Returns
-    -------
-    Tensor of shape (size, ...)
-        Zero in rows that no index names.
+    The result (size, ...) is zero in rows that no index names.
     """
     return values.new_zeros((size, *values.shape[1:])).index_add(0, index, values)
 
@@ -504,14 +418,8 @@ def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
 
     A sparse matrix times a transposed weight, and its gradient, then need no
     transposing copy. With thousands of features these copies take longer than the
-    products. Values, shapes and results stay the same.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Changed in place; call this before an optimizer is constructed.
-    num_features : int
-        Feature width d; the function converts weights of shape (·, d).
+    products. Values, shapes and results stay the same. Call this before an optimizer is
+    constructed; weights of shape (·, num_features) are changed in place.
 
     Notes
     -----

@@ -31,13 +31,7 @@ __all__ = [
 
 
 class BlockOperator:
-    """A block-diagonal operator on stacked representations.
-
-    Parameters
-    ----------
-    operator : Operator
-        The matrix (K·n, K·n).
-    """
+    """A block-diagonal matrix (K·n, K·n) as operator on representations (K, n, p)."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
@@ -70,16 +64,7 @@ class StackedWeights(GraphInput):
     ) -> Tensor:
         """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`.
 
-        Parameters
-        ----------
-        h, weight, bias
-            As in :meth:`linear`.
-        kind, coefficients
-            S, and c_0, c_1, …
-
-        Returns
-        -------
-        Tensor of shape (K, n, q)
+        The result is (K, n, q); weights and bias are those of :meth:`linear`.
         """
         if h is None and self._is_kept:
             return self.linear(self.propagated(kind, coefficients), weight, bias)
@@ -152,14 +137,10 @@ class StackedInput(StackedWeights):
     def with_edges(
         self, edge_index: Tensor, edge_weight: Tensor | None = None
     ) -> StackedInput:
-        """Return an input with the same features and other edges.
+        """Return an input with the same features and other edges (2, E').
 
-        Parameters
-        ----------
-        edge_index : Tensor of shape (2, E'), int64
-            Edges between flattened rows, each within one client.
-        edge_weight : Tensor of shape (E',), float, optional
-            Weight of each edge; may require grad.
+        Edges are between flattened rows, each within one client; weights may require
+        grad.
         """
         out = copy(self)
         total = self.num_clients * self.num_rows
@@ -170,18 +151,10 @@ class StackedInput(StackedWeights):
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Map each client's representations by its own weights.
+        """Map each client's representations (K, n, p) by its own weights: (K, n, q).
 
-        Parameters
-        ----------
-        h : Tensor of shape (K, n, p), float, or None
-            Hidden representations; ``None`` for the graphs' features.
-        weight, bias : Tensor of shape (K, q, p), and (K, q) or None, float
-            W and b of each client.
-
-        Returns
-        -------
-        Tensor of shape (K, n, q)
+        ``h`` is ``None`` for the graphs' features; weights are (K, q, p), and the bias
+        (K, q).
         """
         across = weight.transpose(1, 2)
         if h is None and self._sparse is not None:
@@ -192,17 +165,9 @@ class StackedInput(StackedWeights):
 
 
 def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
-    """Map each client's rows by its own matrix.
+    """Map each client's rows (K, n, p) by its own transposed weights (K, p, q).
 
-    Parameters
-    ----------
-    rows, across : Tensor of shape (K, n, p) and (K, p, q), float
-        Representations, and transposed weights.
-    bias : Tensor of shape (K, q), float, or None
-
-    Returns
-    -------
-    Tensor of shape (K, n, q)
+    The bias is (K, q).
     """
     if bias is None:
         return torch.bmm(rows, across)
@@ -210,20 +175,10 @@ def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def pad_rows(parts: Sequence[Tensor], num_rows: int) -> Tensor:
-    """Stack matrices of unequal numbers of rows.
+    """Stack K matrices of unequal numbers of rows to (K, num_rows, ...).
 
-    Parameters
-    ----------
-    parts : sequence of Tensor of shape (n_k, ...)
-        K tensors that differ in their first dimension only; strided, or sparse CSR.
-    num_rows : int
-        n, at least the largest n_k.
-
-    Returns
-    -------
-    Tensor of shape (K, n, ...)
-        Zero in the rows that a part lacks. For sparse parts (n_k, d) the block-diagonal
-        sparse CSR matrix (K·n, K·d).
+    Rows that a part lacks are zero. Sparse CSR parts (n_k, d) give the block-diagonal
+    matrix (K·n, K·d).
     """
     if parts[0].layout == torch.sparse_csr:
         return _block_diagonal(parts, num_rows)
@@ -252,13 +207,7 @@ def _block_diagonal(parts: Sequence[Tensor], num_rows: int) -> Tensor:
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Return whether a backbone takes stacked weights and a :class:`StackedInput`.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A client's network.
-    """
+    """Return whether a network takes stacked weights and a :class:`StackedInput`."""
     return (
         isinstance(model, Backbone)
         and bool(vars(type(model)).get("stacks", False))
@@ -327,19 +276,9 @@ def stack_model(
 def split_state(
     tensors: Mapping[str, Tensor], num_clients: int
 ) -> list[dict[str, Tensor]]:
-    """Return the state of each client as views of stacked tensors.
+    """Return the state of each of K clients as views of stacked tensors (K, ...).
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor of shape (K, ...)
-        Stacked tensors.
-    num_clients : int
-        K, also where there are no tensors.
-
-    Returns
-    -------
-    list of dict of str to Tensor
-        K states.
+    There are K states also without tensors.
     """
     names = list(tensors)
     if not names:

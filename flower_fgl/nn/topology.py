@@ -99,14 +99,10 @@ class Topology:
         return self._pattern
 
     def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the edges for attention, with one self-loop per node.
+        """Return the edges for attention: those without self-loops, then one loop per node.
 
-        Returns
-        -------
-        source, target : Tensor of shape (E',), int64
-            The edges without self-loops, then one self-loop per node.
-        weight : Tensor of shape (E',), float, or None
-            Their weights, 1 for the self-loops; ``None`` if the graph has no weights.
+        Source and target (E',), and weight (E',), which is 1 for the self-loops, or
+        ``None`` if the graph has no weights.
         """
         if not self.is_constant:
             return self._attention_edges()

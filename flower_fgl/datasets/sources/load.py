@@ -87,8 +87,7 @@ def find_source(name: str) -> Source:
 
 
 def data_folder(data_dir: str | None = None) -> Path | None:
-    """Return the absolute data folder, ``data-dir``, else ``FLOWER_FGL_DATA``, else ``None``.
-
+    """Return the absolute path of ``data-dir``, else of ``FLOWER_FGL_DATA``, else ``None``.
 
     Raises
     ------
