@@ -82,7 +82,7 @@ class EdgeDecoder(nn.Module):
         self.out = nn.Linear(channels, num_classes)
 
     def forward(self, embedding: Tensor, pairs: Tensor, pair_x: Tensor) -> Tensor:
-        """Return the logits (P, C) of edges (2, P), from (N, p) and edge features (P, a)."""
+        """Return the logits (P, C) of edges (2, P) with features (P, a), from (N, p)."""
         both = torch.cat([embedding[pairs[0]], embedding[pairs[1]], pair_x], dim=1)
         out: Tensor = self.out(F.relu(self.hidden(both)))
         return out

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -116,9 +116,8 @@ def try_node_dataset(
         attempt(_masks, arrays, where)
         return None
     num_nodes = x.shape[0]
-    y = torch.full((num_nodes,), -1) if not has_labels else None
-    if has_labels:
-        y = attempt(_labels, arrays, num_nodes, where)
+    none = torch.full((num_nodes,), -1)
+    y = attempt(_labels, arrays, num_nodes, where) if has_labels else none
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
     masks = attempt(_masks, arrays, where)
     has_edges = edge_index is not None and not EDGES.isdisjoint(arrays)
@@ -130,7 +129,7 @@ def try_node_dataset(
         edge_index=torch.empty(2, 0, dtype=torch.int64)
         if edge_index is None
         else edge_index,
-        y=torch.full((num_nodes,), -1) if y is None else y,
+        y=none if y is None else y,
         class_names=class_names,
         masks=masks or {},
         edges=edges,
@@ -138,15 +137,10 @@ def try_node_dataset(
     found = ErrorCollector(collect=True)
     validate_node_dataset(dataset, found)
     for problem in found.problems:
-        attempt(_raise_error, f"{where}: {problem}")
+        attempt.add(f"{where}: {problem}")
     is_valid = not (found.problems or y is None or edge_index is None or masks is None)
     is_valid &= edges is not None or not has_edges
     return dataset if is_valid else None
-
-
-def _raise_error(problem: str) -> None:
-    """Raise a problem as a ``DataError``."""
-    raise DataError(problem)
 
 
 def _labels(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
@@ -208,11 +202,7 @@ def _edge_table(
             f"{where}: edge_attr_names must be one text for each column of edge_attr, got "
             f"{columns.dtype} of shape {columns.shape}."
         )
-    masks = {
-        name: _mask(arrays[f"edge_{name}_mask"], f"edge_{name}_mask", where)
-        for name in MASKS[:3]
-        if f"edge_{name}_mask" in arrays
-    }
+    masks = _masks(arrays, where, MASKS[:3], "edge_")
     check_whole_numbers(features, f"{where}: edge_attr", columns.tolist())
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected below
         x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
@@ -411,15 +401,15 @@ def _log_changes(
         )
 
 
-def _masks(arrays: Mapping[str, Array], where: str) -> dict[str, Tensor]:
+def _masks(
+    arrays: Mapping[str, Array],
+    where: str,
+    names: Sequence[str] = MASKS,
+    prefix: str = "",
+) -> dict[str, Tensor]:
     """Return the masks of the file by their names."""
-    masks = {}
-    for name in MASKS:
-        mask = arrays.get(f"{name}_mask")
-        if mask is None:
-            continue
-        masks[name] = _mask(mask, f"{name}_mask", where)
-    return masks
+    keys = {name: f"{prefix}{name}_mask" for name in names}
+    return {n: _mask(arrays[k], k, where) for n, k in keys.items() if k in arrays}
 
 
 def _mask(mask: Array, key: str, where: str) -> Tensor:

@@ -39,6 +39,12 @@ class ErrorCollector:
             self.problems.append(str(error))
             return None
 
+    def add(self, problem: str) -> None:
+        """Raise a problem as a ``DataError``, or list it."""
+        if not self.collect:
+            raise DataError(problem)
+        self.problems.append(problem)
+
 
 def clip(text: object, longest: int = LONGEST_VALUE) -> str:
     """Return text for an error message: one printable line, which ends in ``…`` if cut."""

@@ -12,7 +12,7 @@ import torch
 from torch_geometric.data import Data
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.graph_files import csv_tables
+from flower_fgl.datasets.graph_files import csv_rows
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.pyg_data import node_dataset
@@ -45,7 +45,7 @@ def test_two_numbers_of_a_column_that_become_one_are_named(tmp_path: Path) -> No
 def test_rows_of_different_blocks_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_tables, "BLOCK_CELLS", 2)
+    monkeypatch.setattr(csv_rows, "BLOCK_CELLS", 2)
     with pytest.raises(DataError, match=FAULT):
         load_graph_file(tables(tmp_path, OPENED))
 

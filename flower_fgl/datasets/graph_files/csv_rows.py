@@ -1,0 +1,342 @@
+"""Rows of a CSV table, and its cells as text columns and float32 features.
+
+Rows are converted one by one, so that memory and time grow with the number of cells,
+however wide a table is.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import re
+from array import array
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from flower_fgl.core.class_names import marks_unknown
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.own_split import (
+    PARTS,
+    is_plain_word,
+    split_names,
+)
+from flower_fgl.datasets.graph_files.precision import equal_cells, inexact_columns
+from flower_fgl.datasets.graph_files.problems import (
+    ErrorCollector,
+    clip,
+    has_control_characters,
+    show_path,
+)
+from flower_fgl.datasets.graph_files.validate import LONGEST_NAME
+
+__all__ = ["Table", "csv_rows", "read_number", "read_table"]
+
+BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0}
+BOOLEANS |= {"False": 0.0, "FALSE": 0.0, "false": 0.0}
+DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d|\d\d?[-/.]\d\d?[-/.]\d\d")
+"""Start of a date: year first, or day and month first."""
+BLOCK_CELLS = 1 << 20
+"""Cells that are converted to float32 at once."""
+MOST_FAULTS = 20
+"""Faulty feature columns that are reported."""
+MOST_NAMES = 5
+"""Columns that one message names."""
+NO_LABELS = (
+    ' Cells of label may be empty; with setting = "link" or "edge" the column may be '
+    "missing."
+)
+
+
+@dataclass
+class Table:
+    """Content of ``nodes.csv`` or ``edges.csv``; a missing text column is empty.
+
+    ``parts`` has the text column of each part of the split, if each has its own.
+    ``inexact`` are the features with a whole number that float32 does not hold.
+    """
+
+    path: Path
+    feature_names: list[str]
+    text: dict[str, list[str]]
+    parts: dict[str, str]
+    lines: list[int] = field(default_factory=list)
+    blocks: list[Array] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)
+    inexact: set[int] = field(default_factory=set)
+
+    @property
+    def where(self) -> str:
+        """The path for messages."""
+        return show_path(self.path)
+
+    def cells(self, column: str) -> zip[tuple[int, str]]:
+        """Return line number and text of each row."""
+        return zip(self.lines, self.text[column], strict=True)
+
+    def features(self, attempt: ErrorCollector) -> Array | None:
+        """Return the feature columns as float32, shape (N, d); report faulty columns."""
+        if self.inexact:
+            _note_equal_numbers(self)
+        for column, fault in sorted(self.faults.items())[:MOST_FAULTS]:
+            name = clip(self.feature_names[column])
+            attempt.add(f"{self.where}, {fault.replace('{}', name, 1)}")
+        if not self.feature_names:
+            return np.zeros((len(self.lines), 0), dtype=np.float32)
+        return None if self.faults else np.concatenate(self.blocks)
+
+
+def read_table(
+    path: Path, required: Sequence[str], text_columns: Sequence[str]
+) -> Table:
+    """Read a table; convert features to numbers, and note faulty columns."""
+    rows = csv_rows(path, required)
+    _, header = next(rows)
+    parts = _split_columns(header, text_columns, path)
+    text_columns = (*text_columns, *parts.values())
+    places = {c: header.index(c) for c in text_columns if c in header}
+    columns = [i for i, c in enumerate(header) if c not in text_columns]
+    names = [header[i] for i in columns]
+    table = Table(path, names, {c: [] for c in text_columns}, parts)
+    is_nodes = "id" in required
+    if is_nodes and not columns:
+        raise DataError(
+            f"{table.where} has no feature column besides id, label and split. Add one."
+        )
+    pick = itemgetter(*columns) if len(columns) > 1 else None
+    texts = [(table.text[column], i) for column, i in places.items()]
+    values = array("d")
+    for line, row in rows:
+        table.lines.append(line)
+        for column, i in texts:
+            column.append(row[i].strip())
+        cells = pick(row) if pick is not None else [row[i] for i in columns]
+        _append_numbers(values, cells, table.faults, line)
+        if len(values) >= BLOCK_CELLS:
+            _append_block(table, values)
+            values = array("d")
+    _append_block(table, values)
+    if is_nodes and not table.lines:
+        raise DataError(f"{table.where} holds no nodes. Add one line per node.")
+    return table
+
+
+def csv_rows(
+    path: Path, required: Sequence[str], *, more: bool = True, more_with: str = ""
+) -> Generator[tuple[int, list[str]]]:
+    """Yield the header, then each row that is not blank, with its line number.
+
+    Without ``more`` there may be other columns only if there is one named ``more_with``.
+    """
+    where = show_path(path)
+    if os.path.isdir(path):
+        raise DataError(
+            f"{where} is a folder, but must be a CSV file with the columns "
+            f"{', '.join(required)}."
+        )
+    if not os.path.isfile(path):
+        raise DataError(
+            f"{where} is missing. Provide it with the columns {', '.join(required)}."
+        )
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = [cell.strip() for cell in next(reader, [])]
+            is_open = more or bool(more_with and more_with in header)
+            _check_header(header, required, where, more=is_open)
+            if not is_open:
+                _reject_surplus(header, required, where, more_with)
+            yield 1, header
+            key, width = header.index(required[0]), len(header)
+            line = reader.line_num
+            for row in reader:
+                first, line = line + 1, reader.line_num
+                if len(row) > width:
+                    raise ValueError(
+                        f"line {first} has {len(row)} cells, the header {width}"
+                    )
+                if len(row) < width:  # spreadsheets omit empty cells at the end
+                    row += [""] * (width - len(row))
+                if row[key].strip() or any(map(str.strip, row)):
+                    yield first, row
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"Cannot read {where}: {error.strerror}. Check the permissions of the file."
+        ) from error
+    except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
+        raise DataError(
+            f"{where} is not a CSV table in UTF-8 with one header line: "
+            f"{clip(error, 200)}. Export it again as CSV."
+        ) from error
+
+
+def _check_header(
+    header: list[str], required: Sequence[str], where: str, *, more: bool
+) -> None:
+    """Check the names of the columns."""
+    odd = [mark for mark in ";\t" if any(mark in column for column in header)]
+    if odd and not set(required) <= set(header):
+        found = "semicolons" if odd[0] == ";" else "tabs"
+        raise DataError(
+            f"{where}: the columns {', '.join(required)} are separated by {found}. "
+            "Separate the columns with commas, and write decimals with a point."
+        )
+    if not set(required) <= set(header) or len(set(header)) < len(header):
+        raise DataError(
+            f"{where}: the columns must be {', '.join(required)}"
+            + (" and features, each once" if more else ", each once")
+            + f"; got {clip(', '.join(header), 200) or 'none'}."
+            + NO_LABELS * ("label" in required and "label" not in header)
+        )
+    for number, name in enumerate(header, start=1):
+        if not name or len(name) > LONGEST_NAME or has_control_characters(name):
+            raise DataError(
+                f'{where}: column {number} has the name "{clip(name)}", expected one line '
+                f"of 1 to {LONGEST_NAME} characters. Name it, or remove the column."
+            )
+
+
+def _reject_surplus(
+    header: list[str], required: Sequence[str], where: str, more_with: str
+) -> None:
+    """Reject columns that would not be read."""
+    surplus = [column for column in header if column not in required]
+    if not surplus:
+        return
+    hint = (
+        " Features, weights, types, times and a split of edges are read only together with "
+        f'a column {more_with}, the class of each edge, and setting = "edge".'
+    )
+    raise DataError(
+        f"{where}: expected the columns {', '.join(required)} and no others. Remove "
+        f"{clip(', '.join(surplus), 200)}, which would not be read."
+        + (hint if more_with else "")
+    )
+
+
+def _append_numbers(
+    values: array[float], cells: Sequence[str], faults: dict[int, str], line: int
+) -> None:
+    """Append the numbers of one row; note the first fault of each column."""
+    joined = "".join(cells)
+    start = len(values)
+    if (
+        joined.isascii() and "_" not in joined
+    ):  # float also reads 1_000 and other digits
+        try:
+            values.extend(map(float, cells))
+            return
+        except ValueError:
+            del values[start:]
+    for i, cell in enumerate(cells):
+        value = read_number(cell)
+        if value is None:
+            faults.setdefault(i, f'line {line}, column "{{}}": expected a number, got '
+                              f'"{clip(cell)}". {_remedy(cell.strip())}')  # fmt: skip
+        values.append(0.0 if value is None else value)
+
+
+def _remedy(cell: str) -> str:
+    """Say how to make numbers of a column with such a cell."""
+    if not cell or marks_unknown(cell):
+        return (
+            "Fill empty cells in one way at all owners, e.g. with the median of all, and "
+            'mark them in a column of their own: flower-fgl prepare, missing = "median".'
+        )
+    if DECIMAL_COMMA.fullmatch(cell):
+        return "Write decimals with a point."
+    if DATE.match(cell):
+        return (
+            "Write dates as numbers, e.g. days since the same day at all owners: "
+            'flower-fgl prepare, kind "date".'
+        )
+    return (
+        "If the column holds words, write one column of 0 and 1 for each, the same ones at "
+        'all owners: flower-fgl prepare, kind "category". Leave out ids and names.'
+    )
+
+
+def read_number(cell: str) -> float | None:
+    """Return a cell as a number, ``None`` if it is none."""
+    text = cell.strip()
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return BOOLEANS.get(text)
+
+
+def _append_block(table: Table, values: array[float]) -> None:
+    """Convert numbers to float32; note values that are not finite there."""
+    if not table.feature_names:
+        return
+    wide = np.frombuffer(values, dtype=np.float64).reshape(-1, len(table.feature_names))
+    with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, noted below
+        block = wide.astype(np.float32)
+    table.blocks.append(block)
+    table.inexact |= inexact_columns(wide, block)
+    if np.isfinite(block).all():
+        return
+    first = sum(map(len, table.blocks[:-1]))
+    for row, column in np.argwhere(~np.isfinite(block)).tolist():
+        table.faults.setdefault(
+            column,
+            f'line {table.lines[first + row]}, column "{{}}": expected a finite number, '
+            f"got {wide[row, column]}."
+            + (f" {_remedy('')}" if np.isnan(wide[row, column]) else ""),
+        )
+
+
+def _note_equal_numbers(table: Table) -> None:
+    """Read a table again, and note columns in which two numbers became one."""
+    rows = csv_rows(table.path, (next(iter(table.text)),))
+    _, header = next(rows)
+    inexact = sorted(table.inexact - table.faults.keys())
+    columns = {header.index(table.feature_names[column]): column for column in inexact}
+    for place, fault in equal_cells(rows, columns).items():
+        table.faults[columns[place]] = f'column "{{}}": {fault}'
+
+
+def _split_columns(
+    header: list[str], text_columns: Sequence[str], path: Path
+) -> dict[str, str]:
+    """Return the columns that hold one part of the split each; empty if none does."""
+    parts, whole = split_names(c for c in header if c not in text_columns)
+    found = [*itertools.chain(*parts.values()), *whole]
+    if "split" in header:  # then words such as test and set are features
+        if others := [name for name in found if not is_plain_word(name)]:
+            raise DataError(
+                f"{show_path(path)} has the column split, but also {_quote(others)}, "
+                "which looks like a split too. Remove one of them, or rename it if it is "
+                "a feature."
+            )
+        return {}
+    is_complete = sorted(map(len, parts.values())) == [1] * len(PARTS)
+    if whole or (found and not is_complete):
+        raise DataError(
+            f"{show_path(path)}: {_quote(found)} looks like a split, which cannot be read "
+            "in this form. Write one column split (train, val, test or empty), or three "
+            "columns train_mask, val_mask and test_mask (0 or 1). If it is a feature, "
+            "rename it"
+            + (
+                ", or add a column split, whose cells may be empty."
+                if all(map(is_plain_word, found))
+                else "."
+            )
+        )
+    return {part: names[0] for part, names in parts.items()}
+
+
+def _quote(names: Sequence[str]) -> str:
+    """Return the first names for a message."""
+    more = ", …" if len(names) > MOST_NAMES else ""
+    return ", ".join(f'"{clip(name)}"' for name in names[:MOST_NAMES]) + more
