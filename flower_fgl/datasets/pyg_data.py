@@ -6,11 +6,11 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import (
@@ -20,22 +20,29 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
-from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.validate import (
-    MOST_CLASSES,
     check_class_names,
-    check_feature_names,
     doubtful_labels,
     validate_edges,
     validate_graph_dataset,
     validate_node_dataset,
 )
 from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.pyg_read import (
+    EDGE_LABELS,
+    MORE_DIGITS,
+    check_columns,
+    check_numbering,
+    name_classes,
+    read_inputs,
+    read_labels,
+    warn_of_unread,
+)
 from flower_fgl.datasets.pyg_split import own_masks
-from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
 
 __all__ = [
+    "GivenNames",
     "graph_dataset",
     "is_data",
     "node_dataset",
@@ -46,19 +53,22 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-EDGE_LABELS = ("edge_label", "edge_y")
-KINDS = ("node_type", "edge_type")
-READ = {"x", "edge_index", "y", "num_nodes", *KINDS}
-READ_WITH_LABELS = {*EDGE_LABELS, "edge_attr", "edge_time"}
-BOOKKEEPING = {"batch", "ptr", "n_id", "e_id", "input_id", "batch_size"}
-"""Attributes that PyG adds to batches and sampled graphs."""
-SPARSEST = 10
-"""Classes per class with an item, above which ``y`` holds no class numbers."""
-MORE_DIGITS = (torch.float64, torch.int32, torch.int64)
-"""Types of numbers that float32 may not hold."""
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NO_CLASSES = ("",)
 """Class names of nodes without classes, as of a file that is read without labels."""
+
+
+@dataclass(frozen=True)
+class GivenNames:
+    """Names that a caller of :func:`to_npz` gives; classes are numbers by default."""
+
+    classes: Sequence[str] | None = None
+    features: Sequence[str] = ()
+    edge_classes: Sequence[str] | None = None
+    edge_features: Sequence[str] = ()
+    declared: Sequence[str] = ()
+
+
+NO_NAMES = GivenNames()
 
 
 def is_data(thing: object) -> bool:
@@ -126,15 +136,14 @@ def to_npz(
     path = Path(path)
     if path.suffix != ".npz":
         raise DataError(f"A graph file ends in .npz, got {path.name}.")
-    dataset = node_dataset(
-        data,
-        path.name,
-        class_names=class_names,
-        feature_names=feature_names,
-        edge_class_names=edge_class_names,
-        edge_feature_names=edge_feature_names,
-        declared_classes=declared_classes,
+    names = GivenNames(
+        class_names,
+        feature_names,
+        edge_class_names,
+        edge_feature_names,
+        declared_classes,
     )
+    dataset = node_dataset(data, path.name, names)
     if data.get("y") is None and dataset.edges is None:
         log.warning(
             "%s: without y, the graph is of use for link prediction only.", path
@@ -143,74 +152,46 @@ def to_npz(
     return path
 
 
-def node_dataset(
-    data: Any,
-    name: str,
-    *,
-    class_names: Sequence[str] | None = None,
-    feature_names: Sequence[str] = (),
-    edge_class_names: Sequence[str] | None = None,
-    edge_feature_names: Sequence[str] = (),
-    declared_classes: Sequence[str] = (),
-) -> NodeDataset:
+def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeDataset:
     """Convert a PyG graph to a dataset for the classification of nodes or edges.
 
-    Arguments and errors are those of :func:`to_npz`; ``name`` is for messages.
+    Errors are those of :func:`to_npz`; ``name`` is for messages.
     """
-    dataset = _converted(
-        data,
-        name,
-        class_names,
-        feature_names,
-        edge_class_names,
-        edge_feature_names,
-    )
-    _warn_of_unread([data], name)
-    check_class_names(declared_classes, f"{name}: declared_classes")
-    _check_labels([dataset], declared_classes)
-    if class_names is None:
-        _check_numbering(dataset.y, name)
-    if edge_class_names is None and dataset.edges is not None:
-        _check_numbering(dataset.edges.y, name, "edge")
+    dataset = _converted(data, name, names)
+    warn_of_unread([data], name)
+    check_class_names(names.declared, f"{name}: declared_classes")
+    _check_labels([dataset], names.declared)
+    if names.classes is None:
+        check_numbering(dataset.y, name)
+    if names.edge_classes is None and dataset.edges is not None:
+        check_numbering(dataset.edges.y, name, "edge")
     return dataset
 
 
-def _converted(
-    data: Any,
-    name: str,
-    class_names: Sequence[str] | None = None,
-    feature_names: Sequence[str] = (),
-    edge_class_names: Sequence[str] | None = None,
-    edge_feature_names: Sequence[str] = (),
-) -> NodeDataset:
+def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDataset:
     """Return a graph, of which nothing is checked that depends on other graphs."""
     if not is_data(data):
         raise DataError(
             f"{name}: expected a torch_geometric.data.Data with one kind of nodes and "
             f"edges, got {type(data).__name__}."
         )
-    x, edge_index = _inputs(data, name, feature_names)
-    edges = _edges(data, name, edge_class_names, edge_feature_names)
+    x, edge_index = read_inputs(data, name, given.features)
+    edges = _edges(data, name, given)
     if data.get("y") is None:  # enough for links and edges; other runs report it
         y = torch.full((x.shape[0],), -1)
         names: tuple[str, ...] = NO_CLASSES
-        if class_names is not None and len(class_names):
-            check_class_names(class_names, f"{name}: class_names")
-            names = tuple(class_names)
+        if given.classes is not None and len(given.classes):
+            check_class_names(given.classes, f"{name}: class_names")
+            names = tuple(given.classes)
     else:
-        y = _labels(data, name)
-        names = _class_names(y, class_names, name)
+        y = read_labels(data, name)
+        names = name_classes(y, given.classes, name)
     if y.numel() != x.shape[0]:
         raise DataError(
             f"{name}: expected one class for each of the {x.shape[0]} nodes, got "
             f"{y.numel()}."
         )
-    check_feature_names(feature_names, name)
-    if len(feature_names) not in (0, x.shape[1]):
-        raise DataError(
-            f"{name}: x has {x.shape[1]} columns, but there are {len(feature_names)} "
-            "feature names."
-        )
+    check_columns(given.features, x, name)
     dataset = NodeDataset(
         name=name,
         x=x,
@@ -218,23 +199,18 @@ def _converted(
         y=y,
         class_names=names,
         masks=own_masks(data, name),
-        feature_names=tuple(feature_names),
+        feature_names=tuple(given.features),
         edges=edges,
     )
     validate_node_dataset(dataset)
     return dataset
 
 
-def _edges(
-    data: Any,
-    name: str,
-    class_names: Sequence[str] | None,
-    columns: Sequence[str],
-) -> EdgeTable | None:
+def _edges(data: Any, name: str, given: GivenNames) -> EdgeTable | None:
     """Return the edges with their classes; ``None`` if they have none."""
     held = [key for key in EDGE_LABELS if data.get(key) is not None]
     if not held:
-        if class_names is not None or len(columns):
+        if given.edge_classes is not None or len(given.edge_features):
             raise DataError(
                 f"{name}: there are names of classes or features of edges, but the graph "
                 "has no edge_label."
@@ -245,7 +221,7 @@ def _edges(
             f"{name}: expected one class for each edge of edge_index, as edge_label or "
             "edge_y; edge_label_index, which refers to other edges, is not supported."
         )
-    y = _labels(data, name, held[0])
+    y = read_labels(data, name, held[0])
     attr, time = data.get("edge_attr"), data.get("edge_time")
     for key, values in (("edge_attr", attr), ("edge_time", time)):
         if values is not None and values.is_complex():
@@ -255,20 +231,15 @@ def _edges(
     x = torch.zeros(len(y), 0) if attr is None else attr.detach().cpu()
     x = x[:, None] if x.dim() == 1 else x
     if x.dtype in MORE_DIGITS:
-        check_whole_numbers(x.numpy(), f"{name}: edge_attr", columns)
+        check_whole_numbers(x.numpy(), f"{name}: edge_attr", given.edge_features)
     x = x.float()
-    check_feature_names(columns, f"{name}, edges")
-    if len(columns) not in (0, x.shape[-1]):
-        raise DataError(
-            f"{name}: edge_attr has {x.shape[-1]} columns, but there are {len(columns)} "
-            "edge feature names."
-        )
+    check_columns(given.edge_features, x, name, "edge")
     table = EdgeTable(
         data.edge_index.detach().cpu().to(torch.int64),
         y,
-        _class_names(y, class_names, name, "edge"),
+        name_classes(y, given.edge_classes, name, "edge"),
         x,
-        tuple(columns),
+        tuple(given.edge_features),
         None if time is None else time.detach().cpu().to(torch.float64),
         own_masks(data, name, "edge_"),
     )
@@ -318,18 +289,18 @@ def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
             f"{name}: expected a list of torch_geometric.data.Data, one per graph."
         )
     union = Batch.from_data_list(list(graphs))
-    x, edge_index = _inputs(union, name)
-    y = _labels(union, name)
+    x, edge_index = read_inputs(union, name)
+    y = read_labels(union, name)
     if y.numel() != len(graphs):
         raise DataError(
             f"{name}: expected one class for each of the {len(graphs)} graphs, got "
             f"{y.numel()}."
         )
     dataset = GraphDataset(
-        name, x.to_dense(), edge_index, union.batch, y, _class_names(y, None, name)
+        name, x.to_dense(), edge_index, union.batch, y, name_classes(y, None, name)
     )
-    _warn_of_unread(graphs, name)
-    _check_numbering(y, name, "graph")
+    warn_of_unread(graphs, name)
+    check_numbering(y, name, "graph")
     validate_graph_dataset(dataset)
     return dataset
 
@@ -365,11 +336,11 @@ def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
     if not graphs:
         raise DataError("The list of graphs is empty: give one graph for each client.")
     datasets = [_converted(g, f"graph {k} of the list") for k, g in enumerate(graphs)]
-    _warn_of_unread(graphs, "the list of graphs")
+    warn_of_unread(graphs, "the list of graphs")
     _check_labels(datasets)
-    _check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
+    check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
     tables = [d.edges.y for d in datasets if d.edges is not None]
-    _check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
+    check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
     digests = "".join(map(_digest, datasets))
     digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
     where = folder / f"graphs-{len(datasets)}-{digest}"
@@ -423,154 +394,3 @@ def _digest(dataset: NodeDataset) -> str:
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
         found.update(tensor.contiguous().numpy().tobytes())
     return found.hexdigest()[:16]
-
-
-def _inputs(data: Any, name: str, names: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
-    """Return features and undirected simple edges."""
-    x, edge_index = data.x, data.edge_index
-    if not isinstance(x, Tensor) or x.dim() != 2 or 0 in x.shape:
-        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise DataError(
-            f"{name}: expected features x of shape (nodes, features), neither of them 0, "
-            f"got {got}. Without features, add some, e.g. "
-            "torch_geometric.transforms.OneHotDegree."
-        )
-    is_edges = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-    if not is_edges or edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise DataError(
-            f"{name}: expected edge_index of shape (2, edges), got "
-            f"{tuple(edge_index.shape) if is_edges else type(edge_index).__name__}."
-        )
-    is_integer = edge_index.dtype in INTEGERS or not edge_index.numel()
-    if not is_integer:  # an empty tensor is of floats by default
-        raise DataError(
-            f"{name}: edge_index must hold integers, got {edge_index.dtype}."
-        )
-    if x.is_complex():
-        raise DataError(f"{name}: x must hold real numbers, got {x.dtype}.")
-    edge_index = edge_index.detach().cpu().to(torch.int64)
-    if edge_index.numel():
-        low, high = (int(v) for v in edge_index.aminmax())
-        if low < 0 or high >= x.shape[0]:
-            raise DataError(
-                f"{name}: edge_index names nodes {low} to {high}, but x has the rows 0 to "
-                f"{x.shape[0] - 1}."
-            )
-    _reject_kinds(data, name)
-    x = x.detach().cpu()
-    if x.dtype in MORE_DIGITS and x.layout == torch.strided:
-        check_whole_numbers(x.numpy(), f"{name}: x", names)
-    elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
-        parts = (x.values().numpy(), x.col_indices().numpy())
-        check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
-    if x.layout not in (torch.strided, torch.sparse_csr):
-        x = x.to_dense()
-    return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))
-
-
-def _reject_kinds(data: Any, name: str) -> None:
-    """Reject a graph with several kinds of nodes or of edges."""
-    found = {key: data.get(key) for key in KINDS}
-    kinds = {k: len(torch.unique(v)) for k, v in found.items() if isinstance(v, Tensor)}
-    if several := {key: number for key, number in kinds.items() if number > 1}:
-        what = " and ".join(
-            f"{number} kinds of {key[:4]}s" for key, number in several.items()
-        )
-        raise DataError(
-            f"{name}: {' and '.join(several)} distinguish {what}, which would be lost. "
-            "Delete the attribute to treat all alike, or write the kinds of nodes into x, "
-            "as columns of 0 and 1."
-        )
-
-
-def _warn_of_unread(graphs: Sequence[Any], name: str) -> None:
-    """Log the attributes that none of the graphs is read with, once."""
-    unread: set[str] = set()
-    for data in graphs:
-        has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
-        known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
-        used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
-        parts, _ = split_names(used)
-        unread |= set(data.keys()).difference(known, *parts.values())
-    if not unread:
-        return
-    of_edges = any(key.startswith("edge_") for key in unread)
-    log.warning(
-        "%s: not read: %s. Features of nodes are the columns of x%s.",
-        name,
-        ", ".join(sorted(unread)),
-        "; those of edges, edge_attr, are read with edge_label only, to classify edges"
-        if of_edges
-        else "",
-    )
-
-
-def _labels(data: Any, name: str, key: str = "y") -> Tensor:
-    """Return one class per node, graph or edge."""
-    y, item = data.get(key), "node" if key == "y" else "edge"
-    if not isinstance(y, Tensor) or (y.dim() == 2 and y.shape[1] != 1) or y.dim() > 2:
-        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise DataError(
-            f"{name}: expected {key} with one class each, of shape ({item}s,), got {got}. "
-            f"Several labels per {item} are not supported."
-        )
-    y = y.detach().cpu().flatten()
-    if y.is_complex() or y.is_floating_point():
-        has_nan = not y.is_complex() and bool(y.isnan().any())
-        cast = "nan_to_num(-1).long()" if has_nan else "long()"
-        raise DataError(
-            f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got "
-            f"{y.dtype}{' with NaN' if has_nan else ''}. If these are classes, convert "
-            f"them to integers: data.{key} = data.{key}.{cast}. Other numbers cannot be "
-            "predicted."
-        )
-    return y.to(torch.int64)
-
-
-def _check_numbering(y: Tensor, name: str, item: str = "node") -> None:
-    """Reject or report numbers that leave classes without items."""
-    used = torch.unique(y[y >= 0]).tolist()
-    if not used:
-        return
-    key, last = "edge_label" if item == "edge" else "y", int(used[-1])
-    if last + 1 > SPARSEST * len(used):
-        shown = ", ".join(f"{int(c)}" for c in used[:3])
-        raise DataError(
-            f"{name}: {key} holds {len(used)} different numbers up to {last} ({shown}, …). "
-            f"As class numbers they would give {last + 1:,} classes, most of them without "
-            f"{item}s. Number the classes 0 to {len(used) - 1}, e.g. with "
-            f"{key}.unique(return_inverse=True), or give the names of all classes."
-        )
-    if len(used) > 1 and used[0] == 1 and last == len(used):
-        log.warning(
-            "%s: %s holds the classes 1 to %d. Classes are numbered from 0, and class 0 "
-            "has no %s: subtract 1, or give the names of all classes.",
-            name,
-            key,
-            last,
-            item,
-        )
-
-
-def _class_names(
-    y: Tensor, names: Sequence[str] | None, where: str, item: str = "node"
-) -> tuple[str, ...]:
-    """Return the given class names, or the numbers of the classes."""
-    num_classes = int(y.max()) + 1 if y.numel() else 0
-    if num_classes < 1:
-        raise DataError(f"{where}: no {item} has a class.")
-    if names is None and num_classes > MOST_CLASSES:
-        raise DataError(
-            f"{where}: there is the class {num_classes - 1}, but at most {MOST_CLASSES:,} "
-            f"classes are possible. Number the classes of {item}s 0, 1, …, and check that "
-            "they are no ids or numbers to predict."
-        )
-    if names is None:
-        return tuple(str(c) for c in range(num_classes))
-    if len(names) < num_classes:
-        raise DataError(
-            f"{where}: there is the class {num_classes - 1}, but there are only "
-            f"{len(names)} class names."
-        )
-    check_class_names(names, f"{where}: class_names")
-    return tuple(names)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from flower_fgl.datasets.client_graph import ClientGraph, Scaling
 from flower_fgl.datasets.graph_files.own_split import split_names
@@ -64,15 +66,43 @@ def log_notes(
         log.warning("There are such notes on %s more %s.", len(noted) - most, what)
 
 
+def _listed(found: Sequence[str]) -> str:
+    """Return the first columns of a note, and how many more there are."""
+    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
+    return f"{', '.join(found[:MOST_COLUMNS])}{more}"
+
+
+class _Columns(NamedTuple):
+    """Features of nodes or of classified edges, the statistics that undo their scaling."""
+
+    items: str
+    x: Tensor
+    statistics: tuple[Tensor, Tensor] | None
+    names: Sequence[str]
+
+
+def _all_columns(graph: ClientGraph) -> list[_Columns]:
+    """Return the columns of nodes, then those of classified edges if there are any."""
+    scaling, width = graph.scaling or Scaling("none"), graph.num_features
+    parts = [("nodes", graph.graph.x, scaling.statistics, "", graph.feature_names)]
+    if (pair_x := graph.graph.pair_x) is not None:
+        of_edges = graph.feature_names[width:]
+        parts += [("edges", pair_x, scaling.edge_statistics, "edge: ", of_edges)]
+    return [
+        _Columns(
+            items,
+            x,
+            statistics,
+            names or [f"{kind}column {i}" for i in range(x.shape[1])],
+        )
+        for items, x, statistics, kind, names in parts
+    ]
+
+
 def _missing_markers(graph: ClientGraph) -> list[str]:
     """Return a note that lists columns in which a number seems to mean "unknown"."""
-    names, found = graph.feature_names, []
-    scaled = graph.scaling or Scaling("none")
-    parts = [("nodes", graph.graph.x, scaled.statistics, 0)]
-    if graph.graph.pair_x is not None:
-        rest = (scaled.edge_statistics, graph.num_features)
-        parts += [("edges", graph.graph.pair_x, *rest)]
-    for items, x, statistics, first in parts:
+    found = []
+    for items, x, statistics, names in _all_columns(graph):
         if x.layout != torch.strided or not len(x):
             continue
         none = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
@@ -84,24 +114,22 @@ def _missing_markers(graph: ClientGraph) -> list[str]:
                 others = column[~_near(column, marker)]
                 if _stands_apart(marker, others):
                     number = len(column) - len(others)
-                    name = names[first + i] if names else f"column {first + i}"
-                    found.append(f"{name} ({marker} at {number:,} {items})")
+                    found.append(f"{names[i]} ({marker} at {number:,} {items})")
     if not found:
         return []
-    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
     return [
-        f"A number that seems to mean unknown: {', '.join(found[:MOST_COLUMNS])}{more}. It "
-        "is read as a value. Fill in e.g. the mean of the column, and add a column of 0 "
-        "and 1 that says where the value was unknown."
+        f"A number that seems to mean unknown: {_listed(found)}. It is read as a value. "
+        "Fill in e.g. the mean of the column, and add a column of 0 and 1 that says where "
+        "the value was unknown."
     ]
 
 
-def _near(values: torch.Tensor, marker: int) -> torch.Tensor:
+def _near(values: Tensor, marker: int) -> Tensor:
     """Return which values are a marker, up to the rounding of a standardization."""
     return (values - marker).abs() < TOLERANCE * abs(marker)
 
 
-def _stands_apart(marker: int, others: torch.Tensor) -> bool:
+def _stands_apart(marker: int, others: Tensor) -> bool:
     """Return whether a marker does not look like one of the values of its column."""
     if not len(others):
         return False
@@ -127,61 +155,44 @@ def _empty_classes(graph: ClientGraph, held: Collection[int]) -> list[str]:
 
 def _unscaled_columns(graph: ClientGraph) -> list[str]:
     """Return a note that lists feature columns with large values, unless standardized."""
-    scaling, pair_x = graph.scaling, graph.graph.pair_x
-    low, high = _column_ranges(graph.graph.x)
-    is_raw = [scaling is None or scaling.statistics is None] * len(low)
-    names = [f"column {i}" for i in range(len(low))]
-    if pair_x is not None:
-        ends = zip((low, high), _column_ranges(pair_x), strict=True)
-        low, high = (torch.cat(end) for end in ends)
-        width = pair_x.shape[1]
-        is_raw += [scaling is None or scaling.edge_statistics is None] * width
-        names += [f"edge: column {i}" for i in range(width)]
-    largest = torch.maximum(low.abs(), high.abs())
-    found = ((largest > LARGE_VALUE) & torch.tensor(is_raw)).nonzero().flatten()
-    if not len(found):
+    found = []
+    for _, x, statistics, names in _all_columns(graph):
+        low, high = _column_ranges(x)
+        largest = torch.maximum(low.abs(), high.abs())
+        if statistics is None:
+            for i in (largest > LARGE_VALUE).nonzero().flatten().tolist():
+                text = f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
+                found.append((float(largest[i]), text))
+    if not found:
         return []
-    order = found[largest[found].argsort(descending=True)].tolist()
-    names = list(graph.feature_names) or names
-    listed = ", ".join(
-        f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
-        for i in order[:MOST_COLUMNS]
-    )
-    more = f" and {len(order) - MOST_COLUMNS} more" if len(order) > MOST_COLUMNS else ""
+    found.sort(key=lambda entry: -entry[0])
     # runs refuse to standardize sparse features, row sums, and sums over other clients
     can_run = can_standardize(graph.graph.x) and graph.outside is None
     or_run = ', or run with feature-norm = "columns"'
     return [
-        f"Not scaled: {listed}{more}. Columns with large values outweigh the others, and "
-        "training converges slowly. Scale them in the same way at all owners"
-        f"{or_run if can_run and graph.scale != 'rows' else ''}."
+        f"Not scaled: {_listed([text for _, text in found])}. Columns with large values "
+        "outweigh the others, and training converges slowly. Scale them in the same way "
+        f"at all owners{or_run if can_run and graph.scale != 'rows' else ''}."
     ]
 
 
 def _coarse_columns(graph: ClientGraph) -> list[str]:
     """Return a note that lists columns of large numbers that float32 hardly tells apart."""
-    names, found = graph.feature_names, []
-    scaled, first = graph.scaling or Scaling("none"), 0
-    parts = [(graph.graph.x, scaled.statistics, "")]
-    if graph.graph.pair_x is not None:
-        parts += [(graph.graph.pair_x, scaled.edge_statistics, "edge: ")]
-    for x, statistics, kind in parts:
+    found = []
+    for _, x, statistics, names in _all_columns(graph):
         mean, std = statistics or (torch.tensor(0.0), torch.tensor(1.0))
         low, high = (end * std + mean for end in _column_ranges(x))
         size = torch.maximum(low.abs(), high.abs())
         steps = (high - low) / (size * torch.finfo(torch.float32).eps)
         is_coarse = (size > EXACT) & (low < high) & (steps < FEW_STEPS)
         for i in is_coarse.nonzero().flatten().tolist():
-            name = names[first + i] if names else f"{kind}column {i}"
-            found.append(f"{name} ({float(low[i]):.10g} to {float(high[i]):.10g})")
-        first += x.shape[1]
+            found.append(f"{names[i]} ({float(low[i]):.10g} to {float(high[i]):.10g})")
     if not found:
         return []
-    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
     return [
-        f"Large numbers that are close together: {', '.join(found[:MOST_COLUMNS])}{more}. "
-        "As float32, many of them are one value. Subtract the same offset at all owners "
-        "from the original numbers (from times e.g. the first one)."
+        f"Large numbers that are close together: {_listed(found)}. As float32, many of "
+        "them are one value. Subtract the same offset at all owners from the original "
+        "numbers (from times e.g. the first one)."
     ]
 
 
@@ -190,23 +201,18 @@ def _columns_like_labels(graph: ClientGraph) -> list[str]:
     found = label_columns(graph)
     if not found:
         return []
-    first = (
-        graph.num_features if graph.num_edge_features else 0
-    )  # columns of edges follow
-    kind = "edge: " if first else ""
+    names = _all_columns(graph)[-1 if graph.num_edge_features else 0].names
     listed = []
-    for column, classes in list(found.items())[:MOST_COLUMNS]:
-        names = graph.feature_names[first:] or {column: f"{kind}column {column}"}
+    for column, classes in found.items():
         of = ", ".join(graph.class_names[c] for c in classes[:MOST_COLUMNS])
         listed.append(
             f"{names[column]} ({of}{', …' if len(classes) > MOST_COLUMNS else ''})"
         )
-    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
     return [
-        f"Columns that determine the label by themselves: {', '.join(listed)}{more}; the "
-        "classes that they tell from the others are in parentheses. Leave out a column "
-        "that is a copy of the label, was made from it, or is known only after it: all "
-        "scores would be too high."
+        f"Columns that determine the label by themselves: {_listed(listed)}; the classes "
+        "that they tell from the others are in parentheses. Leave out a column that is a "
+        "copy of the label, was made from it, or is known only after it: all scores would "
+        "be too high."
     ]
 
 
@@ -223,7 +229,7 @@ def _columns_like_a_split(graph: ClientGraph) -> list[str]:
     ]
 
 
-def _column_ranges(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _column_ranges(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest value of each column, each of shape (d,)."""
     if x.layout == torch.strided:
         empty = torch.zeros(x.shape[1])

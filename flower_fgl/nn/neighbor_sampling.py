@@ -140,7 +140,7 @@ class NeighborSampler:
         self._values: dict[OperatorKind, tuple[Tensor, Tensor]] = {}
 
     def values(self, kind: OperatorKind) -> tuple[Tensor, Tensor]:
-        """Return an operator's entries (E,) of neighbours in ``lists``, and diagonal (N,)."""
+        """Return an operator's entries of ``lists``, (E,), and its diagonal, (N,)."""
         if kind not in self._values:
             with torch.inference_mode(False), torch.no_grad():
                 matrix = cast(SparseOperator, self.graph.operator(kind)).matrix

@@ -14,6 +14,7 @@ from flower_fgl import RunSet, simulate, to_npz
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.pyg_data import (
+    GivenNames,
     graph_dataset,
     node_dataset,
     store_graph,
@@ -240,7 +241,7 @@ def test_the_numbers_of_classes_count_over_a_list_of_graphs(
     one = toy(y=torch.tensor([30, 30, -1, 31]))
     with pytest.raises(DataError, match="32 classes, most of them without nodes"):
         node_dataset(one, "the graph")
-    node_dataset(one, "the graph", class_names=[f"c{i}" for i in range(40)])
+    node_dataset(one, "the graph", GivenNames([f"c{i}" for i in range(40)]))
     others = [toy(y=torch.arange(4) + 4 * k) for k in range(8)]
     store_graphs([one, *others], tmp_path)
     assert caplog.text == ""

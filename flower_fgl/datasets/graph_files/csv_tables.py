@@ -279,8 +279,8 @@ def _times(table: Table) -> Array:
         if times and value < times[-1]:
             raise DataError(
                 f"{table.where}, line {line}: time {value:.15g} goes backwards, the line "
-                f"above has {times[-1]:.15g}. Sort the lines by time. An hour of the day, which "
-                "starts again every day, is no time."
+                f"above has {times[-1]:.15g}. Sort the lines by time. An hour of the day, "
+                "which starts again every day, is no time."
             )
         times.append(value)
     return np.array(times, dtype=np.float64)

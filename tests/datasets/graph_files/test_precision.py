@@ -15,7 +15,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files import csv_rows
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
-from flower_fgl.datasets.pyg_data import node_dataset
+from flower_fgl.datasets.pyg_data import GivenNames, node_dataset
 from flower_fgl.datasets.transforms.canonical import quiet_csr
 
 OPENED = [1_700_000_001, 1_600_000_000, 1_700_000_003]
@@ -145,7 +145,9 @@ def test_features_of_a_pyg_graph_are_refused(dtype: torch.dtype) -> None:
         node_dataset(Data(x=column, edge_index=edge_index, y=y), "g")
     with pytest.raises(DataError, match=f'x, column "opened": {FAULT}'):
         node_dataset(
-            Data(x=column, edge_index=edge_index, y=y), "g", feature_names=["opened"]
+            Data(x=column, edge_index=edge_index, y=y),
+            "g",
+            GivenNames(features=["opened"]),
         )
     edges = Data(
         x=torch.ones(3, 1), edge_index=edge_index, edge_label=y, edge_attr=column[:, 0]

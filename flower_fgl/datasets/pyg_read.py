@@ -1,0 +1,209 @@
+"""Attributes of a ``torch_geometric.data.Data``, read and checked one by one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.own_split import split_names
+from flower_fgl.datasets.graph_files.precision import check_whole_numbers
+from flower_fgl.datasets.graph_files.validate import (
+    MOST_CLASSES,
+    check_class_names,
+    check_feature_names,
+)
+from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
+
+__all__ = [
+    "EDGE_LABELS",
+    "MORE_DIGITS",
+    "check_columns",
+    "check_numbering",
+    "name_classes",
+    "read_inputs",
+    "read_labels",
+    "warn_of_unread",
+]
+
+log = logging.getLogger(__name__)
+
+EDGE_LABELS = ("edge_label", "edge_y")
+KINDS = ("node_type", "edge_type")
+READ = {"x", "edge_index", "y", "num_nodes", *KINDS}
+READ_WITH_LABELS = {*EDGE_LABELS, "edge_attr", "edge_time"}
+BOOKKEEPING = {"batch", "ptr", "n_id", "e_id", "input_id", "batch_size"}
+"""Attributes that PyG adds to batches and sampled graphs."""
+SPARSEST = 10
+"""Classes per class with an item, above which ``y`` holds no class numbers."""
+MORE_DIGITS = (torch.float64, torch.int32, torch.int64)
+"""Types of numbers that float32 may not hold."""
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def read_inputs(
+    data: Any, name: str, names: Sequence[str] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return features and undirected simple edges."""
+    x, edge_index = data.x, data.edge_index
+    if not isinstance(x, Tensor) or x.dim() != 2 or 0 in x.shape:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise DataError(
+            f"{name}: expected features x of shape (nodes, features), neither of them 0, "
+            f"got {got}. Without features, add some, e.g. "
+            "torch_geometric.transforms.OneHotDegree."
+        )
+    is_edges = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    if not is_edges or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise DataError(
+            f"{name}: expected edge_index of shape (2, edges), got "
+            f"{tuple(edge_index.shape) if is_edges else type(edge_index).__name__}."
+        )
+    is_integer = edge_index.dtype in INTEGERS or not edge_index.numel()
+    if not is_integer:  # an empty tensor is of floats by default
+        raise DataError(
+            f"{name}: edge_index must hold integers, got {edge_index.dtype}."
+        )
+    if x.is_complex():
+        raise DataError(f"{name}: x must hold real numbers, got {x.dtype}.")
+    edge_index = edge_index.detach().cpu().to(torch.int64)
+    if edge_index.numel():
+        low, high = (int(v) for v in edge_index.aminmax())
+        if low < 0 or high >= x.shape[0]:
+            raise DataError(
+                f"{name}: edge_index names nodes {low} to {high}, but x has the rows 0 to "
+                f"{x.shape[0] - 1}."
+            )
+    _reject_kinds(data, name)
+    x = x.detach().cpu()
+    if x.dtype in MORE_DIGITS and x.layout == torch.strided:
+        check_whole_numbers(x.numpy(), f"{name}: x", names)
+    elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
+        parts = (x.values().numpy(), x.col_indices().numpy())
+        check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
+    if x.layout not in (torch.strided, torch.sparse_csr):
+        x = x.to_dense()
+    return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))
+
+
+def _reject_kinds(data: Any, name: str) -> None:
+    """Reject a graph with several kinds of nodes or of edges."""
+    found = {key: data.get(key) for key in KINDS}
+    kinds = {k: len(torch.unique(v)) for k, v in found.items() if isinstance(v, Tensor)}
+    if several := {key: number for key, number in kinds.items() if number > 1}:
+        what = " and ".join(
+            f"{number} kinds of {key[:4]}s" for key, number in several.items()
+        )
+        raise DataError(
+            f"{name}: {' and '.join(several)} distinguish {what}, which would be lost. "
+            "Delete the attribute to treat all alike, or write the kinds of nodes into x, "
+            "as columns of 0 and 1."
+        )
+
+
+def warn_of_unread(graphs: Sequence[Any], name: str) -> None:
+    """Log the attributes that none of the graphs is read with, once."""
+    unread: set[str] = set()
+    for data in graphs:
+        has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
+        known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
+        used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
+        parts, _ = split_names(used)
+        unread |= set(data.keys()).difference(known, *parts.values())
+    if not unread:
+        return
+    of_edges = any(key.startswith("edge_") for key in unread)
+    log.warning(
+        "%s: not read: %s. Features of nodes are the columns of x%s.",
+        name,
+        ", ".join(sorted(unread)),
+        "; those of edges, edge_attr, are read with edge_label only, to classify edges"
+        if of_edges
+        else "",
+    )
+
+
+def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
+    """Return one class per node, graph or edge."""
+    y, item = data.get(key), "node" if key == "y" else "edge"
+    if not isinstance(y, Tensor) or (y.dim() == 2 and y.shape[1] != 1) or y.dim() > 2:
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise DataError(
+            f"{name}: expected {key} with one class each, of shape ({item}s,), got {got}. "
+            f"Several labels per {item} are not supported."
+        )
+    y = y.detach().cpu().flatten()
+    if y.is_complex() or y.is_floating_point():
+        has_nan = not y.is_complex() and bool(y.isnan().any())
+        cast = "nan_to_num(-1).long()" if has_nan else "long()"
+        raise DataError(
+            f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got "
+            f"{y.dtype}{' with NaN' if has_nan else ''}. If these are classes, convert "
+            f"them to integers: data.{key} = data.{key}.{cast}. Other numbers cannot be "
+            "predicted."
+        )
+    return y.to(torch.int64)
+
+
+def check_numbering(y: Tensor, name: str, item: str = "node") -> None:
+    """Reject or report numbers that leave classes without items."""
+    used = torch.unique(y[y >= 0]).tolist()
+    if not used:
+        return
+    key, last = "edge_label" if item == "edge" else "y", int(used[-1])
+    if last + 1 > SPARSEST * len(used):
+        shown = ", ".join(f"{int(c)}" for c in used[:3])
+        raise DataError(
+            f"{name}: {key} holds {len(used)} different numbers up to {last} ({shown}, …). "
+            f"As class numbers they would give {last + 1:,} classes, most of them without "
+            f"{item}s. Number the classes 0 to {len(used) - 1}, e.g. with "
+            f"{key}.unique(return_inverse=True), or give the names of all classes."
+        )
+    if len(used) > 1 and used[0] == 1 and last == len(used):
+        log.warning(
+            "%s: %s holds the classes 1 to %d. Classes are numbered from 0, and class 0 "
+            "has no %s: subtract 1, or give the names of all classes.",
+            name,
+            key,
+            last,
+            item,
+        )
+
+
+def name_classes(
+    y: Tensor, names: Sequence[str] | None, where: str, item: str = "node"
+) -> tuple[str, ...]:
+    """Return the given class names, or the numbers of the classes."""
+    num_classes = int(y.max()) + 1 if y.numel() else 0
+    if num_classes < 1:
+        raise DataError(f"{where}: no {item} has a class.")
+    if names is None and num_classes > MOST_CLASSES:
+        raise DataError(
+            f"{where}: there is the class {num_classes - 1}, but at most {MOST_CLASSES:,} "
+            f"classes are possible. Number the classes of {item}s 0, 1, …, and check that "
+            "they are no ids or numbers to predict."
+        )
+    if names is None:
+        return tuple(str(c) for c in range(num_classes))
+    if len(names) < num_classes:
+        raise DataError(
+            f"{where}: there is the class {num_classes - 1}, but there are only "
+            f"{len(names)} class names."
+        )
+    check_class_names(names, f"{where}: class_names")
+    return tuple(names)
+
+
+def check_columns(names: Sequence[str], x: Tensor, where: str, of: str = "") -> None:
+    """Check the names of the columns of ``x``, or with ``of`` of ``edge_attr``."""
+    check_feature_names(names, f"{where}, edges" if of else where)
+    if len(names) not in (0, x.shape[-1]):
+        key, what = ("edge_attr", "edge feature") if of else ("x", "feature")
+        raise DataError(
+            f"{where}: {key} has {x.shape[-1]} columns, but there are {len(names)} {what} "
+            "names."
+        )
