@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
 from flower_fgl.cli.setting_help import explain_setting
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.settings import PARTITIONS
+from flower_fgl.datasets.partition.rules import describe_rules
 from flower_fgl.methods import METHODS, parse_config
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "data.md"
 
 
 def test_a_general_setting_is_explained() -> None:
@@ -41,6 +47,17 @@ def test_a_setting_that_needs_another_one_names_it() -> None:
     assert explain_setting("local_epochs") == explain_setting("local-epochs")
     assert "one of auto, true, false" in explain_setting("stacked")
     assert "path; ~ is your home folder" in explain_setting("output-dir")
+
+
+def test_help_and_guide_explain_every_partition_rule_alike() -> None:
+    rules, text = describe_rules(), explain_setting("partition")
+    guide = GUIDE.read_text("utf-8")
+    assert {rule.partition(" ")[0] for rule in rules} == set(PARTITIONS.split())
+    assert "isolated nodes" in rules["metis"]
+    for rule, description in rules.items():
+        name, _, kind = rule.partition(" ")
+        assert f"    {rule}: {description}\n" in text
+        assert f"| `{name}`{' ' * bool(kind)}{kind} | {description} |\n" in guide
 
 
 @pytest.mark.thorough

@@ -45,9 +45,8 @@ IntArray = NDArray[np.int64]
 RULES_VERSION = 2
 """Increment this when a rule's result changes, to invalidate stored partitions."""
 
-SEED_END = (
-    2**31
-)  # METIS needs a signed 32-bit seed, Louvain and K-means an unsigned one
+SEED_END = 2**31
+"""METIS needs a signed 32-bit seed, Louvain and K-means an unsigned one."""
 
 
 def partition_nodes(
@@ -88,39 +87,23 @@ def partition_nodes(
         If the rule leaves a client without nodes, or cannot assign each client its
         minimum number of nodes or its own network.
     """
+    rules, labels = NODE_RULES, dataset.y.numpy()
     if rule in NETWORK_RULES:
-        return _partition_networks(dataset, rule, num_clients, seed=seed)
+        if dataset.network is None:
+            raise ConfigError(
+                f'partition = "{rule}" assigns each client its own network, but '
+                f'{dataset.name} is one graph: use partition = "metis".'
+            )
+        rules, labels = NETWORK_RULES, dataset.network.numpy()
     given = PartitionInput(
-        edge_index=dataset.edge_index.numpy(),
-        labels=dataset.y.numpy(),
-        num_classes=dataset.num_classes,
-        num_clients=num_clients,
-        seed=seed,
-        alpha=alpha,
+        dataset.edge_index.numpy(),
+        labels,
+        dataset.num_classes,
+        num_clients,
+        seed,
+        alpha,
     )
-    return _partition(given, rule, NODE_RULES, "nodes")
-
-
-def _partition_networks(
-    dataset: NodeDataset, rule: str, num_clients: int, *, seed: int
-) -> list[IntArray]:
-    """Assign one whole network to each client."""
-    if dataset.network is None:
-        raise ConfigError(
-            f'partition = "{rule}" assigns each client its own network, but '
-            f'{dataset.name} is one graph: use partition = "metis".'
-        )
-    given = PartitionInput(
-        edge_index=dataset.edge_index.numpy(),
-        labels=dataset.network.numpy(),
-        num_classes=0,
-        num_clients=num_clients,
-        seed=seed,
-        alpha=0.0,
-    )
-    row = NETWORK_RULES[rule]
-    _check(given, row, rule, "nodes")
-    return row.assign(given)
+    return _partition(given, rule, rules, "nodes")
 
 
 def partition_graphs(
@@ -137,12 +120,12 @@ def partition_graphs(
     """
     classes = np.asarray(labels, dtype=np.int64)
     given = PartitionInput(
-        edge_index=np.empty((2, 0), dtype=np.int64),
-        labels=classes,
-        num_classes=int(classes.max(initial=-1)) + 1,
-        num_clients=num_clients,
-        seed=seed,
-        alpha=alpha,
+        np.empty((2, 0), dtype=np.int64),
+        classes,
+        int(classes.max(initial=-1)) + 1,
+        num_clients,
+        seed,
+        alpha,
     )
     return _partition(given, rule, GRAPH_RULES, "graphs")
 
@@ -152,7 +135,7 @@ def _partition(
 ) -> list[IntArray]:
     """Check the input, apply the rule and reject an empty client."""
     _check(given, _find(rule, rules), rule, members)
-    if given.num_clients == 1:
+    if given.num_clients == 1 and rules is not NETWORK_RULES:
         return [np.arange(given.num_nodes, dtype=np.int64)]
     parts = rules[rule].assign(given)
     empty = [client for client, nodes in enumerate(parts) if len(nodes) == 0]

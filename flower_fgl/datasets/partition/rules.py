@@ -29,6 +29,7 @@ __all__ = [
     "NODE_RULES",
     "PartitionInput",
     "PartitionRule",
+    "describe_rules",
 ]
 
 IntArray = NDArray[np.int64]
@@ -140,38 +141,44 @@ def _network(given: PartitionInput) -> list[IntArray]:
     return draw_networks(given.labels, given.num_clients, seed=given.seed)
 
 
+_DIRICHLET = PartitionRule(
+    "class shares from a Dirichlet distribution, at least 5 nodes or graphs per client; "
+    "small alpha, strong label skew",
+    _dirichlet,
+    options=("alpha",),
+    libraries=("numpy",),
+)
+
 NODE_RULES: dict[str, PartitionRule] = {
     "metis": PartitionRule(
-        "METIS: parts of equal size with few edges between them",
+        "METIS: parts of equal size with few edges between them; isolated nodes fill up "
+        "the parts, so that one client may get most of them; an empty part is an error",
         _metis,
         libraries=("pymetis",),
     ),
     "louvain": PartitionRule(
-        "Louvain communities, divided and merged to clients of about equal size",
+        "Louvain communities, divided and merged to clients of about equal size; an "
+        "isolated node is a community of its own",
         _louvain,
         libraries=("python-louvain", "networkx"),
     ),
     "louvain-label": PartitionRule(
-        "about 100 balanced Louvain communities, merged by K-means on label shares",
+        "about 100 balanced Louvain communities, merged by K-means on label shares; sizes "
+        "differ widely",
         _louvain_label,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
     "louvain-label-a": PartitionRule(
-        "raw Louvain communities, merged by K-means on label shares",
+        "raw Louvain communities, merged by K-means on label shares; sizes differ widely",
         _louvain_label_a,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
     "metis-label": PartitionRule(
-        "100 METIS parts, merged by K-means on label shares",
+        "100 METIS parts, merged by K-means on label shares; sizes differ widely",
         _metis_label,
         libraries=("pymetis", "scikit-learn"),
     ),
-    "dirichlet": PartitionRule(
-        "class shares from a Dirichlet distribution; small alpha, strong label skew",
-        _dirichlet,
-        options=("alpha",),
-        libraries=("numpy",),
-    ),
+    "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "nodes assigned at random and evenly, independent of labels and edges",
         _uniform,
@@ -181,12 +188,7 @@ NODE_RULES: dict[str, PartitionRule] = {
 """Rules that partition the nodes of one graph."""
 
 GRAPH_RULES: dict[str, PartitionRule] = {
-    "dirichlet": PartitionRule(
-        "class shares from a Dirichlet distribution; small alpha, strong label skew",
-        _dirichlet,
-        options=("alpha",),
-        libraries=("numpy",),
-    ),
+    "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "graphs of each class assigned at random: equal class shares on every client",
         _uniform_by_class,
@@ -203,3 +205,13 @@ NETWORK_RULES: dict[str, PartitionRule] = {
     ),
 }
 """Rules that assign one whole network of a dataset to each client."""
+
+
+def describe_rules() -> dict[str, str]:
+    """Return the description of each rule; one for sets of graphs is named so."""
+    rows = NODE_RULES | NETWORK_RULES
+    found = {name: row.description for name, row in rows.items()}
+    for name, row in GRAPH_RULES.items():
+        if row != rows[name]:
+            found[f"{name} (sets of graphs)"] = row.description
+    return found
