@@ -16,6 +16,7 @@ from flower_fgl.datasets.partition.communities import (
     metis_parts,
 )
 from flower_fgl.datasets.partition.label_skew import (
+    MIN_CLIENT_SIZE,
     cluster_by_labels,
     deal_evenly,
     deal_evenly_by_class,
@@ -72,12 +73,14 @@ class PartitionInput:
 class PartitionRule:
     """One row of a table of rules.
 
-    ``options`` are those that the rule reads in addition to the number of clients and the
-    seed (``alpha``). ``libraries`` are packages whose version may change its result.
+    ``more`` says what the one-line description leaves out. ``options`` are those that
+    the rule reads in addition to the number of clients and the seed (``alpha``).
+    ``libraries`` are packages whose version may change its result.
     """
 
     description: str
     assign: Callable[[PartitionInput], list[IntArray]]
+    more: str = ""
     options: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
 
@@ -141,41 +144,46 @@ def _network(given: PartitionInput) -> list[IntArray]:
     return draw_networks(given.labels, given.num_clients, seed=given.seed)
 
 
+UNEQUAL = "the sizes of the clients differ widely"
+
 _DIRICHLET = PartitionRule(
-    "class shares from a Dirichlet distribution, at least 5 nodes or graphs per client; "
-    "small alpha, strong label skew",
+    "class shares from a Dirichlet distribution; small alpha, strong label skew",
     _dirichlet,
+    f"each client gets at least {MIN_CLIENT_SIZE} nodes or graphs",
     options=("alpha",),
     libraries=("numpy",),
 )
 
 NODE_RULES: dict[str, PartitionRule] = {
     "metis": PartitionRule(
-        "METIS: parts of equal size with few edges between them; isolated nodes fill up "
-        "the parts, so that one client may get most of them; an empty part is an error",
+        "METIS: parts of equal size with few edges between them",
         _metis,
+        "isolated nodes fill up the parts, so that one client may get most of them; an "
+        "empty part is an error",
         libraries=("pymetis",),
     ),
     "louvain": PartitionRule(
-        "Louvain communities, divided and merged to clients of about equal size; an "
-        "isolated node is a community of its own",
+        "Louvain communities, divided and merged to clients of about equal size",
         _louvain,
+        "an isolated node is a community of its own",
         libraries=("python-louvain", "networkx"),
     ),
     "louvain-label": PartitionRule(
-        "about 100 balanced Louvain communities, merged by K-means on label shares; sizes "
-        "differ widely",
+        "about 100 balanced Louvain communities, merged by K-means on label shares",
         _louvain_label,
+        UNEQUAL,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
     "louvain-label-a": PartitionRule(
-        "raw Louvain communities, merged by K-means on label shares; sizes differ widely",
+        "raw Louvain communities, merged by K-means on label shares",
         _louvain_label_a,
+        UNEQUAL,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
     "metis-label": PartitionRule(
-        "100 METIS parts, merged by K-means on label shares; sizes differ widely",
+        "100 METIS parts, merged by K-means on label shares",
         _metis_label,
+        UNEQUAL,
         libraries=("pymetis", "scikit-learn"),
     ),
     "dirichlet": _DIRICHLET,
@@ -208,10 +216,14 @@ NETWORK_RULES: dict[str, PartitionRule] = {
 
 
 def describe_rules() -> dict[str, str]:
-    """Return the description of each rule; one for sets of graphs is named so."""
+    """Return what users read about each rule; one for sets of graphs is named so."""
     rows = NODE_RULES | NETWORK_RULES
-    found = {name: row.description for name, row in rows.items()}
-    for name, row in GRAPH_RULES.items():
-        if row != rows[name]:
-            found[f"{name} (sets of graphs)"] = row.description
-    return found
+    other = {
+        f"{name} (sets of graphs)": row
+        for name, row in GRAPH_RULES.items()
+        if row != rows[name]
+    }
+    return {
+        name: f"{row.description}; {row.more}" if row.more else row.description
+        for name, row in (rows | other).items()
+    }
