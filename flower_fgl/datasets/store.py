@@ -12,11 +12,10 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,10 +23,9 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file as map_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
@@ -35,12 +33,13 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.settings import has_targets, is_file
 from flower_fgl.datasets.build import build_clients
-from flower_fgl.datasets.client_graph import (
-    ClientGraph,
-    Graph,
-    OutsideEdges,
-    Scaling,
+from flower_fgl.datasets.client_file import (
+    GraphSizes,
+    graph_sizes,
+    pack_client,
+    unpack_client,
 )
+from flower_fgl.datasets.client_graph import ClientGraph, Scaling
 from flower_fgl.datasets.owners import (
     build_owners,
     file_contents,
@@ -60,7 +59,7 @@ from flower_fgl.datasets.sources.load import (
     is_missing,
 )
 from flower_fgl.datasets.suspect import log_notes, suspect_data
-from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
+from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
 __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
@@ -115,39 +114,6 @@ class StoreIndex:
 
 
 @dataclass(frozen=True)
-class GraphSizes:
-    """Sizes of a client's graphs, those for evaluation included.
-
-    Parameters
-    ----------
-    num_bytes : int
-        Bytes of the client's file.
-    num_nodes, num_edges : int
-        Nodes, and entries of the adjacency matrix (2E), of all graphs.
-    num_features : int
-        Feature width d.
-    num_entries : int
-        Stored features of all graphs: N·d, or those that are not zero if sparse.
-    is_sparse : bool
-        Whether the features are sparse.
-    num_train_nodes, num_train : int
-        Nodes of the training graph, and its training nodes (or graphs, or edges).
-    num_edge_features : int
-        Width of the features of classified edges.
-    """
-
-    num_bytes: int
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_entries: int
-    is_sparse: bool
-    num_train_nodes: int
-    num_train: int
-    num_edge_features: int = 0
-
-
-@dataclass(frozen=True)
 class ClientStore:
     """One partitioned dataset on disk.
 
@@ -199,7 +165,7 @@ class ClientStore:
         }
         schema |= index.owners[partition_id] if index.owners else {}
         client = replace(
-            _unpack(data, partition_id, tuple(schema["class_names"])),
+            unpack_client(data, partition_id, tuple(schema["class_names"])),
             feature_names=tuple(schema["feature_names"]),
             name=schema.get("name", ""),
             prepared=schema.get("prepared", ""),
@@ -211,8 +177,7 @@ class ClientStore:
 
     def log_notes(self) -> None:
         """Log the notes on suspect data, on the machine of the data only."""
-        names = [owner["name"] for owner in self.index.owners]
-        if names:
+        if names := [owner["name"] for owner in self.index.owners]:
             log_notes(dict(zip(names, self.index.notes, strict=True)))
         else:  # the clients hold parts of one dataset, with similar notes
             notes = {f"client {k}": found for k, found in enumerate(self.index.notes)}
@@ -229,39 +194,8 @@ class ClientStore:
         return found
 
     def sizes(self, partition_id: int) -> GraphSizes:
-        """Read the sizes of a client's graphs without reading the graphs.
-
-        Raises
-        ------
-        DataError
-            If the file is missing or damaged.
-        """
-        path = self.folder / _file_name(partition_id)
-        try:
-            with safe_open(path, "pt") as file:
-                shapes = {k: file.get_slice(k).get_shape() for k in file.keys()}  # noqa: SIM118 (not a dict)
-                is_sparse = "0/x/shape" in shapes
-                x = (
-                    file.get_tensor("0/x/shape").tolist()
-                    if is_sparse
-                    else shapes["0/x"]
-                )
-                num_train = int(file.get_tensor("0/mask/train").sum())
-            num_bytes = path.stat().st_size
-        except (OSError, SafetensorError, KeyError) as error:
-            raise DataError(f"Cannot read {path}: {error}.") from error
-
-        def total(name: str) -> int:
-            return sum(
-                math.prod(s) for k, s in shapes.items() if k.endswith(f"/{name}")
-            )
-
-        entries = total("values") if is_sparse else total("x")
-        nodes = total("indptr") if is_sparse else entries // max(x[1], 1)
-        return GraphSizes(
-            num_bytes, nodes, total("edge_index") // 2, x[1], entries, is_sparse, x[0],
-            num_train, shapes.get("0/pair_x", (0, 0))[1],
-        )  # fmt: skip
+        """Read the sizes of a client's graphs, see :func:`graph_sizes`."""
+        return graph_sizes(self.folder / _file_name(partition_id))
 
     def _reread(self) -> ClientStore | None:
         """Return the store if another process has rebuilt it meanwhile, else ``None``."""
@@ -540,7 +474,7 @@ def _fill(
     """Write all clients' files and the index."""
     hashes = []
     for client in clients:
-        data = _pack(client)
+        data = pack_client(client)
         (folder / _file_name(client.partition_id)).write_bytes(data)
         hashes.append(hashlib.sha256(data).hexdigest())
     index = StoreIndex(
@@ -565,97 +499,3 @@ def _fill(
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / INDEX).write_text(f"{digest}\n{text}", "utf-8")
     return index
-
-
-def _pack(client: ClientGraph) -> bytes:
-    """Serialize a client as safetensors."""
-    tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
-    if client.scaling is not None and client.scaling.statistics is not None:
-        tensors["mean"], tensors["std"] = client.scaling.statistics
-    if client.scaling is not None and client.scaling.edge_statistics is not None:
-        tensors["edge mean"], tensors["edge std"] = client.scaling.edge_statistics
-    if client.outside is not None:
-        # safetensors stores no views of one tensor
-        parts = vars(client.outside).items()
-        tensors |= {f"outside {name}": part.clone() for name, part in parts}
-    for number, graph in enumerate((client.graph, *client.evaluation)):
-        tensors |= {f"{number}/{k}": v for k, v in _graph_tensors(graph).items()}
-    return save_safetensors({k: v.contiguous() for k, v in tensors.items()})
-
-
-def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
-    """Return the tensors of a graph by their names in the file."""
-    tensors = {"edge_index": graph.edge_index, "y": graph.y}
-    if graph.batch is not None:
-        tensors["batch"] = graph.batch
-    if graph.pairs is not None:
-        tensors["pairs"] = graph.pairs
-    if graph.pair_x is not None:
-        tensors["pair_x"] = graph.pair_x
-    if graph.targets is not None:
-        tensors["targets"] = graph.targets
-    if graph.x.layout == torch.sparse_csr:
-        tensors["x/indptr"] = graph.x.crow_indices()
-        tensors["x/indices"] = graph.x.col_indices()
-        tensors["x/values"] = graph.x.values()
-        tensors["x/shape"] = torch.tensor(graph.x.shape)
-    else:
-        tensors["x"] = graph.x
-    return tensors | {f"mask/{name}": mask for name, mask in graph.masks.items()}
-
-
-def _unpack(
-    tensors: dict[str, Tensor], partition_id: int, class_names: tuple[str, ...]
-) -> ClientGraph:
-    """Build a client from the tensors of its file, see :func:`_pack`."""
-    node_ids = tensors.pop("node_ids")
-    names = ("mean", "std", "edge mean", "edge std")
-    statistics = [tensors.pop(name, None) for name in names]
-    outside = None
-    if "outside own" in tensors:
-        parts = ("own", "other", "ids")
-        outside = OutsideEdges(*(tensors.pop(f"outside {part}") for part in parts))
-    groups: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        number, _, name = key.partition("/")
-        groups.setdefault(int(number), {})[name] = tensor
-    graphs = [_read_graph(groups[number]) for number in sorted(groups)]
-    scaling = None if statistics[0] is None else Scaling("columns", *statistics)
-    return ClientGraph(
-        partition_id,
-        graphs[0],
-        class_names,
-        node_ids,
-        tuple(graphs[1:]),
-        scaling,
-        outside=outside,
-    )
-
-
-def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
-    """Build a graph from its tensors in the file."""
-    masks = {
-        key.partition("/")[2]: mask
-        for key, mask in tensors.items()
-        if key.startswith("mask/")
-    }
-    x: Any = tensors.get("x")
-    if x is None:
-        with quiet_csr():
-            x = torch.sparse_csr_tensor(
-                tensors["x/indptr"],
-                tensors["x/indices"],
-                tensors["x/values"],
-                size=tuple(tensors["x/shape"].tolist()),
-                check_invariants=False,  # the hash of the file was checked
-            )
-    return Graph(
-        x,
-        tensors["edge_index"],
-        tensors["y"],
-        masks,
-        tensors.get("batch"),
-        tensors.get("pairs"),
-        tensors.get("pair_x"),
-        tensors.get("targets"),
-    )

@@ -6,7 +6,6 @@ datasets.
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["GraphBatch", "SubBatch", "concatenated_ranges", "select_rows"]
 
@@ -138,13 +138,6 @@ def select_rows(x: Tensor, node_ids: Tensor) -> Tensor:
     count = x.crow_indices()[node_ids + 1] - first
     ends = torch.cat([count.new_zeros(1), count.cumsum(0, dtype=count.dtype)])
     entry = concatenated_ranges(first, count)
-    with warnings.catch_warnings():
-        # torch warns once per process that CSR is in beta; users cannot act on that
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            ends,
-            x.col_indices()[entry],
-            x.values()[entry],
-            size=(len(node_ids), x.shape[1]),
-            check_invariants=False,  # rows of a valid matrix are valid
-        )
+    # rows of a valid matrix are valid
+    parts = (ends, x.col_indices()[entry], x.values()[entry])
+    return narrow_csr(*parts, (len(node_ids), x.shape[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -112,35 +113,25 @@ def build_model(
        those of a directly constructed class with the same seed.
     2. A backbone of another package is constructed each time.
     """
-    model_name = read_model(name)
-    width = model_name.hidden_channels or hidden_channels
-    if model_name.name not in MODELS.own:
-        return _construct(
-            model_name,
-            initialise=initialise,
-            in_channels=in_channels,
-            hidden_channels=width,
-            num_classes=width if link else num_classes,
-            num_layers=model_name.num_layers or num_layers,
-            dropout=dropout,
-            readout=readout,
-            has_linear_head=has_linear_head,
-            **({"link": link} if link else {}),
-        )
-    template = _template(
-        model_name.name,
-        in_channels,
-        width,
-        width if link else num_classes,
-        model_name.num_layers or num_layers,
-        dropout,
-        model_name.steps,
-        torch.get_default_dtype(),
-        readout,
-        has_linear_head or model_name.has_linear_head,
-        link,
-        torch.get_default_device().type == "meta",
-    )
+    spec = read_model(name)
+    width = spec.hidden_channels or hidden_channels
+    sizes: dict[str, Any] = {
+        "in_channels": in_channels,
+        "hidden_channels": width,
+        "num_classes": width if link else num_classes,
+        "num_layers": spec.num_layers or num_layers,
+        "dropout": dropout,
+        "readout": readout,
+        "has_linear_head": has_linear_head,
+    }
+    if spec.name not in MODELS.own:
+        sizes |= {"link": link} if link else {}
+        return _construct(spec, initialise=initialise, **sizes)
+    sizes["has_linear_head"] |= spec.has_linear_head
+    sizes |= {"steps": spec.steps, "link": link}
+    is_measured = torch.get_default_device().type == "meta"
+    dtype = torch.get_default_dtype()
+    template = _template(spec.name, tuple(sizes.items()), dtype, is_measured)
     model = _copy_structure(template)
     if initialise:
         _reset_parameters(model)
@@ -162,8 +153,8 @@ def backbone_shapes(
     Arguments and errors are those of :func:`build_model`. A backbone of another package
     is constructed with its memory.
     """
-    model_name = read_model(name)
-    if model_name.name not in MODELS.own:
+    is_own = read_model(name).name in MODELS.own
+    with torch.device("meta") if is_own else contextlib.nullcontext():
         made = build_model(
             name,
             in_channels=in_channels,
@@ -175,22 +166,7 @@ def backbone_shapes(
             initialise=False,
             link=link,
         )
-        return state_shapes(made)
-    width = model_name.hidden_channels or hidden_channels
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        with torch.device("meta"):
-            made = MODELS[model_name.name](
-                in_channels=in_channels,
-                hidden_channels=width,
-                num_classes=width if link else num_classes,
-                num_layers=model_name.num_layers or num_layers,
-                dropout=0.0,
-                steps=model_name.steps,
-                readout=readout,
-                has_linear_head=model_name.has_linear_head,
-                link=link,
-            )
-        return state_shapes(made)
+    return state_shapes(made)
 
 
 def assign_models(names: str, num_clients: int) -> list[str]:
@@ -286,43 +262,20 @@ def _shapes(
 @functools.lru_cache(maxsize=64)
 def _template(
     name: str,
-    in_channels: int,
-    hidden_channels: int,
-    num_classes: int,
-    num_layers: int,
-    dropout: float,
-    steps: int | None,
-    dtype: torch.dtype,
-    readout: bool,
-    has_linear_head: bool,
-    link: str,
-    is_measured: bool = False,
+    sizes: tuple[tuple[str, Any], ...],
+    dtype: torch.dtype,  # which the constructors read
+    is_measured: bool,
 ) -> Backbone:
     """Construct a backbone without drawing from the global generator.
 
     If it ``is_measured`` only, buffers have no values either.
     """
-
-    def construct() -> Backbone:
-        return MODELS[name](
-            in_channels=in_channels,
-            hidden_channels=hidden_channels,
-            num_classes=num_classes,
-            num_layers=num_layers,
-            dropout=dropout,
-            steps=steps,
-            readout=readout,
-            has_linear_head=has_linear_head,
-            link=link,
-        )
-
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        with torch.device(
-            "meta"
-        ):  # a network too large for the memory is only measured
-            model = construct()
+        # a network too large for the memory is only measured
+        with torch.device("meta"):
+            model = MODELS[name](**dict(sizes))
         if not is_measured and next(model.buffers(), None) is not None:
-            model = construct()
+            model = MODELS[name](**dict(sizes))
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
             shape_only = torch.empty_like(parameter, device="meta")

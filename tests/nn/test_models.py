@@ -269,9 +269,9 @@ def test_a_network_larger_than_the_memory_can_be_measured() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    huge = _template(
-        "gcn", 10**7, 10**6, 7, 2, 0.5, None, torch.float32, False, False, ""
-    )
+    sizes = {"in_channels": 10**7, "hidden_channels": 10**6, "num_classes": 7}
+    sizes |= {"num_layers": 2, "dropout": 0}
+    huge = _template("gcn", tuple(sizes.items()), torch.float32, is_measured=False)
     assert state_shapes(huge)["encoder.0.lin.weight"] == (10**6, 10**7)
     assert torch.equal(torch.rand(1), expected)
 

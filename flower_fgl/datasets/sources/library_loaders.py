@@ -24,7 +24,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.settings import TARGETS
 from flower_fgl.datasets.graph_files.archive import read_arrays
-from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.datasets.sources.targets import read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
@@ -39,7 +39,7 @@ __all__ = ["filtered_nodes", "ogb_graphs", "ogb_nodes", "pyg_nodes", "tu_graphs"
 SPLITS = ("train", "val", "test")
 
 
-def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
+def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> Raw:
     """Read a node dataset of the class ``loader`` of ``torch_geometric.datasets``.
 
     ``settings`` are further arguments of the class, e.g. ``name="Cora"``. Of a dataset with
@@ -54,7 +54,14 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
         if f"{name}_mask" in data
     }
     targets = _numbers_of(data.y)
-    return RawNodes(data.x, data.edge_index, data.y, data.entries, targets, masks=masks)
+    return Raw(
+        data.x,
+        data.edge_index,
+        data.y,
+        entries=data.entries,
+        class_names=targets,
+        masks=masks,
+    )
 
 
 def _numbers_of(y: Tensor) -> tuple[str, ...] | None:
@@ -67,7 +74,7 @@ def _first_split(mask: Tensor) -> Tensor:
     return mask if mask.dim() == 1 else mask[:, 0].contiguous()
 
 
-def filtered_nodes(root: Path, *, name: str) -> RawNodes:
+def filtered_nodes(root: Path, *, name: str) -> Raw:
     """Read Chameleon or Squirrel without duplicate nodes (Platonov et al., ICLR 2023).
 
     The split is the first of the ten published ones. ``NAME/raw/NAME.npz`` has the
@@ -82,18 +89,18 @@ def filtered_nodes(root: Path, *, name: str) -> RawNodes:
     keys = ("node_features", "node_labels", "edges", *(f"{s}_masks" for s in SPLITS))
     arrays = read_arrays(path, keys.__contains__)
     x, y, edges, *masks = (torch.from_numpy(arrays[key]) for key in keys)
-    return RawNodes(
+    return Raw(
         compact_features(x),
         undirected_simple(edges.T.to(torch.int64).contiguous(), len(y)),
         y.to(torch.int64),
-        len(edges),
+        entries=len(edges),
         masks={
             s: mask[0].to(torch.bool) for s, mask in zip(SPLITS, masks, strict=True)
         },
     )
 
 
-def tu_graphs(root: Path, *, name: str) -> RawGraphs:
+def tu_graphs(root: Path, *, name: str) -> Raw:
     """Read a TU graph classification dataset by its name at TU Dortmund.
 
     Features are the one-hot node labels, as in papers. Without node labels they are the
@@ -133,7 +140,7 @@ def tu_graphs(root: Path, *, name: str) -> RawGraphs:
     offset = first_node[: num_entries.numel()].repeat_interleave(num_entries)
     if bool((data.edge_index < 0).any()):
         _check_tu_files(files)
-    return RawGraphs(
+    return Raw(
         x=x.to(torch.float32).contiguous(),
         edge_index=undirected_simple(data.edge_index + offset, batch.numel()),
         batch=batch,
@@ -171,7 +178,7 @@ def _check_tu_files(files: Path) -> None:
             )
 
 
-def ogb_nodes(root: Path, *, name: str) -> RawNodes:
+def ogb_nodes(root: Path, *, name: str) -> Raw:
     """Read a node classification dataset by its name at OGB.
 
     Raises
@@ -200,17 +207,17 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         ours: _mask(split[theirs], len(data.y))
         for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test"))
     }
-    return RawNodes(
+    return Raw(
         data.x,
         data.edge_index,
         data.y,
-        data.entries,
+        entries=data.entries,
         class_names=_numbers_of(data.y) or _ogb_class_names(folder),
         masks=masks,
     )
 
 
-def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
+def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     """Read a graph classification dataset by its name at OGB and its published split.
 
     Features of molecules are the nine attributes of an atom, each one-hot, of width 174.
@@ -256,7 +263,7 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
     if (folder / "raw" / "node-feat.csv.gz").is_file():
         x = _one_hot_atoms(table("raw/node-feat"), name)
     files = {"train": "train", "val": "valid", "test": "test"}
-    return RawGraphs(
+    return Raw(
         x=x,
         edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
         batch=batch,

@@ -29,7 +29,7 @@ from flower_fgl.datasets.graph_files.validate import (
 from flower_fgl.datasets.pyg_data import graph_dataset, node_dataset
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.download import is_on_disk, obtain
-from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs, RawNodes
+from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
     MORRIS,
@@ -228,7 +228,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     """Add name and class names to a reader's result, and validate it."""
     num_classes = int(raw.y.max()) + 1 if raw.y.numel() else 0
     class_names = raw.class_names or tuple(str(c) for c in range(num_classes))
-    if isinstance(raw, RawGraphs):
+    if raw.batch is not None:
         graphs = GraphDataset(
             name,
             raw.x,
@@ -268,7 +268,7 @@ def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Sta
         edges=whole.edge_index.shape[1] // 2,
         features=dataset.num_features,
         classes=dataset.num_classes if dataset.targets is None else 2,  # of each target
-        entries=raw.entries if isinstance(raw, RawNodes) else None,
+        entries=None if raw is None else raw.entries,
         graphs=graphs,
         targets=whole.y.shape[1] if whole.y.dim() == 2 else None,
     )

@@ -24,8 +24,7 @@ from flower_fgl.datasets.transforms.canonical import (
     undirected_simple,
 )
 
-__all__ = ["Raw", "RawGraphs", "RawNodes", "collab_npz", "few_shot", "fold_ppi"]
-__all__ += ["twitch"]
+__all__ = ["Raw", "collab_npz", "few_shot", "fold_ppi", "twitch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,76 +32,44 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class RawNodes:
-    """One graph as returned by its reader.
+class Raw:
+    """One graph, or the disjoint union of G graphs, as returned by its reader.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), float32
-        Features, strided or sparse CSR.
+        Features, strided or sparse CSR; graphs without features have width 0.
     edge_index : Tensor of shape (2, 2E), int64
         Undirected, simple, sorted.
     y : Tensor of shape (N,), int64, or (N, T), int8
-        Classes, -1 where unknown; with several targets whether a node belongs to each.
-    entries : int
+        Class of each node (or of G graphs), -1 where unknown; with several targets
+        whether an item belongs to each.
+    batch : Tensor of shape (N,), int64, optional
+        Graph of each node, ascending; ``None`` for one graph.
+    entries : int, optional
         Columns of ``edge_index`` in the published files.
     class_names : tuple of str, optional
         Class names, if the files contain them; names of the T targets if there are any.
-    masks : mapping of str to Tensor of shape (N,), bool
+    masks : mapping of str to Tensor of shape (N,) or (G,), bool
         Published split.
     network : Tensor of shape (N,), int64, optional
         Network of each node, if the dataset has several.
-    targets : Tensor of shape (N, T), int8, optional
+    targets : Tensor of shape (N, T) or (G, T), int8, optional
         Labels of all targets, if none of them was chosen.
     """
 
     x: Tensor
     edge_index: Tensor
     y: Tensor
-    entries: int
+    batch: Tensor | None = None
+    entries: int | None = None
     class_names: tuple[str, ...] | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None
     targets: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class RawGraphs:
-    """Many graphs as returned by their reader, as one disjoint union.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features of all nodes, ``d == 0`` without features.
-    edge_index : Tensor of shape (2, 2E), int64
-        Undirected, simple, sorted.
-    batch : Tensor of shape (N,), int64
-        Graph of each node, ascending.
-    y : Tensor of shape (G,), int64, or (G, T), int8
-        Class of each graph; with several targets whether a graph belongs to each, -1
-        where unknown.
-    masks : mapping of str to Tensor of shape (G,), bool
-        Published split.
-    class_names : tuple of str, optional
-        As in :class:`RawNodes`.
-    targets : Tensor of shape (G, T), int8, optional
-        As in :class:`RawNodes`.
-    """
-
-    x: Tensor
-    edge_index: Tensor
-    batch: Tensor
-    y: Tensor
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
-    class_names: tuple[str, ...] | None = None
-    targets: Tensor | None = None
-
-
-Raw = RawNodes | RawGraphs
-"""The result of any reader."""
-
-
-def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> RawNodes:
+def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:
     """Read a few-shot dataset in the layout of GPN (Ding et al., CIKM 2020).
 
     ``PREFIX_network`` holds one edge per line: two node numbers separated by a tab.
@@ -162,7 +129,7 @@ def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> RawNodes
         (np.ones(len(index)), (index, np.arange(len(index)))),
         shape=(num_nodes, len(index)),
     )
-    return RawNodes(
+    return Raw(
         x=compact_features(csr_tensor((place @ attributes).tocsr())),
         edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
         y=torch.from_numpy(y),
@@ -196,7 +163,7 @@ def _mat_tables(paths: list[Path]) -> tuple[Array, Array, scipy.sparse.csr_matri
     return index, label, attributes
 
 
-def fold_ppi(folder: Path) -> RawNodes:
+def fold_ppi(folder: Path) -> Raw:
     """Read Fold-PPI (Huang and Zitnik, NeurIPS 2020) from ``fold_ppi.npz``.
 
     The file holds ``x``, ``edge_index``, ``y`` and ``class_names`` as in
@@ -250,7 +217,7 @@ def fold_ppi(folder: Path) -> RawNodes:
         raise DataError(
             f"{path}: an edge joins nodes of two networks. Convert the dataset again."
         )
-    return RawNodes(
+    return Raw(
         x=compact_features(dataset.x),
         edge_index=dataset.edge_index,
         y=dataset.y,
@@ -264,7 +231,7 @@ TWITCH_FEATURES = 3170
 """Feature ids of Twitch, 0 to 3169 over all countries; each country lacks some."""
 
 
-def twitch(folder: Path, *, name: str) -> RawNodes:
+def twitch(folder: Path, *, name: str) -> Raw:
     """Read the Twitch streamers of a country, e.g. ``DE`` (Rozemberczki et al., JCN 2021).
 
     The folder holds ``musae_NAME_edges.csv`` (``from,to``),
@@ -309,7 +276,7 @@ def twitch(folder: Path, *, name: str) -> RawNodes:
         (np.ones(len(node), dtype=np.float32), (node, column)),
         shape=(num_nodes, TWITCH_FEATURES),
     )
-    return RawNodes(
+    return Raw(
         x=compact_features(csr_tensor(x)),
         edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
         y=torch.tensor([int(is_mature) for _, is_mature in sorted(labels)]),
@@ -318,7 +285,7 @@ def twitch(folder: Path, *, name: str) -> RawNodes:
     )
 
 
-def collab_npz(folder: Path) -> RawGraphs:
+def collab_npz(folder: Path) -> Raw:
     """Read the TU dataset COLLAB from one ``COLLAB.npz`` instead of 300 MB of text.
 
     It holds ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,) and ``edge_u``, ``edge_v``
@@ -337,7 +304,7 @@ def collab_npz(folder: Path) -> RawGraphs:
     first_node = np.cumsum(num_nodes) - num_nodes
     offset = np.repeat(first_node, np.diff(edge_ptr))
     edges = torch.from_numpy(np.stack([u + offset, v + offset]))
-    return RawGraphs(
+    return Raw(
         x=torch.empty((len(batch), 0)),
         edge_index=undirected_simple(edges, len(batch)),
         batch=torch.from_numpy(batch),

@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import ALL_TARGETS
-from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs
+from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 
 __all__ = ["choose_target", "read_targets"]
@@ -60,21 +60,14 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
     if target == ALL_TARGETS:
         is_known = (raw.y >= 0).any(dim=1)
         every = replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y)
-        return _checked(every, name, target)
+        return _labelled(every, name, target)
     if target not in names:
         raise ConfigError(
             f'target = "{target}" is not one of {name}. {_list_of(target, names)}'
         )
     y = raw.y[:, names.index(target)].to(torch.int64)
     chosen = replace(raw, y=y, class_names=(f"no {target}", target))
-    return _checked(chosen, name, target)
-
-
-def _checked(raw: Raw, name: str, target: str) -> Raw:
-    """Leave out graphs without a label."""
-    if isinstance(raw, RawGraphs) and bool((raw.y < 0).any()):
-        return _labelled(raw, name, target)
-    return raw
+    return _labelled(chosen, name, target)
 
 
 def _list_of(target: str, names: Sequence[str]) -> str:
@@ -86,8 +79,10 @@ def _list_of(target: str, names: Sequence[str]) -> str:
     return f"{hint}It has {len(names)}: {shown}, …, {names[-1]}."
 
 
-def _labelled(raw: RawGraphs, name: str, target: str) -> RawGraphs:
-    """Leave out the graphs without a label."""
+def _labelled(raw: Raw, name: str, target: str) -> Raw:
+    """Leave out the graphs without a label; nodes without one stay."""
+    if raw.batch is None or bool((raw.y >= 0).all()):
+        return raw
     kept = (raw.y >= 0).nonzero().flatten()
     total = len(raw.y)
     if not len(kept):

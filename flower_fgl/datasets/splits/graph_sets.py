@@ -10,8 +10,9 @@ from torch import Tensor
 
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, GraphDataset
 from flower_fgl.datasets.partition.partition import IntArray
-from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH, quiet_csr
+from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
+from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["cut_graph_clients", "degree_features", "node_degrees"]
 
@@ -34,14 +35,11 @@ def degree_features(degrees: Tensor, largest: int) -> Tensor:
     width = largest + 2
     if width < SPARSE_WIDTH:
         return F.one_hot(column, width).float()
-    with quiet_csr():
-        return torch.sparse_csr_tensor(
-            torch.arange(len(column) + 1),
-            column,
-            torch.ones(len(column)),
-            size=(len(column), width),
-            check_invariants=False,  # one entry per row; the clamp keeps it in range
-        )
+    # one entry per row; the clamp keeps it in range
+    count = len(column)
+    return narrow_csr(
+        torch.arange(count + 1), column, torch.ones(count), (count, width)
+    )
 
 
 def cut_graph_clients(

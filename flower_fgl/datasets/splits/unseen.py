@@ -32,6 +32,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.partition.partition import partition_nodes
 from flower_fgl.datasets.transforms.subgraph import (
     cut_clients,
+    induced_graph,
     induced_subgraph,
     select_rows,
 )
@@ -270,7 +271,7 @@ def cut_unseen_clients(
     )
     shared: tuple[Graph, ...] = ()
     if partition.new_client is not None:
-        new = _induced(dataset, torch.from_numpy(partition.new_client))
+        new = induced_graph(dataset, torch.from_numpy(partition.new_client))
         shared = (replace(new, masks={"new_client": new.y >= 0}),)
     clients = []
     for pid, (part, edges) in enumerate(zip(partition.parts, pieces, strict=True)):
@@ -292,7 +293,7 @@ def cut_unseen_clients(
 def _expanded(dataset: NodeDataset, part: UnseenPart) -> Graph:
     """Return the graph on V_k and V_k^u with masks ``unseen`` and ``missing``."""
     nodes = torch.from_numpy(np.union1d(part.nodes, part.around))
-    graph = _induced(dataset, nodes)
+    graph = induced_graph(dataset, nodes)
     is_around = torch.isin(nodes, torch.from_numpy(part.around))
     is_missing = torch.isin(graph.y, torch.from_numpy(part.missing))
     return replace(
@@ -302,9 +303,3 @@ def _expanded(dataset: NodeDataset, part: UnseenPart) -> Graph:
             "missing": is_around & is_missing,
         },
     )
-
-
-def _induced(dataset: NodeDataset, nodes: Tensor) -> Graph:
-    """Return the induced subgraph, without masks."""
-    edge_index = induced_subgraph(dataset.edge_index, dataset.num_nodes, nodes)
-    return Graph(select_rows(dataset.x, nodes), edge_index, dataset.y[nodes], {})

@@ -10,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_fgl.datasets.client_graph import Graph
+from flower_fgl.datasets.client_graph import Graph, NodeDataset
 from flower_fgl.nn.graph_union import select_rows
 
 __all__ = [
     "InductiveGraphs",
     "cut_clients",
     "edges_between_clients",
+    "induced_graph",
     "induced_subgraph",
     "inductive_graphs",
     "owner_of_nodes",
@@ -147,12 +148,12 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
     Nodes in no mask are dropped.
     """
     train_nodes = torch.nonzero(graph.masks["train"]).flatten()
-    train = _induced_graph(graph, train_nodes)
+    train = induced_graph(graph, train_nodes)
     all_nodes = torch.ones(train.num_nodes, dtype=torch.bool)
     masks = {"train": all_nodes, "val": ~all_nodes, "test": ~all_nodes}
     evaluation = []
     for name in ("val", "test"):
-        part = _induced_graph(graph, torch.nonzero(graph.masks[name]).flatten())
+        part = induced_graph(graph, torch.nonzero(graph.masks[name]).flatten())
         mask = torch.ones(part.num_nodes, dtype=torch.bool)
         evaluation.append(replace(part, masks={name: mask}))
     return InductiveGraphs(
@@ -163,8 +164,8 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
     )
 
 
-def _induced_graph(graph: Graph, nodes: Tensor) -> Graph:
-    """Return the induced subgraph, without masks."""
+def induced_graph(graph: Graph | NodeDataset, nodes: Tensor) -> Graph:
+    """Return the subgraph of some different nodes, without masks."""
     return Graph(
         x=select_rows(graph.x, nodes),
         edge_index=induced_subgraph(graph.edge_index, graph.num_nodes, nodes),

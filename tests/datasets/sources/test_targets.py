@@ -21,7 +21,7 @@ from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.owners import list_owners
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.datasets.sources.load import SOURCES, load
-from flower_fgl.datasets.sources.raw_readers import RawNodes
+from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.datasets.sources.targets import choose_target, read_targets
 from flower_fgl.datasets.store import open_store
 from flower_fgl.lab.experiments.experiment_file import read_experiment
@@ -159,7 +159,8 @@ def test_a_node_without_a_label_stays_in_the_graph() -> None:
     y = read_targets(torch.tensor([[1.0, UNKNOWN], [0.0, 1.0]]), "x")
     assert y.tolist() == [[1, -1], [0, 1]]
     assert y.dtype == torch.int8
-    nodes = RawNodes(torch.ones(2, 1), torch.tensor([[0, 1], [1, 0]]), y, 2, ("a", "b"))
+    edges = torch.tensor([[0, 1], [1, 0]])
+    nodes = Raw(torch.ones(2, 1), edges, y, class_names=("a", "b"))
     chosen = choose_target(nodes, "x", "b")
     assert chosen.y.tolist() == [-1, 1]
     assert chosen.class_names == ("no b", "b")
@@ -177,12 +178,11 @@ def test_an_unknown_target_is_refused_with_the_list(data: Path, tmp_path: Path) 
         read("ogbg-moltox21", "NR-AR2", data, tmp_path)
     expected = 'Did you mean "NR-AR"? Known: NR-AR, NR-AhR, SR-p53.'
     assert str(error.value).endswith(expected)
-    many = RawNodes(
+    many = Raw(
         torch.ones(1, 1),
         torch.empty((2, 0), dtype=torch.int64),
         torch.zeros(1, 617, dtype=torch.int8),
-        0,
-        tuple(f"assay-{i}" for i in range(617)),
+        class_names=tuple(f"assay-{i}" for i in range(617)),
     )
     with pytest.raises(ConfigError) as error:
         choose_target(many, "x", "assay-61x")

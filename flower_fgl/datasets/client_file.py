@@ -1,0 +1,165 @@
+"""A client's graphs as one safetensors file, and the sizes in its header."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    OutsideEdges,
+    Scaling,
+)
+from flower_fgl.nn.sparse import narrow_csr
+
+__all__ = ["GraphSizes", "graph_sizes", "pack_client", "unpack_client"]
+
+OPTIONAL = ("batch", "pairs", "pair_x", "targets")
+"""Tensors of a graph that may be missing."""
+STATISTICS = ("mean", "std", "edge mean", "edge std")
+CSR = ("indptr", "indices", "values", "shape")
+OUTSIDE = ("own", "other", "ids")
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """Sizes of a client's graphs, those for evaluation included.
+
+    Parameters
+    ----------
+    num_bytes : int
+        Bytes of the client's file.
+    num_nodes, num_edges : int
+        Nodes, and entries of the adjacency matrix (2E), of all graphs.
+    num_features : int
+        Feature width d.
+    num_entries : int
+        Stored features of all graphs: N·d, or those that are not zero if sparse.
+    is_sparse : bool
+        Whether the features are sparse.
+    num_train_nodes, num_train : int
+        Nodes of the training graph, and its training nodes (or graphs, or edges).
+    num_edge_features : int
+        Width of the features of classified edges.
+    """
+
+    num_bytes: int
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_entries: int
+    is_sparse: bool
+    num_train_nodes: int
+    num_train: int
+    num_edge_features: int = 0
+
+
+def graph_sizes(path: Path) -> GraphSizes:
+    """Read the sizes of a client's graphs without reading the graphs.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            shapes = {k: file.get_slice(k).get_shape() for k in file.keys()}  # noqa: SIM118 (not a dict)
+            is_sparse = "0/x/shape" in shapes
+            x = file.get_tensor("0/x/shape").tolist() if is_sparse else shapes["0/x"]
+            num_train = int(file.get_tensor("0/mask/train").sum())
+        num_bytes = path.stat().st_size
+    except (OSError, SafetensorError, KeyError) as error:
+        raise DataError(f"Cannot read {path}: {error}.") from error
+
+    def total(name: str) -> int:
+        return sum(math.prod(s) for k, s in shapes.items() if k.endswith(f"/{name}"))
+
+    entries = total("values") if is_sparse else total("x")
+    nodes = total("indptr") if is_sparse else entries // max(x[1], 1)
+    return GraphSizes(
+        num_bytes, nodes, total("edge_index") // 2, x[1], entries, is_sparse, x[0],
+        num_train, shapes.get("0/pair_x", (0, 0))[1],
+    )  # fmt: skip
+
+
+def pack_client(client: ClientGraph) -> bytes:
+    """Serialize a client as safetensors."""
+    tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
+    if (scaling := client.scaling) is not None:
+        parts = (scaling.mean, scaling.std, scaling.edge_mean, scaling.edge_std)
+        found = zip(STATISTICS, parts, strict=True)
+        tensors |= {name: part for name, part in found if part is not None}
+    if client.outside is not None:
+        # safetensors stores no views of one tensor
+        ends = vars(client.outside).items()
+        tensors |= {f"outside {name}": part.clone() for name, part in ends}
+    for number, graph in enumerate((client.graph, *client.evaluation)):
+        tensors |= {f"{number}/{k}": v for k, v in _graph_tensors(graph).items()}
+    return save_safetensors({k: v.contiguous() for k, v in tensors.items()})
+
+
+def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
+    """Return the tensors of a graph by their names in the file."""
+    tensors = {"edge_index": graph.edge_index, "y": graph.y}
+    found = {name: getattr(graph, name) for name in OPTIONAL}
+    tensors |= {name: tensor for name, tensor in found.items() if tensor is not None}
+    if graph.x.layout == torch.sparse_csr:
+        tensors["x/indptr"] = graph.x.crow_indices()
+        tensors["x/indices"] = graph.x.col_indices()
+        tensors["x/values"] = graph.x.values()
+        tensors["x/shape"] = torch.tensor(graph.x.shape)
+    else:
+        tensors["x"] = graph.x
+    return tensors | {f"mask/{name}": mask for name, mask in graph.masks.items()}
+
+
+def unpack_client(
+    tensors: dict[str, Tensor], partition_id: int, class_names: tuple[str, ...]
+) -> ClientGraph:
+    """Build a client from the tensors of its file, see :func:`pack_client`."""
+    node_ids = tensors.pop("node_ids")
+    statistics = [tensors.pop(name, None) for name in STATISTICS]
+    outside = None
+    if "outside own" in tensors:
+        outside = OutsideEdges(*(tensors.pop(f"outside {part}") for part in OUTSIDE))
+    groups: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition("/")
+        groups.setdefault(int(number), {})[name] = tensor
+    graph, *others = (_read_graph(groups[number]) for number in sorted(groups))
+    scaling = None if statistics[0] is None else Scaling("columns", *statistics)
+    return ClientGraph(
+        partition_id,
+        graph,
+        class_names,
+        node_ids,
+        tuple(others),
+        scaling,
+        outside=outside,
+    )
+
+
+def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
+    """Build a graph from its tensors in the file, whose hash was checked."""
+    masks = {
+        key.partition("/")[2]: mask
+        for key, mask in tensors.items()
+        if key.startswith("mask/")
+    }
+    x: Any = tensors.get("x")
+    if x is None:
+        start, column, value, shape = (tensors[f"x/{name}"] for name in CSR)
+        x = narrow_csr(start, column, value, tuple(shape.tolist()))
+    optional = {name: tensors.get(name) for name in OPTIONAL}
+    return Graph(x, tensors["edge_index"], tensors["y"], masks, **optional)

@@ -1,0 +1,31 @@
+"""Statistics of a partition of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
+from flower_fgl.datasets.partition.label_skew import count_classes
+from flower_fgl.datasets.partition.summary import PartitionSummary
+from flower_fgl.datasets.transforms.subgraph import owner_of_nodes
+
+IntArray = NDArray[np.int64]
+
+
+def describe_partition(
+    dataset: NodeDataset | GraphDataset, parts: Sequence[IntArray]
+) -> PartitionSummary:
+    """Count the members of each client, and the edges that stay within one."""
+    kept = 1.0
+    if isinstance(dataset, NodeDataset) and dataset.edge_index.shape[1]:
+        owner = owner_of_nodes(dataset.num_nodes, parts)
+        source, target = owner[dataset.edge_index.numpy()]
+        kept = float(np.mean((source == target) & (source >= 0)))
+    return PartitionSummary(
+        class_counts=count_classes(parts, dataset.y.numpy(), dataset.num_classes),
+        sizes=np.array([len(members) for members in parts], dtype=np.int64),
+        share_edges_kept=kept,
+    )
