@@ -80,8 +80,25 @@ class EdgeTable:
         return replace(kept, pairs=place[kept.pairs])
 
 
+class _Dataset:
+    """What all complete datasets have."""
+
+    x: Tensor
+    class_names: tuple[str, ...]
+
+    @property
+    def num_features(self) -> int:
+        """Feature width d."""
+        return int(self.x.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.class_names)
+
+
 @dataclass(frozen=True, eq=False)
-class NodeDataset:
+class NodeDataset(_Dataset):
     """One complete graph with node labels, as loaded from a source.
 
     Parameters
@@ -127,19 +144,9 @@ class NodeDataset:
         """Number of nodes N."""
         return int(self.y.numel())
 
-    @property
-    def num_features(self) -> int:
-        """Feature width d."""
-        return int(self.x.shape[1])
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C."""
-        return len(self.class_names)
-
 
 @dataclass(frozen=True, eq=False)
-class GraphDataset:
+class GraphDataset(_Dataset):
     """Many small graphs with one label each, stored as one disjoint union.
 
     Parameters
@@ -176,16 +183,6 @@ class GraphDataset:
     def num_graphs(self) -> int:
         """Number of graphs G."""
         return int(self.y.numel())
-
-    @property
-    def num_features(self) -> int:
-        """Feature width d."""
-        return int(self.x.shape[1])
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C."""
-        return len(self.class_names)
 
 
 @dataclass(frozen=True, eq=False)

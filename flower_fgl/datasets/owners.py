@@ -250,11 +250,7 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
             edges += held
         except DataError as error:
             problems.append(f"{owner.name}: {error}")
-    if problems:
-        raise DataError(
-            f"{len(problems)} of {len(owners)} owners cannot be used. "
-            + "\n".join(problems)
-        )
+    _refuse(problems, len(owners))
     clients = _agree_on_features(clients, config)
     names = None
     if not config.has_local_heads:
@@ -266,6 +262,15 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     if config.has_pairs:
         (require_links if config.predicts_links else require_edges)(clients)
     return clients, _sha256(clients), edges
+
+
+def _refuse(problems: Sequence[str], num_owners: int) -> None:
+    """Raise an error with the problems of some owners, if there are any."""
+    if problems:
+        raise DataError(
+            f"{len(problems)} of {num_owners} owners cannot be used. "
+            + "\n".join(problems)
+        )
 
 
 def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
@@ -322,11 +327,8 @@ def _agree_on_classes(
 ) -> tuple[str, ...]:
     """Return one numbering of all classes; reject classes that are spelled differently."""
     lists = {client.name: client.class_names for client in clients}
-    if odd := odd_spellings(lists, is_trusted=True):
-        raise DataError(
-            f"{len(odd)} of {len(clients)} owners cannot be used. "
-            + "\n".join(f"{name}: {reason}" for name, reason in odd.items())
-        )
+    odd = odd_spellings(lists, is_trusted=True)
+    _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
     reason, warnings = classes_apart(lists)
     if reason and config.setting != "few-shot":
         raise DataError(f'{reason}, or set class-align = "local".')
@@ -383,10 +385,7 @@ def _agree_on_features(
             wrong.append(f"{client.name}: {text}")
     if 0 < len(prepared) < len(named):
         log.warning(NOT_PREPARED, ", ".join(c.name for c in named if not c.prepared))
-    if wrong:
-        raise DataError(
-            f"{len(wrong)} of {len(clients)} owners cannot be used. " + "\n".join(wrong)
-        )
+    _refuse(wrong, len(clients))
     return [order_columns(client, agreed) for client in clients]
 
 

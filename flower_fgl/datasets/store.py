@@ -339,7 +339,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     key = {
         "format": FORMAT,
         "sparse_below": SPARSE_BELOW,
-        "data_dir": _resolved(data_folder(config.data_dir)),
+        "data_dir": str(data_folder(config.data_dir) or ""),
         "partition": "owners" if config.owners else _partition_key(config, num_clients),
         "split": config.split,
         "setting": config.setting,
@@ -396,11 +396,6 @@ def _partition_key(config: RunConfig, num_clients: int) -> str:
         alpha=config.dirichlet_alpha,
         rules=GRAPH_RULES if config.classifies_graphs else NODE_RULES | NETWORK_RULES,
     )
-
-
-def _resolved(folder: Path | None) -> str:
-    """Return the absolute path, or an empty text for no folder."""
-    return "" if folder is None else str(folder.resolve())
 
 
 def _read_index(folder: Path, num_clients: int) -> StoreIndex | None:

@@ -6,7 +6,7 @@ import functools
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.nn.body_head import encoder_state
-from flower_fgl.nn.models import build_model, state_shapes
+from flower_fgl.nn.models import backbone_shapes
 
 __all__ = ["hidden_names"]
 
@@ -28,17 +28,13 @@ def hidden_names(
     """
     narrow, wide = (
         encoder_state(
-            state_shapes(
-                build_model(
-                    model,
-                    in_channels=width,
-                    hidden_channels=hidden_channels,
-                    num_classes=2,
-                    num_layers=num_layers,
-                    dropout=0.0,
-                    readout=readout,
-                    initialise=False,
-                )
+            backbone_shapes(
+                model,
+                in_channels=width,
+                hidden_channels=hidden_channels,
+                num_classes=2,
+                num_layers=num_layers,
+                readout=readout,
             )
         )
         for width in (1, 2)

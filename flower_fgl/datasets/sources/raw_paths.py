@@ -181,20 +181,9 @@ def ogb(
             for part in OGB_TEXT
         ]
         raw = [f"{part}.csv.gz" for part in parts]
-    folder = name.replace("-", "_")
     files = ("RELEASE_v1.txt", *(f"raw/{file}" for file in raw))
     url = f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip"
-    return (
-        Layout(
-            folder,
-            files,
-            OGB_NODES,
-            {"name": name},
-            folder,
-            url,
-            can_download=not is_large,
-        ),
-    )
+    return _ogb(files, OGB_NODES, url, is_large, name=name)
 
 
 def ogb_graphs(
@@ -207,23 +196,21 @@ def ogb_graphs(
     parts = ["edge", "num-node-list", "num-edge-list", "graph-label"]
     parts += ["node-feat"] if "-mol" in name else []
     split = "scaffold" if "-mol" in name else "species"
-    folder = name.replace("-", "_")
     files = ("RELEASE_v1.txt", *(f"raw/{part}.csv.gz" for part in parts))
     files += tuple(f"split/{split}/{part}.csv.gz" for part in OGB_SPLITS)
     place = "csv_mol_download/" if "-mol" in name else ""
     url = f"http://snap.stanford.edu/ogb/data/graphproppred/{place}{archive}.zip"
-    arguments = {"name": name, "split": split}
-    return (
-        Layout(
-            folder,
-            files,
-            OGB_GRAPHS,
-            arguments,
-            folder,
-            url,
-            can_download=not is_large,
-        ),
-    )
+    return _ogb(files, OGB_GRAPHS, url, is_large, name=name, split=split)
+
+
+def _ogb(
+    files: tuple[str, ...], reader: str, url: str, is_large: bool, **arguments: str
+) -> tuple[Layout, ...]:
+    """Return the layout of a dataset of OGB."""
+    folder = arguments["name"].replace("-", "_")
+    can_download = not is_large
+    layout = Layout(folder, files, reader, arguments, folder, url, can_download)
+    return (layout,)
 
 
 def tu(name: str) -> tuple[Layout, ...]:

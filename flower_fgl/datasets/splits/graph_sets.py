@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -10,13 +11,12 @@ from torch import Tensor
 
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, GraphDataset
 from flower_fgl.datasets.partition.partition import IntArray
+from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["cut_graph_clients", "degree_features", "node_degrees"]
-
-EVALUATION = ("val", "test")
 
 
 def node_degrees(dataset: GraphDataset) -> Tensor:
@@ -72,15 +72,13 @@ def cut_graph_clients(
     union = GraphBatch(dataset.edge_index, dataset.batch, dataset.num_graphs)
     clients = []
     for partition_id, (graphs, mask) in enumerate(zip(numbers, masks, strict=True)):
+        train, *evaluation = (
+            _select(dataset, x, union, graphs[mask[name]], name) for name in SPLITS
+        )
+        # a client's file holds no tensor twice
+        none = torch.zeros(train.num_items, dtype=torch.bool)
+        train = replace(train, masks={**train.masks, "val": none, "test": none.clone()})
         chosen = graphs[mask["train"]]
-        all_graphs = torch.ones(len(chosen), dtype=torch.bool)
-        train_masks = {"train": all_graphs, "val": ~all_graphs, "test": ~all_graphs}
-        evaluation = []
-        for name in EVALUATION:
-            held_out = graphs[mask[name]]
-            all_graphs = torch.ones(len(held_out), dtype=torch.bool)
-            evaluation.append(_select(dataset, x, union, held_out, {name: all_graphs}))
-        train = _select(dataset, x, union, chosen, train_masks)
         clients.append(
             ClientGraph(
                 partition_id, train, dataset.class_names, chosen, tuple(evaluation)
@@ -108,15 +106,15 @@ def _select(
     x: Tensor,
     union: GraphBatch,
     graphs: Tensor,
-    masks: Mapping[str, Tensor],
+    name: str,
 ) -> Graph:
-    """Return the union of some graphs with the given masks."""
+    """Return the union of some graphs, which are all in the mask of that name."""
     part = union.select(graphs)
     return Graph(
         select_rows(x, part.nodes),
         part.edge_index,
         dataset.y[graphs],
-        masks,
+        {name: torch.ones(len(graphs), dtype=torch.bool)},
         part.batch,
         targets=None if dataset.targets is None else dataset.targets[graphs],
     )

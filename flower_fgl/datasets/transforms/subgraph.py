@@ -147,21 +147,18 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
 
     Nodes in no mask are dropped.
     """
-    train_nodes = torch.nonzero(graph.masks["train"]).flatten()
-    train = induced_graph(graph, train_nodes)
-    all_nodes = torch.ones(train.num_nodes, dtype=torch.bool)
-    masks = {"train": all_nodes, "val": ~all_nodes, "test": ~all_nodes}
-    evaluation = []
-    for name in ("val", "test"):
-        part = induced_graph(graph, torch.nonzero(graph.masks[name]).flatten())
-        mask = torch.ones(part.num_nodes, dtype=torch.bool)
-        evaluation.append(replace(part, masks={name: mask}))
-    return InductiveGraphs(
-        train=replace(train, masks=masks),
-        val=evaluation[0],
-        test=evaluation[1],
-        train_nodes=train_nodes,
+    nodes = {n: graph.masks[n].nonzero().flatten() for n in ("train", "val", "test")}
+    train, val, test = (
+        replace(
+            induced_graph(graph, chosen),
+            masks={name: torch.ones(len(chosen), dtype=torch.bool)},
+        )
+        for name, chosen in nodes.items()
     )
+    # a client's file holds no tensor twice
+    none = torch.zeros(train.num_nodes, dtype=torch.bool)
+    train = replace(train, masks={**train.masks, "val": none, "test": none.clone()})
+    return InductiveGraphs(train, val, test, nodes["train"])
 
 
 def induced_graph(graph: Graph | NodeDataset, nodes: Tensor) -> Graph:
