@@ -273,8 +273,8 @@ def _times(table: Table) -> Array:
             got = f'"{clip(cell)}"' if cell else "an empty cell"
             raise DataError(
                 f"{table.where}, line {line}: time must be a number such as seconds or "
-                f"days, got {got}. Give every edge a time, or remove the column. flower-fgl "
-                'prepare reads dates: kind "time" with format = "iso".'
+                f"days, got {got}. Give every edge a time, or remove the column. "
+                'flower-fgl prepare reads dates: kind "time" with format = "iso".'
             )
         if times and value < times[-1]:
             raise DataError(
