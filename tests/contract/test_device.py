@@ -12,7 +12,7 @@ import torch
 from flower_fgl import METHODS, simulate
 from flower_fgl.nn.models import MODELS
 from flower_fgl.testing.pretended_gpu import gpu, is_on_gpu, pretended_gpu
-from tests.support.methods import collected
+from tests.support.short_runs import shortened
 
 SMALL: dict[str, Any] = {
     "clients": 3,
@@ -48,23 +48,15 @@ def test_the_pretended_gpu_refuses_what_a_gpu_refuses() -> None:
 
 def small_run(method: str, tmp_path: Path, **values: Any) -> None:
     """Run a method on the GPU, without a failed reply."""
-    settings = {**values_of(method), "device": "cuda", "output_dir": str(tmp_path)}
+    settings = {
+        **shortened(method, SMALL),
+        "device": "cuda",
+        "output_dir": str(tmp_path),
+    }
     with gpu():
         run = simulate(method, **{**settings, **values})
     assert run.status == "completed"
     assert not run.summary["failures"]
-
-
-QUICK: dict[str, dict[str, Any]] = {
-    **collected("SHORT"),
-    "opfgl": {"rounds": 1, "local_epochs": 2, "opfgl": {"server-steps": 2}},
-    "fedlog": {"fedlog": {"prompt-epochs": 1, "nodes-per-class": 2}},
-}
-"""Settings that keep a method's run short."""
-
-
-def values_of(method: str) -> dict[str, Any]:
-    return {**SMALL, **QUICK.get(method, {})}
 
 
 STACKABLE = [

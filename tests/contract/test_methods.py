@@ -18,20 +18,14 @@ from flower_fgl.testing import (
     SettingContract,
     WireContract,
 )
-from tests.contract.cases import CASES, UNWEIGHTED, WEIGHTED
+from tests.contract.cases import CASES, WEIGHTED
+from tests.support.methods import collected
+
+NO_TERM = collected("NO_TERM")
 
 
-def test_every_method_is_listed() -> None:
-    assert set(WEIGHTED) | set(UNWEIGHTED) == set(METHODS.own)
-
-
-NO_TERM = {
-    "adpfedgnn": {"beta": "mixes the logits of both branches"},
-    "fedpg": {"alpha": "mixes prototypes"},
-    "fedsst": {"rise_weight": "part of a score", "middle_weight": "part of a score"},
-    "opfgl": {"propagation_share": "mixes labels"},
-}
-"""Settings called a weight that weigh no term of a loss."""
+def test_the_facts_are_those_of_methods_of_this_package() -> None:
+    assert set(collected("METHOD")) <= set(METHODS.own)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.own))
@@ -45,21 +39,6 @@ def test_every_weight_of_a_term_is_in_the_test_of_its_gradient(name: str) -> Non
     known = WEIGHTED.get(name, {}).keys() | NO_TERM.get(name, {}).keys()
     assert weights <= known, "add them to WEIGHTED, or to NO_TERM with the reason"
     assert NO_TERM.get(name, {}).keys() <= weights
-
-
-def test_the_tests_of_gradients_without_a_weight_exist() -> None:
-    tests = Path(__file__).parents[2]
-    for name, text in UNWEIGHTED.items():
-        cited = re.findall(r"tests/[\w/.*]+", text)
-        assert cited or text.startswith("cross-entropy only"), name
-        for pattern in cited:
-            found = [
-                file
-                for path in tests.glob(pattern)
-                for file in (path.rglob("test_*.py") if path.is_dir() else [path])
-            ]
-            text_of = "".join(file.read_text("utf-8") for file in found)
-            assert re.search(r"\.grad\b|autograd\.grad|changes_only|train_the", text_of)
 
 
 def test_the_settings_that_mypy_checks_in_each_half_are_those_of_the_row() -> None:

@@ -158,19 +158,7 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-NETWORKS: dict[str, list[dict[str, Any]]] = {
-    **collected("NETWORKS"),
-    "fedlog": [
-        {},
-        {"msg-input": "neighbor", "nodes-per-class": 2},
-        {"alpha-fixed": 0.9, "classifier-update": False},
-    ],
-    "adpfedgnn": [
-        {},
-        {"eval-actions": "greedy", "beta": 0.9},
-        {"selection": "all"},
-    ],
-}
+NETWORKS: dict[str, list[dict[str, Any]]] = collected("NETWORKS")
 """Settings of the methods with networks of their own."""
 
 

@@ -447,10 +447,7 @@ def test_a_method_that_needs_more_than_sums_names_those_that_do_not() -> None:
 
 
 def test_a_row_is_additive_if_and_only_if_its_upload_can_be_summed() -> None:
-    # these methods inspect uploads of single clients
-    look_closer = {"clustered-sampling", "co-boosting", "dense", "fednh", "fedsage+"}
-    look_closer |= {"fedgen", "fedsem", "fedspray", "fggp", "fpl", "topfgl"}
-    look_closer |= set(collected("LOOKS_CLOSER"))
+    look_closer = collected("LOOKS_CLOSER")
     for name, row in METHODS.items():
         strategy = row.load_strategy()
         can_be_summed = issubclass(strategy.up, AdditivePayload)

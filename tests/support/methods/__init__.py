@@ -1,15 +1,16 @@
-"""What the contract tests need to know about a method, one module for each.
+"""All that shared tests must know about a method, one module for each method.
 
-A module may define:
+A method that needs none of these has no module. A module may define:
 
 - ``METHOD``: the name, always.
 - ``SHORT``: settings that make a run of the method short.
+- ``LEAST``: settings that small graphs need, if the test gives no other value.
 - ``WEIGHTED``: weight of each term of the loss, and a value at which the term shows after
   two rounds.
-- ``UNWEIGHTED``: where the gradient of a loss without weight is tested.
+- ``NO_TERM``: settings called a weight that weigh no term of a loss, and what they weigh.
 - ``NEEDED``: settings without which a term would be left out of a short run.
 - ``NETWORKS``: settings with which the method's own network is saved and read.
-- ``LOOKS_CLOSER``: true if the server reads single uploads that could also be summed.
+- ``LOOKS_CLOSER``: true if the server reads single uploads, which could be summed too.
 - ``DOWNLOAD_ACTION``: action of the first message with arrays, if it trains in no round.
 """
 

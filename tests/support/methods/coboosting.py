@@ -9,3 +9,4 @@ SHORT = {
 }
 WEIGHTED = {"adversarial_weight": 1.0}
 NEEDED = {METHOD: DENSE_NEEDED["dense"]}
+LOOKS_CLOSER = True

@@ -24,3 +24,4 @@ NEEDED = {
         "finetune_epochs": 1,
     }
 }
+LOOKS_CLOSER = True

@@ -1,3 +1,2 @@
 METHOD = "fediih"
-UNWEIGHTED = "cross-entropy only"
 NETWORKS = [{"factors": 3}]

@@ -1,3 +1,3 @@
 METHOD = "fednh"
-UNWEIGHTED = "cross-entropy only, under the head of tests/algorithms/test_fednh.py"
 NETWORKS = [{}]
+LOOKS_CLOSER = True

@@ -1,3 +1,3 @@
 METHOD = "fedspray"
 WEIGHTED = {"distill_weight": 1.0}
-UNWEIGHTED = "encoder and proxies: tests/algorithms/test_fedspray.py"
+LOOKS_CLOSER = True

@@ -1,2 +1,2 @@
 METHOD = "fedsst"
-UNWEIGHTED = "cross-entropy only"
+NO_TERM = {"rise_weight": "part of a score", "middle_weight": "part of a score"}

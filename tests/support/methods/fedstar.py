@@ -1,3 +1,2 @@
 METHOD = "fedstar"
-UNWEIGHTED = "cross-entropy only; both channels: tests/algorithms/test_fedstar.py"
 NETWORKS = [{"walks": 3}]

@@ -1,0 +1,2 @@
+METHOD = "clustered-sampling"
+LOOKS_CLOSER = True

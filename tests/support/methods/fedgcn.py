@@ -1,2 +1,0 @@
-METHOD = "fedgcn"
-UNWEIGHTED = "cross-entropy only"

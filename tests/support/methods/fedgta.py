@@ -1,2 +1,0 @@
-METHOD = "fedgta"
-UNWEIGHTED = "cross-entropy only"

@@ -1,2 +1,0 @@
-METHOD = "fedkd"
-UNWEIGHTED = "each term's gradient: tests/algorithms/test_fedkd.py"

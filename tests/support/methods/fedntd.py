@@ -1,0 +1,2 @@
+METHOD = "fedntd"
+WEIGHTED = {"beta": 1.0}

@@ -1,0 +1,2 @@
+METHOD = "fedpano"
+SHORT = {"participants": 0}

@@ -1,0 +1,2 @@
+METHOD = "fedproto"
+WEIGHTED = {"proto_weight": 1.0}

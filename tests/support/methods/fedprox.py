@@ -1,0 +1,2 @@
+METHOD = "fedprox"
+WEIGHTED = {"mu": 0.1}

@@ -1,0 +1,2 @@
+METHOD = "fedsem"
+LOOKS_CLOSER = True

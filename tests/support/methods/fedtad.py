@@ -1,2 +1,0 @@
-METHOD = "fedtad"
-UNWEIGHTED = "generator and distillation: tests/algorithms/test_fedtad.py"

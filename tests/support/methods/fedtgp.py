@@ -1,0 +1,2 @@
+METHOD = "fedtgp"
+WEIGHTED = {"proto_weight": 1.0}

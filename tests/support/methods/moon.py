@@ -1,0 +1,2 @@
+METHOD = "moon"
+WEIGHTED = {"mu": 1.0}
