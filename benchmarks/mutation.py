@@ -1,4 +1,4 @@
-"""Change one operator or number of a module at a time, and list the changes no test notices.
+"""Change one operator or number of a module at a time, and list those no test notices.
 
     pip install mutmut
     python benchmarks/mutation.py flower_fgl/core/metrics.py --folder /tmp/mutants
@@ -22,6 +22,11 @@ source_paths=
     flower_fgl
 only_mutate=
     {modules}
+also_copy=
+    README.md
+    benchmarks
+    docs
+    experiments
 pytest_add_cli_args=
     -n0
     -x

@@ -39,7 +39,6 @@ from flower_fgl.algorithms.prototypes.attention import (
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
     Pairs,
     annotate,
-    ring_pairs,
     select_pairs,
 )
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
@@ -49,6 +48,7 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import (
     prototype_distance,
 )
 from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
+from flower_fgl.algorithms.prototypes.rings import ring_pairs
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp

@@ -6,13 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_fgl.algorithms.prototypes import hop_neighbors
-from flower_fgl.algorithms.prototypes.hop_neighbors import (
-    Pairs,
-    annotate,
-    ring_pairs,
-    select_pairs,
-)
+from flower_fgl.algorithms.prototypes import two_steps
+from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs, annotate, select_pairs
+from flower_fgl.algorithms.prototypes.rings import ring_pairs
 
 
 def as_set(pairs: Pairs) -> set[tuple[int, int]]:
@@ -65,30 +61,16 @@ def test_nodes_beyond_the_memory_bound_are_unlisted_and_the_others_complete(
     assert bool((part[2].centre.diff() >= 0).all())
 
 
-@pytest.mark.parametrize("row_block", [1, 30])
+@pytest.mark.parametrize("block", [1, 30])
 def test_blocks_of_rows_do_not_change_the_rings(
-    row_block: int, monkeypatch: pytest.MonkeyPatch
+    block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edges = both_ways(list(nx.gnp_random_graph(20, 0.2, seed=1).edges))
     whole = ring_pairs(edges, 20, 2)
-    monkeypatch.setattr(hop_neighbors, "ROW_BLOCK", row_block)
+    monkeypatch.setattr(two_steps, "BLOCK", block)
     parts = ring_pairs(edges, 20, 2)
     assert torch.equal(whole[2].centre, parts[2].centre)
     assert torch.equal(whole[2].neighbour, parts[2].neighbour)
-
-
-@pytest.mark.parametrize("mode", ["ring", "within"])
-def test_rings_found_by_sorting_and_by_a_mask_are_equal(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edges = both_ways(list(nx.gnp_random_graph(40, 0.08, seed=1).edges))
-    found = []
-    for share in (0, 10**6):
-        monkeypatch.setattr(hop_neighbors, "SPARSE_SHARE", share)
-        found.append(ring_pairs(edges, 40, 2, mode=mode)[2])
-    assert len(found[0].centre) > 100
-    assert torch.equal(found[0].centre, found[1].centre)
-    assert torch.equal(found[0].neighbour, found[1].neighbour)
 
 
 def test_hops_beyond_the_diameter_are_empty() -> None:

@@ -17,7 +17,6 @@ from flower_fgl.algorithms.prototypes.attention import (
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
     Pairs,
-    ring_pairs,
     select_pairs,
 )
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
@@ -28,6 +27,7 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import (
     prototype_distance,
 )
 from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
+from flower_fgl.algorithms.prototypes.rings import ring_pairs
 
 N, C, P, L = 24, 3, 5, 2
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes import hop_neighbors as two_step_walks
-from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs, select_pairs
+from flower_fgl.algorithms.prototypes import hop_neighbors, two_steps
+from flower_fgl.algorithms.prototypes.hop_neighbors import select_pairs
+from flower_fgl.algorithms.prototypes.rings import ring_pairs
 from tests.algorithms.prototypes.test_hop_neighbors import both_ways
 
 # node 0 has the neighbours 1, 2 and 3. Three walks reach node 4, one walk each of the
@@ -68,8 +69,8 @@ def test_every_set_of_two_step_neighbours_is_drawn_equally_often(
     most_walks: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(two_step_walks, "DRAWS", draws)
-    monkeypatch.setattr(two_step_walks, "MOST_WALKS", most_walks)
+    monkeypatch.setattr(two_steps, "DRAWS", draws)
+    monkeypatch.setattr(hop_neighbors, "MOST_WALKS", most_walks)
     sets = list(itertools.combinations(nodes, 2))
     seen = drawn_sets(mode, 100 * len(sets))
     assert set(seen) == set(sets)
@@ -78,10 +79,11 @@ def test_every_set_of_two_step_neighbours_is_drawn_equally_often(
 
 
 def test_walks_alone_give_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_step_walks, "DRAWS", 60)
+    monkeypatch.setattr(two_steps, "DRAWS", 60)
     edges, annotation = copies(1)
     hops = ring_pairs(edges, 10, 2, most_pairs=0)
-    walks = two_step_walks._Walks(hops[1], annotation, "ring")
+    start, neighbour = hops[1].start(10), hops[1].neighbour.long()
+    walks = two_steps.TwoStepWalks(start, neighbour, annotation, "ring")
     nodes = torch.zeros(2000, dtype=torch.int64)
     generator = torch.Generator().manual_seed(0)
     found, neighbours = walks.draw(nodes, True, 2, generator)
@@ -98,7 +100,7 @@ def test_walks_alone_give_the_distribution(monkeypatch: pytest.MonkeyPatch) -> N
 def test_drawn_pairs_are_among_the_listed_ones_and_as_many(
     mode: str, same_class: bool, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_step_walks, "BLOCK", block)
+    monkeypatch.setattr(two_steps, "BLOCK", block)
     edges = both_ways(list(nx.barabasi_albert_graph(60, 2, seed=3).edges))
     draw = torch.Generator().manual_seed(1)
     annotation = torch.randint(-1, 2, (60,), generator=draw)
@@ -132,7 +134,7 @@ def test_walks_of_two_steps_are_counted() -> None:
     graph = nx.barabasi_albert_graph(30, 3, seed=0)
     adjacency = ring_pairs(both_ways(list(graph.edges)), 30, 1)[1]
     nodes = torch.tensor([0, 3, 29])
-    table = two_step_walks.count_walks(adjacency, nodes, 30)
+    table = two_steps.count_walks(adjacency.adjacency(30), nodes)
     for row, node in zip(table.tolist(), nodes.tolist(), strict=True):
         for other, found in enumerate(row):
             number = len(set(graph[node]) & set(graph[other]))
@@ -148,13 +150,13 @@ def test_walks_of_two_steps_are_counted() -> None:
 def test_kept_numbers_of_walks_do_not_change_the_draw(
     mode: str, same_class: bool, most_walks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_step_walks, "MOST_WALKS", most_walks)
+    monkeypatch.setattr(hop_neighbors, "MOST_WALKS", most_walks)
     edges = both_ways(list(nx.barabasi_albert_graph(80, 3, seed=3).edges))
     draw = torch.Generator().manual_seed(1)
     annotation = torch.randint(-1, 2, (80,), generator=draw)
     chosen = []
-    for most_counts in (0, 1 << 26):
-        monkeypatch.setattr(two_step_walks, "MOST_COUNTS", most_counts)
+    for most_bytes in (0, 1 << 27):
+        monkeypatch.setattr(hop_neighbors, "MOST_BYTES", most_bytes)
         hops = ring_pairs(edges, 80, 2, mode=mode, most_pairs=400)
         generator = torch.Generator().manual_seed(2)
         for _ in range(2):  # the second time, the numbers are those of the first
@@ -168,7 +170,7 @@ def test_kept_numbers_of_walks_do_not_change_the_draw(
             )[2]
         chosen.append(pairs)
         before = 2 * hops[1].centre.nbytes
-        assert (hops[1].num_bytes > before + 2 * 80 * 10) == bool(most_counts)
+        assert (hops[1].num_bytes > before + 2 * 80 * 10) == bool(most_bytes)
     assert torch.equal(chosen[0].centre, chosen[1].centre)
     assert torch.equal(chosen[0].neighbour, chosen[1].neighbour)
 
@@ -180,7 +182,7 @@ def test_nodes_without_walks_draw_nothing(
 ) -> None:
     # nodes 3 and 4 have no edge: their walks start at the end of the list of pairs
     adjacency = ring_pairs(both_ways(edges), 5, 1)[1]
-    drawn = two_step_walks.draw_two_steps(
+    drawn = hop_neighbors.draw_two_steps(
         adjacency,
         torch.arange(5),
         torch.zeros(5, dtype=torch.int64),
@@ -198,8 +200,9 @@ def test_nodes_without_walks_draw_nothing(
 
 STAR = """
 import resource, torch
-from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs, select_pairs
-from flower_fgl.algorithms.prototypes import hop_neighbors as two_step_walks
+from flower_fgl.algorithms.prototypes.hop_neighbors import select_pairs
+from flower_fgl.algorithms.prototypes.rings import ring_pairs
+from flower_fgl.algorithms.prototypes import two_steps
 
 def megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
