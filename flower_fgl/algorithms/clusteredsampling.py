@@ -111,20 +111,7 @@ def update_angles(updates: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def draw_clients(table: Counts, generator: np.random.Generator) -> Counts:
-    """Draw one client from each distribution.
-
-    Parameters
-    ----------
-    table : array of shape (m, K), int64
-        Distributions, whose rows have equal sums.
-    generator : numpy.random.Generator
-        Source of randomness.
-
-    Returns
-    -------
-    array of shape (m,), int64
-        Numbers of the sampled clients; a client can occur several times.
-    """
+    """Draw one client from each distribution of a table (m, K): numbers (m,)."""
     upper = table.cumsum(axis=1)  # (m, K)
     point = generator.integers(upper[0, -1], size=len(table))
     return np.asarray((upper <= point[:, None]).sum(axis=1))

@@ -36,17 +36,11 @@ SPREAD = 0.02
 class FeatureGenerator(nn.Module):
     """Noise becomes features of nodes: three linear layers with BatchNorm between.
 
-    Parameters
-    ----------
-    noise_channels, hidden_channels, num_features : int
-        Widths.
-    length : float, positive
-        Length of every generated row.
-
     Notes
     -----
-    1. The paper's images have bounded values. Without a bound the generator would grow
-       the features of nodes until the student's training diverges.
+    1. Every generated row has the length ``length``. The paper's images have bounded
+       values. Without a bound the generator would grow the features of nodes until the
+       student's training diverges.
     """
 
     def __init__(
@@ -84,19 +78,13 @@ class FeatureGenerator(nn.Module):
 
 @torch.no_grad()
 def nearest_neighbors(features: Tensor, k: int) -> Tensor:
-    """Connect every node with the k nodes of the most similar features.
-
-    Parameters
-    ----------
-    features : Tensor of shape (n, d), float
-        No gradient flows through the choice.
-    k : int, positive
-        Neighbours by cosine similarity; fewer if there are fewer nodes.
+    """Connect each row of (n, d) with the ``k`` most similar by cosine, no gradient.
 
     Returns
     -------
     Tensor of shape (2, E), int64
-        Each edge in both directions, once.
+        Each edge in both directions, once, without self-loops: operators of backbones that
+        have them add their own.
     """
     unit = F.normalize(features, dim=1)
     similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
@@ -143,15 +131,5 @@ def disagreement(
 
 
 def student_loss(student: Tensor, ensemble: Tensor, tau: float) -> Tensor:
-    """Compute τ²·KL(softmax(D/τ) ‖ softmax(f_S/τ)), mean over nodes.
-
-    Parameters
-    ----------
-    student : Tensor of shape (b, C), float
-        Logits, with gradient.
-    ensemble : Tensor of shape (b, C), float
-        Logits, without.
-    tau : float, positive
-        Temperature.
-    """
+    """Compute τ²·KL(softmax(D/τ) ‖ softmax(f_S/τ)) of logits (b, C), mean over nodes."""
     return disagreement(ensemble, student, tau=tau, masks=False)

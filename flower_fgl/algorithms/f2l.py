@@ -36,12 +36,7 @@ Parameters = Mapping[str, Tensor]
 class Adaptation(nn.Module):
     """Attention over the support set and a classifier: 3p² + pC + C parameters.
 
-    Parameters
-    ----------
-    width : int
-        Embedding width p.
-    num_classes : int
-        C. An episode uses the rows of its own N classes.
+    An episode uses the rows of its own N of the C classes.
     """
 
     def __init__(self, width: int, num_classes: int) -> None:
@@ -226,16 +221,8 @@ def adapt(
 class EpisodeWeights:
     """Settings of :func:`episode_losses`.
 
-    Parameters
-    ----------
-    steps : int, at least 0
-        Inner steps.
-    lr : float, positive
-        Learning rate of the inner steps.
-    tau : float, positive
-        Temperature of the contrastive loss.
-    contrast, distillation : float, at least 0
-        Weights of the contrastive and the distillation loss.
+    ``steps`` inner steps of size ``lr``; the temperature ``tau`` of the contrastive
+    loss; the weights ``contrast`` and ``distillation`` of two losses.
     """
 
     steps: int
@@ -301,16 +288,8 @@ def episode_losses(
 class AdaptedModel(Backbone):
     """Classify the embeddings of a backbone by a module adapted to a support set.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Embeds nodes or graphs.
-    adaptation : Adaptation
-        After its steps on the support set.
-    support : Tensor of shape (S, p), float32
-        Embeddings of the support set, at least one.
-    classes : Tensor of shape (C,), bool
-        Classes that can be predicted.
+    ``support`` (S, p) are the embeddings of the support set, and ``classes`` (C,),
+    bool, the classes that can be predicted.
     """
 
     support: Tensor

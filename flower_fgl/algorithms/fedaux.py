@@ -147,24 +147,7 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> FedAuxNet:
-    """Build FedAux's network with weights from torch's global generator.
-
-    Parameters
-    ----------
-    method_config : FedAuxSettings
-        σ and the kind of score.
-    model : str
-        Backbone.
-    num_features, num_classes, width, num_layers : int
-        d, C, p and the number of graph layers.
-    dropout : float in [0, 1)
-        Rate between the layers.
-
-    Notes
-    -----
-    1. The paper's backbone is FED-PUB's masked GCN. Here it is the run's backbone, with
-       FED-PUB's mask unless ``fedaux.mask`` is false; the published code has both.
-    """
+    """Build FedAux's network of the given sizes; torch's global generator draws weights."""
     backbone = build_model(
         model,
         in_channels=num_features,

@@ -82,22 +82,10 @@ def degrees(edges: OwnedEdges) -> Tensor:
 
 
 def listed_nodes(edges: OwnedEdges, *, min_outside: int, hops: int) -> Tensor:
-    """Choose the own nodes whose sums the clients form together.
+    """Choose the own nodes (b,) whose sums the clients form together, ascending.
 
-    Parameters
-    ----------
-    edges : OwnedEdges
-        The client's edges.
-    min_outside : int, at least 1
-        Number of other clients' nodes in a sum below which the owner leaves it out. With
-        2 hops, other clients receive the sum too, so that it also needs as many own nodes.
-    hops : int
-        1 or 2.
-
-    Returns
-    -------
-    Tensor of shape (b,), int64
-        Nodes with an outside neighbour that are not left out, ascending.
+    These are nodes with at least ``min_outside`` neighbours on other clients. With 2 hops,
+    other clients receive the sum too, so that it also needs as many own nodes.
     """
     size = edges.num_nodes
     outside = torch.bincount(edges.own, minlength=size)
@@ -271,18 +259,10 @@ def summed_graph(
 
 
 def readable_nodes(memberships: Tensor) -> Tensor:
-    """Find the nodes whose features follow from sums over known sets of nodes.
+    """Find the nodes (n,), bool, whose features follow from sums over known sets of nodes.
 
-    Parameters
-    ----------
-    memberships : Tensor of shape (R, n), float
-        Weight of each of the n unknown nodes in each of the R known sums.
-
-    Returns
-    -------
-    Tensor of shape (n,), bool
-        Whether the sums determine the node: whether every vector of the null space is 0
-        there.
+    ``memberships`` (R, n) are the weights of the n unknown nodes in R known sums. A node is
+    determined if every vector of the null space is 0 there.
     """
     if not memberships.numel():
         return torch.zeros(memberships.shape[1], dtype=torch.bool)

@@ -30,15 +30,7 @@ __all__ = [
 
 
 class LatentGenerator(nn.Module):
-    """G: a class and noise become an embedding.
-
-    Parameters
-    ----------
-    num_classes, width : int
-        C, and the width p of the embedding.
-    noise_channels, hidden_channels : int
-        Width of ε and of the hidden layer.
-    """
+    """G: a class and noise become an embedding of width p."""
 
     def __init__(
         self, num_classes: int, width: int, *, noise_channels: int, hidden_channels: int
@@ -80,18 +72,7 @@ def generator_shapes(
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """Return each client's share of the nodes of each class.
-
-    Parameters
-    ----------
-    counts : Tensor of shape (K, C), float
-        Training nodes of every class.
-
-    Returns
-    -------
-    Tensor of shape (K, C)
-        Columns add up to 1; 0 for a class that nobody has.
-    """
+    """Return each client's share of each class's nodes (K, C); 0 for a class of nobody."""
     return counts / counts.sum(dim=0).clamp(min=1)
 
 

@@ -186,17 +186,7 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> FedIIHNet:
-    """Build FedIIH's network with weights from torch's global generator.
-
-    Parameters
-    ----------
-    method_config : FedIIHSettings
-        F and R.
-    model : str
-        Not used: the network is the method's own.
-    num_features, num_classes, width, num_layers, dropout
-        d, C, p, L and the rate, see :class:`FedIIHNet`.
-    """
+    """Build FedIIH's network of the given sizes; torch's global generator draws weights."""
     return FedIIHNet(
         num_features=num_features,
         num_classes=num_classes,

@@ -43,27 +43,15 @@ TINY = 1e-8
 def energy_threshold(
     server_round: int, rounds: int, *, start: float, end: float
 ) -> float:
-    """Return the share of the energy to keep: from T_start, linearly, to T_end.
+    """Return the share of the energy to keep in round t: from T_start, linearly, to T_end.
 
-    Parameters
-    ----------
-    server_round, rounds : int
-        t and T; later rounds than T count as T.
-    start, end : float in [0, 1]
-        T_start and T_end.
+    Rounds later than ``rounds`` count as the last one.
     """
     return start + min(server_round / rounds, 1.0) * (end - start)
 
 
 def rank_for(singular: Tensor, energy: float) -> int:
-    """Return the smallest rank whose share of Σ s² exceeds ``energy``.
-
-    Parameters
-    ----------
-    singular : Tensor of shape (r,), float
-        Singular values, descending.
-    energy : float in [0, 1]
-        Share to keep.
+    """Return the smallest rank whose share of Σ s² exceeds ``energy``; s is descending.
 
     Notes
     -----
@@ -77,13 +65,6 @@ def rank_for(singular: Tensor, energy: float) -> int:
 
 def compress(state: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     """Replace every matrix by its factors where these are smaller.
-
-    Parameters
-    ----------
-    state : mapping of str to Tensor, float32
-        Weights.
-    energy : float in [0, 1]
-        Share of the squared singular values to keep.
 
     Returns
     -------
@@ -176,12 +157,7 @@ def mutual_loss(
 
 
 class MutualPair(Backbone):
-    """Teacher and student, which train in one pass.
-
-    Parameters
-    ----------
-    teacher, student : Backbone
-        Their parameters are shared, not copied.
+    """Teacher and student, shared, not copied, which train in one pass.
 
     Notes
     -----

@@ -145,15 +145,7 @@ class SphereHead(nn.Module):
 
 
 class FedNHNet(Backbone):
-    """A backbone's layers as encoder, and a :class:`SphereHead`.
-
-    Parameters
-    ----------
-    encoder : Backbone
-        Result of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`.
-    head : SphereHead
-        The classifier.
-    """
+    """A backbone's layers as encoder, and a :class:`SphereHead`."""
 
     def __init__(self, encoder: Backbone, head: SphereHead) -> None:
         nn.Module.__init__(self)
@@ -182,17 +174,7 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> FedNHNet:
-    """Build FedNH's network with weights from torch's global generator.
-
-    Parameters
-    ----------
-    method_config : FedNHSettings
-        Initial s.
-    model : str
-        Backbone of the encoder.
-    num_features, num_classes, width, num_layers, dropout
-        d, C, p, number of layers and rate.
-    """
+    """Build FedNH's network of the given sizes; torch's global generator draws weights."""
     encoder = build_encoder(
         model,
         in_channels=num_features,

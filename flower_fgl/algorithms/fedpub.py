@@ -15,18 +15,11 @@ __all__ = ["MaskedBackbone"]
 
 
 class MaskedBackbone(Backbone):
-    """Multiply every weight of a backbone by an entry of a trained mask.
+    """Multiply every weight of a backbone, not copied, by an entry of a trained mask.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Its parameters are shared, not copied.
-    masks : sequence of Tensor
-        Initial masks, one per parameter, in the order and of the shapes of
-        ``backbone.parameters()``.
-    threshold : float, at least 0
-        In evaluation mode, mask entries below it in absolute value are pruned to 0. In
-        training mode they keep their values, so that they can grow again.
+    ``masks`` are the initial ones, in the order and of the shapes of
+    ``backbone.parameters()``. In evaluation mode, entries below ``threshold`` in absolute
+    value are pruned to 0. In training mode they keep their values, so that they can grow.
     """
 
     def __init__(

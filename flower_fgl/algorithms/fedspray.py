@@ -37,13 +37,7 @@ CLASS_START, NODE_START = 0.01, 0.1
 
 
 class SprayEncoder(nn.Module):
-    """The shared part: an encoder of features, two classifiers, and class proxies.
-
-    Parameters
-    ----------
-    num_features, num_classes, width : int
-        d, C and q.
-    """
+    """The shared part: an encoder of features, two classifiers, and class proxies."""
 
     proxies: Tensor
 

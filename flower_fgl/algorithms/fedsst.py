@@ -78,18 +78,11 @@ def probe_graph(width: int, mu: float, generator: torch.Generator) -> GraphInput
 def first_layer(network: GIN, probe: GraphInput) -> Tensor:
     """Return the output (n, p) of the first GIN layer after ReLU, for the probe.
 
-    Parameters
-    ----------
-    network : GIN
-        The network.
-    probe : GraphInput
-        Its features have the hidden width.
-
     Notes
     -----
     1. The first linear map of the layer is the client's own input layer, whose width is
-       that of its features. The probe enters behind it: its sums over the neighbours
-       take the place of the mapped ones.
+       that of its features. The probe, of the hidden width, enters behind it: its sums over
+       the neighbours take the place of the mapped ones.
     """
     encoder: list[torch.nn.Module] = list(network.encoder.children())
     mlp = list(encoder[0].nn.children())  # type: ignore[union-attr]
@@ -158,17 +151,7 @@ def shares(signals: Tensor, settings: FedSSTSettings) -> Tensor:
 
 
 def epochs_for(share: float, base: int, settings: FedSSTSettings) -> int:
-    """Return E_k = max(E_min, min(round(E_base(1 + λ_reg w_k)), E_max)).
-
-    Parameters
-    ----------
-    share : float in [0, 1]
-        w_k.
-    base : int
-        E_base.
-    settings : FedSSTSettings
-        λ_reg, E_min and E_max.
-    """
+    """Return E_k = max(E_min, min(round(E_base(1 + λ_reg w_k)), E_max))."""
     found = round(base * (1 + settings.epoch_rate * share))
     return max(settings.min_epochs, min(found, settings.max_epochs))
 

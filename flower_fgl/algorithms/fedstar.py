@@ -41,20 +41,10 @@ COLUMNS = 1024
 
 
 def return_probabilities(graph: GraphInput, steps: int) -> Tensor:
-    """Compute the diagonals of (A D⁻¹)^k, k = 1 to ``steps``.
+    """Compute the diagonals (N, steps) of (A D⁻¹)^k, k = 1 to ``steps``, of graphs.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        One graph or a batch of graphs, N nodes.
-    steps : int, positive
-        Longest walk.
-
-    Returns
-    -------
-    Tensor of shape (N, steps)
-        Probability that a random walk of k steps ends where it started; 0 for an
-        isolated node.
+    The probabilities that a random walk of k steps ends where it started; 0 for an isolated
+    node.
 
     Notes
     -----
@@ -81,18 +71,9 @@ def return_probabilities(graph: GraphInput, steps: int) -> Tensor:
 
 
 def degree_encoding(graph: GraphInput, degrees: int) -> Tensor:
-    """Return the one-hot degree of every node, from 1 to ``degrees``.
+    """Return the one-hot degree of every node, (N, degrees).
 
-    Parameters
-    ----------
-    graph : GraphInput
-        N nodes.
-    degrees : int, positive
-        Width; a larger degree counts as this one, and 0 as 1.
-
-    Returns
-    -------
-    Tensor of shape (N, degrees)
+    Degrees below 1 count as 1, and those above ``degrees`` as ``degrees``.
     """
     degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
     place = degree.clamp(1, degrees) - 1
@@ -100,19 +81,9 @@ def degree_encoding(graph: GraphInput, degrees: int) -> Tensor:
 
 
 def structure_encoding(graph: GraphInput, walks: int, degrees: int) -> Tensor:
-    """Join the return probabilities and the degree of every node, of section 4.1.
+    """Join return probabilities and degree of every node (N, walks + degrees), section 4.1.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        N nodes.
-    walks, degrees : int, positive
-        k_1 and k_2.
-
-    Returns
-    -------
-    Tensor of shape (N, walks + degrees)
-        Computed once per graph.
+    Computed once per graph.
     """
     return graph.encode_nodes(
         ("fedstar", walks, degrees),
@@ -212,17 +183,7 @@ def build_network(
     dropout: float,
     readout: bool = False,
 ) -> FedStarNet:
-    """Build FedStar's network with weights from torch's global generator.
-
-    Parameters
-    ----------
-    method_config : FedStarSettings
-        k_1 and k_2.
-    model : str
-        Not used: the network is the method's own.
-    num_features, num_classes, width, num_layers, dropout, readout
-        As in :class:`FedStarNet`.
-    """
+    """Build FedStar's network of given sizes; torch's global generator draws weights."""
     return FedStarNet(
         walks=method_config.walks,
         degrees=method_config.degrees,

@@ -46,20 +46,7 @@ NOISE = 32
 
 
 def neighbour_similarity(features: csr_array, edges: Tensor) -> Tensor:
-    """Compute cos(φ_u, φ_v) of every edge.
-
-    Parameters
-    ----------
-    features : csr_array of shape (N, f)
-        φ.
-    edges : Tensor of shape (2, E), int64
-        Pairs of nodes.
-
-    Returns
-    -------
-    Tensor of shape (E,), float64
-        0 for a node without features.
-    """
+    """Compute cos(φ_u, φ_v) of edges (2, E): (E,), float64; 0 without features."""
     length = norm(features, axis=1)
     scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
     unit = csr_array(diags(scale) @ features)
@@ -130,12 +117,7 @@ def normalise_reliability(reliability: Tensor) -> Tensor:
 def balanced_classes(number: int, num_classes: int) -> Tensor:
     """Return the class of each generated node (n,): equal numbers, the last gets the rest.
 
-    Parameters
-    ----------
-    number : int
-        n, raised to one node a class.
-    num_classes : int
-        C.
+    ``number`` is raised to one node a class.
     """
     number = max(number, num_classes)
     each = number // num_classes
@@ -149,14 +131,7 @@ def row_weights(reliability: Tensor, classes: Tensor) -> Tensor:
 
 
 class GraphGenerator(nn.Module):
-    """Features of nodes from their classes and noise.
-
-    Parameters
-    ----------
-    num_classes, num_features : int
-        C and d.
-    is_bounded : bool
-        Whether x passes a last tanh.
+    """Features of nodes from their classes and noise; ``is_bounded`` ends with a tanh.
 
     Notes
     -----

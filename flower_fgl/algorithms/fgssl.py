@@ -71,19 +71,9 @@ def edge_differences(embedding: Tensor, pairs: Tensor) -> Tensor:
 
 
 def mask_columns(x: Tensor, kept: Tensor) -> Tensor:
-    """Set features to 0 for all nodes.
+    """Set the features of x (N, d), whose ``kept`` (d,) is false, to 0, in the layout of x.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32, strided or sparse CSR
-        Features.
-    kept : Tensor of shape (d,), bool
-        Features to keep.
-
-    Returns
-    -------
-    Tensor of shape (N, d)
-        In the layout of ``x``; masked entries of a sparse tensor are left out.
+    Masked entries of a sparse tensor are left out.
     """
     if x.layout != torch.sparse_csr:
         return x * kept
@@ -105,16 +95,9 @@ def random_view(
 ) -> GraphInput:
     """Draw a view of a graph with fewer edges and features.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        A graph of N nodes and d features.
-    pairs : Tensor of shape (2, E), int64
-        Its edges, each once; both directions are kept or dropped.
-    generator : torch.Generator
-        Draws what is dropped.
-    edge_drop, feature_mask : float in [0, 1)
-        Probability of an edge, and of a feature of all nodes, to be dropped.
+    ``pairs`` (2, E) are its edges, each once; both directions are kept or dropped.
+    ``edge_drop`` and ``feature_mask`` are the probabilities of an edge, and of a feature of
+    all nodes, to be dropped.
     """
     edges = torch.rand(pairs.shape[1], generator=generator) >= edge_drop
     features = torch.rand(graph.num_features, generator=generator) >= feature_mask

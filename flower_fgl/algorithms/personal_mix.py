@@ -40,14 +40,10 @@ SHARED = 1e-6
 
 
 class Part(NamedTuple):
-    """A slice of a parameter, and the block whose matrix averages it.
+    """A slice ``start:stop`` of a parameter's dimension ``axis``.
 
-    Parameters
-    ----------
-    block : int or None
-        Index of the matrix; ``None`` gives all clients equal weights.
-    axis, start, stop : int
-        The slice ``start:stop`` of the parameter's dimension ``axis``.
+    The matrix with the index ``block`` averages it; ``None`` gives all clients equal
+    weights.
     """
 
     block: int | None
@@ -57,16 +53,9 @@ class Part(NamedTuple):
 
 
 def cosine_similarity(descriptors: Tensor) -> Tensor:
-    """Compute the cosines of all pairs of rows; the diagonal is 1.
+    """Compute the cosines of all pairs of rows (K, v): (K, K), float64; the diagonal is 1.
 
-    Parameters
-    ----------
-    descriptors : Tensor of shape (K, v), float
-        A zero row has similarity 0 to the others.
-
-    Returns
-    -------
-    Tensor of shape (K, K), float64
+    A zero row has similarity 0 to the others.
     """
     unit = F.normalize(descriptors.double(), dim=1)
     return (unit @ unit.T).fill_diagonal_(1.0)
@@ -193,20 +182,10 @@ def mix_numbers(attention: Tensor, similarity: Tensor) -> dict[str, float]:
 
 
 def mixture_table(clients: Sequence[int], attention: Tensor) -> dict[str, Any]:
-    """Return the weights of the mixtures for the run folder.
+    """Return the clients and the weights of their mixtures for the run folder.
 
-    Parameters
-    ----------
-    clients : sequence of int
-        The K clients, by partition-id.
-    attention : Tensor of shape (K, K) or (B, K, K), float
-        a; of several blocks the mean is stored.
-
-    Returns
-    -------
-    dict of str to object
-        ``clients``, and ``weights``: rows of K numbers, rounded to 4 digits; row i is the
-        mixture that client i receives.
+    ``attention`` is a, (K, K) or (B, K, K); of several blocks the mean is stored. Row i of
+    ``weights``, rounded to 4 digits, is the mixture that client i receives.
     """
     rows = attention.double()
     mean = rows.mean(dim=0) if rows.dim() == 3 else rows

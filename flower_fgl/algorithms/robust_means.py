@@ -35,15 +35,7 @@ PIECE = 1 << 15
 def median(states: Sequence[State]) -> dict[str, Tensor]:
     """Return the median of every weight, Yin et al. Definition 1.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        One state per client, with equal names and shapes.
-
-    Returns
-    -------
-    dict of str to Tensor, float32
-        For an even number of states, the mean of the two middle values.
+    For an even number of states, the mean of the two middle values.
     """
     return _mean_of_middle(states, (len(states) - 1) // 2)
 
@@ -122,15 +114,7 @@ def krum(states: Sequence[State], attackers: int, keep: int = 1) -> list[int]:
 
 
 def update_norms(states: Sequence[State], reference: State) -> list[float]:
-    """Return the L2 norm of each state's difference to the reference.
-
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        One state per client.
-    reference : mapping of str to Tensor, float32
-        The state that the clients started from.
-    """
+    """Return the L2 norm of each state's difference to the clients' starting state."""
     return [
         math.sqrt(
             math.fsum(

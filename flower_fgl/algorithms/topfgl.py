@@ -119,13 +119,8 @@ def structural_encoding(graph: GraphInput) -> Tensor:
 class TopologyLearner(nn.Module):
     """Two GCN layers on h^T, and a linear map of their output beside the logits Z.
 
-    Parameters
-    ----------
-    num_classes, width : int
-        C, and the width p of the graph network; the second layer has
-        q = max(1, ⌊10·C/p⌋) channels.
-    dropout : float in [0, 1)
-        Rate after both layers.
+    The second layer has q = max(1, ⌊10·C/p⌋) channels, p the ``width`` of the graph
+    network.
 
     Notes
     -----
@@ -141,21 +136,7 @@ class TopologyLearner(nn.Module):
         self.classifier = nn.Linear(num_classes + channels, num_classes)
 
     def forward(self, encoding: Tensor, graph: GraphInput, logits: Tensor) -> Tensor:
-        """Return E.
-
-        Parameters
-        ----------
-        encoding : Tensor of shape (N, 10), float32
-            h^T.
-        graph : GraphInput
-            The edges.
-        logits : Tensor of shape (N, C), float32
-            Z; no gradient flows to it.
-
-        Returns
-        -------
-        Tensor of shape (N, C), float32
-        """
+        """Return E (N, C) from h^T (N, 10), the edges, and Z (N, C), a constant."""
         structure = graph.with_features(encoding)
         h = conv.gcn(self.first, structure)
         h = conv.gcn(self.second, graph, conv.dropout(h, self.dropout, self.training))
@@ -167,17 +148,7 @@ class TopologyLearner(nn.Module):
 def probe_graph(num_features: int, generator: torch.Generator) -> GraphInput:
     """Draw the random graph on which learners are compared.
 
-    Parameters
-    ----------
-    num_features : int
-        d.
-    generator : torch.Generator
-        Draws edges and features.
-
-    Returns
-    -------
-    GraphInput
-        100 nodes, edges of probability 0.06, standard normal features.
+    100 nodes, edges of probability 0.06, standard normal features.
     """
     number = PROBE_NODES
     drawn = torch.rand(number, number, generator=generator) < PROBE_RATE
@@ -210,19 +181,9 @@ def linear_cka(outputs: Tensor) -> Tensor:
 
 
 def nearest_pairs(points: Tensor, number: int) -> Tensor:
-    """Link each point to its nearest by Euclidean distance.
+    """Link each point (N, c) to its ``number`` nearest by Euclidean distance.
 
-    Parameters
-    ----------
-    points : Tensor of shape (N, c), float32
-        E.
-    number : int, positive
-        k; all other points if they are fewer.
-
-    Returns
-    -------
-    Tensor of shape (2, M), int64
-        Each linked pair once, the smaller index first, sorted.
+    Returns each linked pair (2, M) once, the smaller index first, sorted.
     """
     size = len(points)
     number = min(number, size - 1)
@@ -316,16 +277,9 @@ def drop_distant(pairs: Tensor, points: Tensor, most: float, noise: Tensor) -> T
 
 
 class AugmentedNet(Backbone):
-    """A backbone that reads its client's training graph with further edges.
+    """A backbone, not copied, that reads its client's training graph with further edges.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Its parameters are shared, not copied.
-    graph : GraphInput
-        The training graph; other inputs are read as they are.
-    added : Tensor of shape (2, M), int64
-        Further undirected pairs, each once.
+    ``added`` (2, M) are undirected pairs, each once. Other graphs are read as they are.
     """
 
     def __init__(self, backbone: Backbone, graph: GraphInput, added: Tensor) -> None:

@@ -72,22 +72,18 @@ def signed_products(
     ----------
     unit : Tensor of shape (N, C), float
         Rows of unit length, with entries of at least 0; with gradient.
-    e : Tensor of shape (N, q), float
-        E, with gradient.
-    alike : Tensor of shape (N, N), bool or float
-        B, symmetric and with a diagonal of 0.
-    beta : float in [0, 1]
-        β.
+    e, alike, beta
+        As in :func:`signed_messages`; E has a gradient.
 
     Returns
     -------
-    positive, negative : Tensor of shape (N, q)
+    positive, negative : Tensor of shape (N, C)
 
     Notes
     -----
     1. The published codes give −R/m to entries below the mean: the least alike pair gets
        0 and pairs just below the mean −1. Here it is the other way round.
-    2. R and its gradient are computed in blocks: time N²(C + q), memory of one block.
+    2. R and its gradient are computed in blocks: time N²C, memory of one block.
     3. Of several largest entries one has the gradient of M.
     """
     sums = unit.sum(dim=0)

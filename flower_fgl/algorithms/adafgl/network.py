@@ -106,18 +106,7 @@ class _Constants(NamedTuple):
 
 
 class AdaFGLNet(Backbone):
-    """The frozen federated model, and the heads of the second step.
-
-    Parameters
-    ----------
-    extractor : Backbone
-        The federated model; its parameters are not trained.
-    num_features, num_classes : int
-        d and C.
-    settings : AdaFGLSettings
-        α, β, k and the width.
-    dropout : float in [0, 1)
-        Rate in the heads.
+    """The frozen federated model ``extractor``, and the heads of the second step.
 
     Notes
     -----
@@ -253,19 +242,7 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> AdaFGLNet:
-    """Build the network of the second step with weights from torch's global generator.
-
-    Parameters
-    ----------
-    method_config : AdaFGLSettings
-        α, β, k and the width of the heads.
-    model : str
-        Backbone of the federated model.
-    num_features, num_classes, width, num_layers : int
-        d, C, and the sizes of the backbone.
-    dropout : float in [0, 1)
-        Rate.
-    """
+    """Build AdaFGL's network of the given sizes; torch's global generator draws weights."""
     extractor = build_model(
         model,
         in_channels=num_features,

@@ -42,16 +42,7 @@ UNKNOWN = 0.5
 
 
 def likeness(probabilities: Tensor) -> Tensor:
-    """Compute the cosine of the predictions of all pairs of nodes; the diagonal is 0.
-
-    Parameters
-    ----------
-    probabilities : Tensor of shape (N, C), float32
-        Predictions, rows that sum to 1.
-
-    Returns
-    -------
-    Tensor of shape (N, N)
+    """Compute the cosine of the predictions (N, C) of all pairs: (N, N), 0 on the diagonal.
 
     Notes
     -----
@@ -106,24 +97,11 @@ def propagated(matrix: Tensor, x: Tensor, *, steps: int) -> Tensor:
 def propagated_linear(
     matrix: Tensor, graph: GraphInput, weight: Tensor, *, steps: int
 ) -> Tensor:
-    """Compute X̂ Wᵀ as Σ_i Ã^i (X W_iᵀ): features are mapped first, then propagated.
+    """Compute X̂ Wᵀ (N, q) as Σ_i Ã^i (X W_iᵀ): features are mapped first, then propagated.
 
-    This costs less than the product with X̂ where features are sparse and wide.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (N, N), float
-        Ã.
-    graph : GraphInput
-        Its features are X, of shape (N, d).
-    weight : Tensor of shape (q, (k + 1) d), float
-        W = [W_0 ‖ … ‖ W_k].
-    steps : int
-        k.
-
-    Returns
-    -------
-    Tensor of shape (N, q)
+    This costs less than the product with X̂ where features are sparse and wide. ``matrix``
+    is Ã (N, N), ``graph`` has the features X (N, d), and ``weight`` is
+    W = [W_0 ‖ … ‖ W_k] of shape (q, (k + 1) d).
     """
     parts = torch.cat(weight.chunk(steps + 1, dim=1))  # ((k + 1) q, d)
     *others, out = graph.linear(None, parts).chunk(steps + 1, dim=1)

@@ -37,25 +37,15 @@ LARGEST = 3.0
 class NeighbourAgent:
     """One client's agent in one round, ADPFedGNN Sec. 3.2.
 
-    Parameters
-    ----------
-    network : QNetwork
-        Q; the agent computes its gradients, and the caller's optimizer applies them.
-    method_config : ADPFedGNNSettings
-        The method's settings.
-    graph : GraphInput
-        The client's graph.
-    memory : mapping of str to Tensor
-        Result of :meth:`memory` in the client's last round; empty before the first.
-    draws, replay : torch.Generator
-        Generators for actions, and for samples of the replay buffer.
+    It computes the gradients of ``network``; the caller's optimizer applies them.
+    ``memory`` is the result of :meth:`memory` in the client's last round, empty before
+    the first. ``draws`` and ``replay`` draw actions, and samples of the replay buffer.
 
     Attributes
     ----------
-    rates : list of float
-        Share of the candidates kept in each batch.
-    spreads : list of float
-        Standard deviation of P(keep) over the candidates of each batch.
+    rates, spreads : list of float
+        Share of the candidates kept in each batch, and standard deviation of P(keep) over
+        the candidates of each batch.
 
     Notes
     -----
@@ -103,14 +93,8 @@ class NeighbourAgent:
     def learn(self, block: Block, kept: Tensor, task: float) -> None:
         """Compute the reward, store the steps, and compute a gradient.
 
-        Parameters
-        ----------
-        block : Block
-            Block with the m candidates.
-        kept : Tensor of shape (2, m), bool
-            Result of :meth:`choose`.
-        task : float
-            L_task of the batch.
+        ``kept`` (2, m), bool, is the result of :meth:`choose`; ``task`` is the batch's
+        L_task.
         """
         gain = reward(
             task,

@@ -43,12 +43,7 @@ class QNetwork(nn.Module):
     """Q(s, a) of dropping and of keeping a neighbour, ADPFedGNN Sec. 3.2.
 
     The state is ``[x_v ; x_u ; b]``, Eq. (1): features of target and candidate, and the
-    branch.
-
-    Parameters
-    ----------
-    num_features, width : int
-        Feature width d, and the width of the two hidden layers.
+    branch. ``width`` is that of the two hidden layers.
     """
 
     def __init__(self, num_features: int, width: int = 128) -> None:
@@ -69,19 +64,10 @@ class QNetwork(nn.Module):
         return table.linear(None, of_target), table.linear(None, of_neighbour)
 
     def forward(self, target: Tensor, neighbour: Tensor, branch: Tensor) -> Tensor:
-        """Return Q(s, ·).
+        """Return Q(s, ·), the values of dropping and of keeping each of m pairs: (m, 2).
 
-        Parameters
-        ----------
-        target, neighbour : Tensor of shape (m, width), float
-            Rows of the results of :meth:`project`, one per pair.
-        branch : Tensor of shape (m, 1), float
-            b.
-
-        Returns
-        -------
-        Tensor of shape (m, 2)
-            Values of dropping and of keeping.
+        ``target`` and ``neighbour`` (m, width) are rows of the results of
+        :meth:`project`, and ``branch`` (m, 1) is b.
         """
         of_branch = self.first.weight[:, -1]
         hidden = target + neighbour + branch * of_branch + self.first.bias
@@ -91,21 +77,9 @@ class QNetwork(nn.Module):
 
 @torch.no_grad()
 def keep_probabilities(agent: QNetwork, table: GraphInput, pairs: Candidates) -> Tensor:
-    """Return the probability that each branch keeps each candidate, ADPFedGNN Eq. (2).
+    """Return P(keep | s) of each candidate in each branch, (2, m), ADPFedGNN Eq. (2).
 
-    Parameters
-    ----------
-    agent : QNetwork
-        Q.
-    table : GraphInput
-        Features of the nodes that ``pairs`` index.
-    pairs : Candidates
-        m pairs.
-
-    Returns
-    -------
-    Tensor of shape (2, m), float
-        P(keep | s) of the global and the local branch.
+    ``table`` has the features of the nodes that ``pairs`` index.
     """
     of_target, of_neighbour = agent.project(table)
     target, neighbour = of_target[pairs.target], of_neighbour[pairs.neighbour]
@@ -155,10 +129,7 @@ def reward(
 class RunningDeviation:
     """Standard deviation of a sequence, with exponentially falling weights.
 
-    Parameters
-    ----------
-    sums : Tensor of shape (3,), float64, optional
-        Former ``sums``: of the weights, the weighted values and their squares.
+    ``sums`` (3,), float64: of the weights, the weighted values and their squares.
     """
 
     MEMORY = 0.99
@@ -192,16 +163,9 @@ def next_candidates(pairs: Candidates) -> Tensor:
 class Steps(NamedTuple):
     """Steps (s, a, r, s') of the agent, all of length m.
 
-    Parameters
-    ----------
-    target, neighbour : Tensor, int32
-        Nodes v and u of the client's graph.
-    following : Tensor, int32
-        Node u' of s', −1 where the episode ends.
-    branch, action : Tensor, int32
-        b and a.
-    reward : Tensor, float32
-        r.
+    ``target``, ``neighbour`` and ``following`` (v, u, and u' of s'; −1 where the
+    episode ends), int32, are nodes of the client's graph; ``branch`` and ``action`` (b,
+    a) are int32.
     """
 
     target: Tensor
@@ -223,13 +187,7 @@ class Steps(NamedTuple):
 
 
 class ReplayBuffer:
-    """Ring buffer of the agent's last steps: node numbers and rewards, no features.
-
-    Parameters
-    ----------
-    capacity : int
-        Maximum number of steps, at least 1.
-    """
+    """Ring buffer of the agent's last steps: node numbers and rewards, no features."""
 
     def __init__(self, capacity: int) -> None:
         self.steps = Steps.empty(capacity)
@@ -290,10 +248,6 @@ def td_loss(
         A batch of m steps.
     discount : float in [0, 1)
         γ.
-
-    Returns
-    -------
-    Tensor, scalar
     """
     steps = Steps(*(column.to(graph.device) for column in steps))
     branch = steps.branch[:, None].to(graph.x.dtype)

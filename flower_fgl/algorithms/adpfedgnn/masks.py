@@ -198,23 +198,12 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(bits: Tensor, size: int) -> Tensor:
-    """Undo :func:`pack_bits`.
-
-    Parameters
-    ----------
-    bits : Tensor of shape (⌈size/8⌉,), uint8
-        Packed mask.
-    size : int
-        Number of mask entries P.
-
-    Returns
-    -------
-    Tensor of shape (size,), bool
+    """Undo :func:`pack_bits` for a mask of ``size`` entries.
 
     Raises
     ------
     PayloadError
-        If there are more or fewer bytes, or a bit beyond the mask is set.
+        If there are more or fewer than ⌈size/8⌉ bytes, or a bit beyond the mask is set.
     """
     if bits.numel() != -(-size // 8):
         raise PayloadError(

@@ -8,13 +8,7 @@ __all__ = ["MIEstimator", "club_bound", "residual_loss"]
 
 
 class MIEstimator(nn.Module):
-    """Networks f_μ and f_σ that predict local features from global features.
-
-    Parameters
-    ----------
-    width : int
-        Width H of the features, at least 1.
-    """
+    """Networks f_μ and f_σ that predict local features of width H from global features."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -29,15 +23,7 @@ class MIEstimator(nn.Module):
     def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Predict μ and log σ² of the local features, ADPFedGNN Eq. (7).
 
-        Parameters
-        ----------
-        shared : Tensor of shape (B, H), float
-            h^g, unit length.
-
-        Returns
-        -------
-        mean, log_variance : Tensor of shape (B, H)
-            ``log_variance`` is within [−1, 1].
+        From h^g (B, H), unit length; both results are (B, H), and log σ² is within [−1, 1].
         """
         return self.mean(shared), self.log_variance(shared)
 

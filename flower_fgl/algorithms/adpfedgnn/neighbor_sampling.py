@@ -14,14 +14,10 @@ __all__ = ["Block", "Candidates", "NeighbourLists", "sample_block", "sample_neig
 
 
 class Candidates(NamedTuple):
-    """Pairs of a target node and a neighbour that may be kept.
+    """Pairs of a target node and a neighbour that may be kept, both (m,), int64.
 
-    Parameters
-    ----------
-    target : Tensor of shape (m,), int64
-        Positions of the targets, ascending.
-    neighbour : Tensor of shape (m,), int64
-        Their neighbours. Pairs are distinct unless the graph has duplicate edges.
+    Targets are ascending positions. Pairs are distinct unless the graph has duplicate
+    edges.
     """
 
     target: Tensor
@@ -30,14 +26,10 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The nodes whose features determine a batch's predictions, ADPFedGNN Sec. 3.2.
+    """The nodes (n,) whose features determine a batch's predictions, ADPFedGNN Sec. 3.2.
 
-    Parameters
-    ----------
-    nodes : Tensor of shape (n,), int64
-        Nodes of the graph, those of the batch first.
-    layers : tuple of Candidates
-        Pairs of each layer as positions in ``nodes``, the first layer first.
+    The batch's nodes come first. ``layers`` are the pairs of each layer as positions in
+    ``nodes``, the first layer first.
     """
 
     nodes: Tensor
@@ -47,24 +39,10 @@ class Block:
 def sample_neighbours(
     lists: NeighbourLists, nodes: Tensor, limit: int, generator: torch.Generator
 ) -> Candidates:
-    """Draw up to ``limit`` neighbours of each node, without replacement.
+    """Draw up to ``limit`` (k) neighbours of each node, without replacement, on the CPU.
 
-    Parameters
-    ----------
-    lists : NeighbourLists
-        The graph.
-    nodes : Tensor of shape (n,), int64
-        Targets.
-    limit : int
-        Maximum number of neighbours per node, k in the paper, at least 1. A node with
-        at most k keeps all; for other nodes every set of k is equally likely.
-    generator : torch.Generator
-        Draws on the CPU.
-
-    Returns
-    -------
-    Candidates
-        Targets as positions in ``nodes``; neighbours as nodes of the graph.
+    A node with at most k keeps all; for other nodes every set of k is equally likely. The
+    targets are positions in ``nodes``, the neighbours nodes of the graph.
     """
     target, entry = lists.sample(nodes, limit, generator)
     return Candidates(target, lists.neighbour.index_select(0, entry))
@@ -78,21 +56,9 @@ def sample_block(
     num_layers: int,
     generator: torch.Generator,
 ) -> Block:
-    """Draw a block: neighbours of the batch, their neighbours, and so on.
+    """Draw a block: neighbours of distinct nodes, their neighbours, and so on.
 
-    Parameters
-    ----------
-    lists, limit, generator
-        As in :func:`sample_neighbours`; the limit holds per node and layer.
-    batch : Tensor of shape (B,), int64
-        Distinct nodes.
-    num_layers : int
-        Layers of the network.
-
-    Returns
-    -------
-    Block
-        Neighbours are drawn independently in each layer.
+    Up to ``limit`` neighbours per node and layer, drawn independently in each layer.
     """
     place = torch.full((lists.num_nodes,), -1, device=batch.device)
     place[batch] = torch.arange(len(batch), device=batch.device)

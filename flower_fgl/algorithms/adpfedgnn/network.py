@@ -50,19 +50,7 @@ def build_backbone(
 ) -> Backbone:
     """Build ``num-layers`` layers d→H→H and a linear classifier H→C.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Sizes, dropout and the seed of the initial weights.
-    name : str
-        One of ``BACKBONES``, optionally with sizes.
-    num_features, num_classes : int
-        d and C.
-
-    Returns
-    -------
-    Backbone
-        With the run's initial weights, equal on server and clients.
+    The initial weights are those of the run's seed, equal on server and clients.
     """
     with seeded(derive_seed(config.seed, 0, SERVER, "init")):
         return build_model(
@@ -77,20 +65,7 @@ def build_backbone(
 
 
 def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
-    """Build the agent and the estimator, as far as the settings use them.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The method's settings, and the seed of the initial weights.
-    num_features, width : int
-        Feature width d, and width H of the embedding.
-
-    Returns
-    -------
-    torch.nn.ModuleDict
-        ``agent`` and ``estimator``, where used.
-    """
+    """Build ``agent`` and ``estimator``, where the settings use them, by the run's seed."""
     method_config = config.method_config
     networks = nn.ModuleDict()
     with seeded(derive_seed(config.seed, 0, SERVER, "init-networks")):
@@ -102,13 +77,7 @@ def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
 
 
 class MaskedBranch(nn.Module):
-    """Run a backbone with different edges in each layer.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        Result of :func:`build_backbone`.
-    """
+    """Run a backbone of :func:`build_backbone` with different edges in each layer."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -117,20 +86,9 @@ class MaskedBranch(nn.Module):
     def forward(
         self, graphs: Sequence[GraphInput], num_targets: int
     ) -> tuple[Tensor, Tensor]:
-        """Return features and logits of the first nodes.
+        """Return features (B, H), after dropout, and logits (B, C) of the first B nodes.
 
-        Parameters
-        ----------
-        graphs : sequence of GraphInput
-            The same nodes with the edges of each layer.
-        num_targets : int
-            Number B of output nodes.
-
-        Returns
-        -------
-        features : Tensor of shape (B, H)
-            After dropout, in training mode.
-        logits : Tensor of shape (B, C)
+        ``graphs`` are the same nodes with the edges of each layer.
         """
         backbone: Any = self.backbone
         h = None
@@ -230,18 +188,7 @@ class TwoBranchNet(Backbone):
         return self.beta * logits[0] + (1 - self.beta) * logits[1]
 
     def forward(self, graph: GraphInput) -> Tensor:
-        """Predict all nodes of a graph.
-
-        Parameters
-        ----------
-        graph : GraphInput
-            Graph with N nodes.
-
-        Returns
-        -------
-        Tensor of shape (N, C)
-            Logits. All layers use the same sampled neighbours.
-        """
+        """Predict all nodes: logits (N, C). All layers use the same sampled neighbours."""
         size = graph.num_nodes
         generator = torch.Generator().manual_seed(self.seed)
         lists = NeighbourLists.of(graph.edge_index, size)
@@ -275,19 +222,7 @@ def two_branches(
     agent: QNetwork | None,
     seed: int,
 ) -> TwoBranchNet:
-    """Build a client's network from the method's settings.
-
-    Parameters
-    ----------
-    method_config : ADPFedGNNSettings
-        The method's settings.
-    backbone : Backbone
-        θ, of :func:`build_backbone`.
-    agent : QNetwork or None
-        Selects neighbours; ignored if the settings use no agent.
-    seed : int
-        Seed of the neighbours drawn in predictions.
-    """
+    """Build a client's network by the settings, which may ignore the agent."""
     return TwoBranchNet(
         backbone,
         agent if method_config.has_agent else None,
@@ -312,17 +247,6 @@ def build_network(
     """Build the network of a saved model, whose weights the caller must load.
 
     Neighbours beyond ``eval-fanout`` are drawn with seed 0, not with the run's seed.
-
-    Parameters
-    ----------
-    method_config : ADPFedGNNSettings
-        The method's settings.
-    model : str
-        Backbone.
-    num_features, num_classes, width, num_layers : int
-        d, C, H and the depth.
-    dropout : float in [0, 1)
-        Rate after each layer.
     """
     backbone = build_model(
         model,

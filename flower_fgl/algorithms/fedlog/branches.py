@@ -44,54 +44,22 @@ TINY = 1e-6
 
 
 def square_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``‖a_v − b_j‖²`` of all pairs as ``‖a‖² + ‖b‖² − 2ab``.
-
-    Parameters
-    ----------
-    a, b : Tensor of shape (n, E) and (m, E), float32
-        Vectors.
-
-    Returns
-    -------
-    Tensor of shape (n, m), float32
-        Not negative.
-    """
+    """Return ``‖a_v − b_j‖²`` of all pairs (n, m) as ``‖a‖² + ‖b‖² − 2ab``, at least 0."""
     cross = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * (a @ b.T)
     return cross.clamp(min=0)
 
 
 def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
-    """Average ``(h_v − h_j)·s_vj`` over the prototypes, FedLoG Eqs. (8) and (9).
+    """Average ``(h_v − h_j)·s_vj`` over the P prototypes (P, E), FedLoG Eqs. (8) and (9).
 
-    Parameters
-    ----------
-    h, prototypes : Tensor of shape (n, E) and (P, E), float32
-        h_v and h_j.
-    scalars : Tensor of shape (n, P), float32
-        MLP_trans(m_vj).
-
-    Returns
-    -------
-    Tensor of shape (n, E), float32
-        t'_v = ``h_v·mean_j s_vj − (1/P) Σ_j s_vj h_j``.
+    ``scalars`` (n, P) are s_vj = MLP_trans(m_vj). Returns t'_v (n, E) =
+    ``h_v·mean_j s_vj − (1/P) Σ_j s_vj h_j``.
     """
     return h * scalars.mean(1, keepdim=True) - scalars @ prototypes / len(prototypes)
 
 
 def class_means_of(prototypes: Tensor, num_classes: int) -> Tensor:
-    """Average the prototypes of each class, ``h̄_c`` of FedLoG Eq. (2).
-
-    Parameters
-    ----------
-    prototypes : Tensor of shape (C·s, E), float32
-        Grouped by class.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C, E), float32
-    """
+    """Average the prototypes (C·s, E) of each class, ``h̄_c`` (C, E) of FedLoG Eq. (2)."""
     return prototypes.view(num_classes, -1, prototypes.shape[1]).mean(1)
 
 
@@ -195,18 +163,10 @@ class PairLayer(nn.Module):
         nn.init.xavier_uniform_(self.scale.weight, gain=MESSAGE_START)
 
     def forward(self, h: Tensor, neighbours: Tensor, prototypes: Tensor) -> Tensor:
-        """Return h'_v.
+        """Return h'_v (n, E).
 
-        Parameters
-        ----------
-        h, neighbours : Tensor of shape (n, E), float32
-            h_v, and n_v, the mean embedding of the neighbours; zero without neighbours.
-        prototypes : Tensor of shape (P, E), float32
-            h_j.
-
-        Returns
-        -------
-        Tensor of shape (n, E), float32
+        ``neighbours`` is n_v (n, E), the mean embedding of the neighbours, zero without
+        neighbours; ``prototypes`` are h_j (P, E).
         """
         distance = square_distances(h, prototypes)
         if self.neighbours_only:
@@ -227,13 +187,7 @@ class PairLayer(nn.Module):
         return h + mean_shift(h, prototypes, scalars)
 
     def points(self, distance: Tensor) -> Points | None:
-        """Place the points at which the MLPs run; ``None`` runs them once per pair.
-
-        Parameters
-        ----------
-        distance : Tensor of shape (n, P), float32
-            d_vj.
-        """
+        """Place the MLPs' points in the range of d_vj (n, P); ``None``: one per pair."""
         if not len(distance):
             return None
         with torch.no_grad():
@@ -249,18 +203,10 @@ class PairLayer(nn.Module):
         return place_points(distance, count, least_half=least)
 
     def pair_scalars(self, start: Tensor, distance: Tensor) -> Tensor:
-        """Return ``MLP_trans(MLP_msg([h_v ‖ n_v ‖ d_vj]))``, FedLoG Eqs. (6) and (8).
+        """Return ``MLP_trans(MLP_msg([h_v ‖ n_v ‖ d_vj]))`` (n, P), FedLoG Eqs. (6), (8).
 
-        Parameters
-        ----------
-        start : Tensor of shape (n, E), float32
-            First map of ``[h_v ‖ n_v]``, with bias.
-        distance : Tensor of shape (n, P), float32
-            d_vj, or other distances of node v.
-
-        Returns
-        -------
-        Tensor of shape (n, P), float32
+        ``start`` (n, E) is the first map of ``[h_v ‖ n_v]``, with bias; ``distance``
+        (n, P) are d_vj, or other distances of node v.
         """
         m = torch.addcmul(start[:, None], distance[..., None], self.first.weight[:, -1])
         for linear in (self.second, self.trans[0], self.trans[2]):
@@ -279,14 +225,7 @@ def _silu(x: Tensor) -> Tensor:
 class Branch(nn.Module):
     """The classifier of the head or the tail branch, θ^H or θ^T.
 
-    Parameters
-    ----------
-    width : int
-        Embedding width E.
-    updates : bool
-        Update nodes by Eqs. (6)-(10); otherwise only normalise them.
-    neighbours_only, second_silu : bool
-        See :class:`PairLayer`.
+    Without ``updates`` nodes are only normalised. Other options: see :class:`PairLayer`.
 
     Notes
     -----
@@ -315,20 +254,10 @@ class Branch(nn.Module):
     def forward(
         self, h: Tensor, neighbours: Tensor, prototypes: Tensor, num_classes: int
     ) -> Tensor:
-        """Return log p(c|v), FedLoG Eq. (2).
+        """Return log p(c|v) (n, C), FedLoG Eq. (2).
 
-        Parameters
-        ----------
-        h, neighbours : Tensor of shape (n, E), float32
-            h_v and n_v.
-        prototypes : Tensor of shape (C·s, E), float32
-            Embeddings of the branch's learnable nodes, grouped by class.
-        num_classes : int
-            C.
-
-        Returns
-        -------
-        Tensor of shape (n, C), float32
+        From h_v and n_v (n, E), and the embeddings (C·s, E) of the branch's learnable
+        nodes, grouped by class.
         """
         h = self.norm(h)
         if self.updates:

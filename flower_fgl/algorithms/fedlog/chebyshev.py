@@ -16,12 +16,8 @@ __all__ = ["Points", "interpolate", "is_resolved", "place_points"]
 class Points(NamedTuple):
     """Chebyshev points of one interval per row, all constant.
 
-    Parameters
-    ----------
-    at : Tensor of shape (n, K), float
-        The points, where the caller evaluates its function.
-    middle, half : Tensor of shape (n, 1), float
-        Middle of each interval, and half its length, positive.
+    ``at`` (n, K) are the points, where the caller evaluates its function; ``middle`` and
+    ``half`` (n, 1) the middle of each interval, and half its length, positive.
     """
 
     at: Tensor
@@ -30,23 +26,11 @@ class Points(NamedTuple):
 
 
 def place_points(arguments: Tensor, count: int, *, least_half: float) -> Points:
-    """Place Chebyshev points in the range of each row.
+    """Place K Chebyshev points in the range of each row of arguments (n, P), P at least 1.
 
-    Parameters
-    ----------
-    arguments : Tensor of shape (n, P), float
-        The arguments at which the function is wanted, P at least 1.
-    count : int
-        K, at least 2.
-    least_half : float, positive
-        Intervals are at least twice as long, around the middle of the range. A slope is a
-        difference of values over the interval's length, so in a short interval it is
-        mostly rounding error.
-
-    Returns
-    -------
-    Points
-        Without gradient.
+    Intervals are at least twice as long as ``least_half``, around the middle of the
+    range. A slope is a difference of values over the interval's length, so in a short
+    interval it is mostly rounding error.
     """
     with torch.no_grad():
         low, high = arguments.aminmax(dim=1, keepdim=True)
@@ -56,25 +40,13 @@ def place_points(arguments: Tensor, count: int, *, least_half: float) -> Points:
 
 
 def interpolate(values: Tensor, arguments: Tensor, points: Points) -> Tensor:
-    """Interpolate each row's function from its values at Chebyshev points.
+    """Interpolate each row's function from its values at Chebyshev points: (n, P).
 
-    Differentiable once in ``values`` and ``arguments``. The slope of the interpolating
-    polynomial is computed exactly. Points and bounds of the intervals are constants: the
-    function that they sample does not depend on them.
-
-    Parameters
-    ----------
-    values : Tensor of shape (n, K), float
-        The function's values at ``points.at``.
-    arguments : Tensor of shape (n, P), float
-        Where the function is wanted. Outside its interval, if only by rounding, an
-        argument is extrapolated, so that its slope is right.
-    points : Points
-        Result of :func:`place_points`.
-
-    Returns
-    -------
-    Tensor of shape (n, P), float
+    Differentiable once in ``values`` (n, K) and ``arguments`` (n, P). The slope of the
+    interpolating polynomial is computed exactly. Points and bounds of the intervals are
+    constants: the function that they sample does not depend on them. Outside its
+    interval, if only by rounding, an argument is extrapolated, so that its slope is
+    right.
 
     Notes
     -----
@@ -88,19 +60,10 @@ def interpolate(values: Tensor, arguments: Tensor, points: Points) -> Tensor:
 
 @torch.no_grad()
 def is_resolved(values: Tensor, tolerance: float) -> bool:
-    """Return whether K points suffice: whether the last two coefficients are small.
+    """Return whether K points suffice for values (n, K).
 
-    Parameters
-    ----------
-    values : Tensor of shape (n, K), float
-        Functions at their Chebyshev points.
-    tolerance : float
-        Largest share of the largest coefficient of all rows.
-
-    Returns
-    -------
-    bool
-        False if a value is not finite.
+    Then the last two coefficients are at most a share ``tolerance`` of the largest
+    coefficient of all rows. False if a value is not finite.
     """
     matrix, _ = _matrices(values.shape[1], values.dtype, values.device)
     sizes = (values @ matrix.T).abs()

@@ -32,14 +32,8 @@ with strided features; ``benchmarks/prompt_generators.py --compare layouts`` tim
 class PromptTask:
     """Training data of a client's prompt generator: training nodes with neighbours.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        The client's graph, or the part of it that a batch needs.
-    index, labels : Tensor of shape (n,), int64
-        All training nodes, used by ℓ_true, and their classes.
-    num_classes : int
-        C.
+    ``graph`` is the client's graph, or the part of it that a batch needs. ``index`` and
+    ``labels`` (n,) are all training nodes, used by ℓ_true, and their classes.
     """
 
     graph: GraphInput
@@ -67,13 +61,8 @@ class PromptTask:
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs and targets of the generator.
 
-        Returns
-        -------
-        x : Tensor of shape (m, d), float32
-            Features of the training nodes that have a neighbour.
-        around : Tensor of shape (m, d), float32
-            Mean features of their neighbours.
-        labels : Tensor of shape (m,), int64
+        Features (m, d) of the training nodes that have a neighbour, mean features (m,
+        d) of their neighbours, and their labels (m,).
         """
         has_any = self.has_neighbours
         rows = self.index[has_any]
@@ -82,18 +71,10 @@ class PromptTask:
         return _dense(select_rows(x, rows)), mean[rows], self.labels[has_any]
 
     def batch(self, places: Tensor) -> PromptTask:
-        """Return the task of some training nodes.
+        """Return the task of the training nodes at distinct places (b,) of ``index``.
 
-        Parameters
-        ----------
-        places : Tensor of shape (b,), int64
-            Distinct places in ``index``.
-
-        Returns
-        -------
-        PromptTask
-            Its graph is the part that determines ℓ_true of these nodes, all their
-            neighbours included, if that is at most half of the graph.
+        Its graph is the part that determines ℓ_true of these nodes, all their neighbours
+        included, if that is at most half of the graph.
         """
         index, labels = self.index[places], self.labels[places]
         part = receptive_field(self.graph, index, LAYERS, is_batch=True)
@@ -187,18 +168,8 @@ class RandomNets:
     def second(self, own: Tensor, around: Tensor, labels: Tensor) -> Tensor:
         """Apply the second layer and the classifier; sum the N mean cross-entropies.
 
-        Parameters
-        ----------
-        own : Tensor of shape (n, N, 128), float32
-            Hidden representation of each node.
-        around : Tensor of shape (n, N, 64), float32
-            Mean of the neighbours' representations, mapped by ``around_2``.
-        labels : Tensor of shape (n,), int64
-            Classes.
-
-        Returns
-        -------
-        Tensor of shape ()
+        ``own`` (n, N, 128) are the nodes' hidden representations, ``around`` (n, N, 64)
+        the means of their neighbours' representations, mapped by ``around_2``.
         """
         out = torch.einsum("vnh,nho->vno", own, self.own_2) + around + self.bias_2
         logits = torch.einsum("vno,noc->vnc", out, self.classifier)
@@ -222,16 +193,7 @@ class RandomNets:
     def true_loss(self, task: PromptTask, first: Tensor) -> Tensor:
         """Return Σ_n ℓ_true of the training nodes in their graph, FedLoG Eq. (12).
 
-        Parameters
-        ----------
-        task : PromptTask
-            Training nodes.
-        first : Tensor of shape (task.num_rows, N·128)
-            Result of :meth:`first`.
-
-        Returns
-        -------
-        Tensor of shape ()
+        ``first`` (task.num_rows, N·128) is the result of :meth:`first`.
         """
         h = first.relu().view(-1, self.number, HIDDEN)
         around = torch.einsum("vnh,nho->vno", h, self.around_2).flatten(1)
@@ -242,18 +204,10 @@ class RandomNets:
     def pair_loss(self, a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
         """Return Σ_n ℓ_syn of nodes whose only neighbour is their prompt, Eq. (12).
 
-        Parameters
-        ----------
-        a, b : Tensor of shape (m, N·128), float32
-            ``(x + p)(W + W')ᵀ`` and ``(x − p)(W − W')ᵀ`` for nodes x, prompts p, and the
-            first layer's ``own`` W and ``around`` W'. Their sum and difference give the
-            first layer of node and prompt by two products instead of four.
-        labels : Tensor of shape (m,), int64
-            Classes of the nodes.
-
-        Returns
-        -------
-        Tensor of shape ()
+        ``a`` and ``b`` (m, N·128) are ``(x + p)(W + W')ᵀ`` and ``(x − p)(W − W')ᵀ`` for
+        nodes x, prompts p, and the first layer's ``own`` W and ``around`` W'. Their sum
+        and difference give the first layer of node and prompt by two products instead
+        of four.
         """
         node, prompt = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
         node, prompt = (h.relu().view(-1, self.number, HIDDEN) for h in (node, prompt))
@@ -278,18 +232,11 @@ class RandomNets:
         ----------
         task : PromptTask
             Training nodes of ℓ_true.
-        x, prompts : Tensor of shape (m, d), float32
-            Features of the nodes and prompts of ℓ_syn.
-        labels : Tensor of shape (m,), int64
-            Their classes.
+        x, prompts, labels : Tensor of shape (m, d), float32, and (m,), int64
+            Nodes, prompts and classes of ℓ_syn; differentiable in the prompts.
         is_whole : bool
             Whether the value is needed. Otherwise a summand that does not depend on the
             prompts may be missing.
-
-        Returns
-        -------
-        Tensor of shape ()
-            Differentiable in ``prompts``.
 
         Notes
         -----
@@ -334,13 +281,7 @@ class RandomNets:
 def has_few_nodes(num_rows: int, num_pairs: int, num_features: int) -> bool:
     """Return whether products over nodes need fewer operations than over features.
 
-    Parameters
-    ----------
-    num_rows, num_pairs : int
-        Nodes of the graph whose hidden representations ℓ_true computes, and nodes m of
-        ℓ_syn.
-    num_features : int
-        d.
+    ``num_rows`` and ``num_pairs`` are the nodes of ℓ_true's hidden layer and of ℓ_syn.
     """
     return 2 * (num_rows + num_pairs) < 3 * num_features
 
@@ -353,21 +294,9 @@ def _distance(
 ) -> Tensor:
     """Return the squared distance of the first layer's gradients, less that of the true.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        The training nodes' graph.
-    slopes : Tensor of shape (n, q)
-        Slopes of ℓ_true in the first layer's outputs.
-    made : two tensors of shape (m, q)
-        Slopes of ℓ_syn in the products with W + W' and W − W'.
-    features : two tensors of shape (m, d)
-        Their other factors, x + p and x − p.
-
-    Returns
-    -------
-    Tensor of shape ()
-        ``‖∇ℓ_syn‖² − 2⟨∇ℓ_syn, ∇ℓ_true⟩`` over both matrices.
+    ``‖∇ℓ_syn‖² − 2⟨∇ℓ_syn, ∇ℓ_true⟩`` over both matrices, from the slopes (n, q) of
+    ℓ_true in the first layer's outputs, those of ℓ_syn (m, q) in the products with W +
+    W' and W − W', and the other factors (m, d) of these, x + p and x − p.
     """
     total = torch.zeros((), device=slopes.device)
     for slope, rows, sign in zip(made, features, (1, -1), strict=True):

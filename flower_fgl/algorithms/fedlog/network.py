@@ -22,32 +22,16 @@ smaller blocks would take longer than their arithmetic."""
 
 
 def self_loops(x: Tensor) -> GraphInput:
-    """Return a graph in which each node is its own only neighbour.
-
-    Parameters
-    ----------
-    x : Tensor of shape (n, d), float32
-        Features; may require grad.
-    """
+    """Return a graph of features (n, d) in which each node is its own only neighbour."""
     nodes = torch.arange(len(x), device=x.device)
     return GraphInput(x, torch.stack([nodes, nodes]))
 
 
 def start_nodes(num_nodes: int, num_features: int) -> dict[str, Tensor]:
-    """Draw the initial features of the learnable nodes of both branches.
+    """Draw the initial features (C·s, d) of the learnable nodes of both branches, by name.
 
     Xavier-uniform, from torch's global generator. Clients with the same seed get equal
     rows, so that a row has the same meaning on all clients.
-
-    Parameters
-    ----------
-    num_nodes, num_features : int
-        C·s and d.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (C·s, d), float32
-        By branch.
     """
     empty = {name: torch.empty(num_nodes, num_features) for name in BRANCH_NAMES}
     return {name: nn.init.xavier_uniform_(x) for name, x in empty.items()}
@@ -62,10 +46,8 @@ class FedLogBranchNet(Backbone):
         φ; its outputs are embeddings of width E.
     width, num_classes, nodes_per_class, num_features : int
         E, C, s and d.
-    threshold : float
-        λ of Eq. (3).
-    alpha : float, optional
-        α of all nodes, instead of Eq. (3).
+    threshold, alpha : float, and float or None
+        λ of Eq. (3), or α of all nodes.
     updates, neighbours_only, second_silu : bool
         See :class:`Branch`.
 
@@ -124,32 +106,16 @@ class FedLogBranchNet(Backbone):
         return list(self.nodes.values())
 
     def prototypes(self) -> dict[str, Tensor]:
-        """Embed the learnable nodes, FedLoG Eq. (1).
-
-        Returns
-        -------
-        dict of str to Tensor of shape (C·s, E), float32
-            By branch.
-        """
+        """Embed the learnable nodes, FedLoG Eq. (1): (C·s, E) by branch."""
         h = self.encoder(self_loops(torch.cat([self.nodes[n] for n in BRANCH_NAMES])))
         return dict(zip(BRANCH_NAMES, h.chunk(2), strict=True))
 
     def branch_log_probs(
         self, h: Tensor, neighbours: Tensor, prototypes: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Predict by both branches, FedLoG Eq. (2).
+        """Return log p_H and log p_T (n, C) of nodes, FedLoG Eq. (2).
 
-        Parameters
-        ----------
-        h, neighbours : Tensor of shape (n, E), float32
-            h_v and n_v.
-        prototypes : mapping of str to Tensor of shape (C·s, E), float32
-            Result of :meth:`prototypes`.
-
-        Returns
-        -------
-        head, tail : Tensor of shape (n, C), float32
-            log p_H and log p_T.
+        From h_v and n_v (n, E), and the result of :meth:`prototypes`.
         """
         head, tail = (
             self.classifier[name](h, neighbours, prototypes[name], self.num_classes)
@@ -170,37 +136,14 @@ class FedLogBranchNet(Backbone):
         return h
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Predict from all embeddings of a graph, FedLoG Eqs. (2) and (3).
+        """Predict from all embeddings (N, E) of a graph, FedLoG Eqs. (2) and (3).
 
-        Parameters
-        ----------
-        h : Tensor of shape (N, E), float32
-            Result of :meth:`embed`.
-        graph : GraphInput
-            The graph of the nodes.
-
-        Returns
-        -------
-        Tensor of shape (N, C), float32
-            log p(v), whose softmax is p(v).
+        Returns log p(v) (N, C), whose softmax is p(v).
         """
         return self._log_probs(*self._columns(h, graph))
 
     def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
-        """Predict some nodes; the others' rows are zero.
-
-        Parameters
-        ----------
-        graph : GraphInput
-            One graph.
-        wanted : Tensor of shape (N,), bool
-            Nodes to predict.
-
-        Returns
-        -------
-        Tensor of shape (N, C), float32
-            log p(v), as :meth:`head`.
-        """
+        """Predict the ``wanted`` nodes (N,) as :meth:`head`; other rows (N, C) are zero."""
         index = wanted.nonzero().squeeze(1)
         columns = self._columns(self.embed(graph), graph)
         found = self._log_probs(*(column[index] for column in columns))
@@ -225,15 +168,7 @@ class FedLogBranchNet(Backbone):
 
 
 class LinearTop(Backbone):
-    """An encoder with a new linear classifier, for pretraining.
-
-    Parameters
-    ----------
-    encoder : Backbone
-        φ, not copied; its outputs are embeddings of width E.
-    width, num_classes : int
-        E and C.
-    """
+    """The encoder φ, not copied, with a new linear classifier, for pretraining."""
 
     def __init__(self, encoder: Backbone, width: int, num_classes: int) -> None:
         nn.Module.__init__(self)

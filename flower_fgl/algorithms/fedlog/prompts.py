@@ -28,13 +28,7 @@ BUDGET = 1 << 24
 
 
 def make_generator(num_features: int) -> nn.Sequential:
-    """Return a prompt generator PG_k, which maps a node's features to a neighbour's.
-
-    Parameters
-    ----------
-    num_features : int
-        d.
-    """
+    """Return a prompt generator PG_k, which maps a node's features to a neighbour's."""
     first, second = WIDTHS
     return nn.Sequential(
         nn.Linear(num_features, first),
@@ -77,17 +71,8 @@ def blend_generators(
 def apply_generators(stacked: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Generate each synthetic node's prompt by its class's generator, no dropout.
 
-    Parameters
-    ----------
-    stacked : mapping of str to Tensor of shape (C, ...), float32
-        Result of :func:`blend_generators`.
-    x : Tensor of shape (C·s, d), float32
-        x̂, grouped by class.
-
-    Returns
-    -------
-    Tensor of shape (C·s, d), float32
-        In [−1, 1].
+    ``stacked`` is the result of :func:`blend_generators`, and ``x`` (C·s, d) is x̂,
+    grouped by class. Prompts (C·s, d) are within [−1, 1].
     """
     weights = [tensor for name, tensor in stacked.items() if name.endswith("weight")]
     biases = [tensor for name, tensor in stacked.items() if name.endswith("bias")]
@@ -98,13 +83,7 @@ def apply_generators(stacked: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
-    """Return the graph of pairs: node i and its prompt, node n + i.
-
-    Parameters
-    ----------
-    x, prompts : Tensor of shape (n, d), float32
-        Features of nodes and prompts.
-    """
+    """Return the graph of pairs: node i and its prompt, node n + i; features (n, d)."""
     first = torch.arange(len(x), device=x.device)
     second = first + len(x)
     edges = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
@@ -122,27 +101,11 @@ def train_prompt_generator(
 ) -> float:
     """Train PG_k by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13), one step per epoch.
 
-    Parameters
-    ----------
-    generator : torch.nn.Module
-        Trained in place, then left in evaluation mode.
-    task : PromptTask
-        The client's training nodes.
-    epochs : int
-        Adam steps over all nodes.
-    networks : int
-        N, newly initialised in each epoch.
-    lr : float
-        Learning rate.
-    batch_size : int
-        Training nodes with neighbours on which an epoch computes both losses, drawn anew
-        in each epoch; 0, or at least their number: all of them.
-
-    Returns
-    -------
-    float
-        Loss of the last epoch. If no training node has a neighbour, nothing is trained
-        and the loss is 0.
+    The generator is trained in place, by Adam, then left in evaluation mode.
+    ``networks`` is N, newly initialised in each epoch. ``batch_size`` is the number of
+    training nodes with neighbours on which an epoch computes both losses, drawn anew in
+    each; 0, or at least their number: all of them. Returns the loss of the last epoch.
+    If no training node has a neighbour, nothing is trained and the loss is 0.
 
     Notes
     -----

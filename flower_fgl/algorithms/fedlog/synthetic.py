@@ -29,20 +29,7 @@ TAIL_EPSILON = 1e-6
 
 
 def class_rates(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the share of each class among training labels, ``r_k^c`` of FedLoG.
-
-    Parameters
-    ----------
-    labels : Tensor of shape (n,), int64
-        Classes of the training nodes, n at least 1.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        Sums to 1.
-    """
+    """Return the share of each class among training labels, ``r_k^c`` (C,) of FedLoG."""
     return torch.bincount(labels, minlength=num_classes).float() / len(labels)
 
 
@@ -153,21 +140,7 @@ def blend_nodes(nodes: Tensor, weights: Tensor) -> Tensor:
 def permute_slots(
     nodes: Tensor, num_classes: int, generator: torch.Generator
 ) -> Tensor:
-    """Shuffle the learnable nodes of every client within each class.
-
-    Parameters
-    ----------
-    nodes : Tensor of shape (K, C·s, d), float32
-        Uploads, grouped by class.
-    num_classes : int
-        C.
-    generator : torch.Generator
-        Source of randomness.
-
-    Returns
-    -------
-    Tensor of shape (K, C·s, d), float32
-    """
+    """Shuffle the learnable nodes (K, C·s, d) of every client within each class."""
     clients, size, width = nodes.shape
     slots = size // num_classes
     draws = torch.rand((clients, num_classes, slots), generator=generator)

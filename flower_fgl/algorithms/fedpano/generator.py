@@ -25,13 +25,7 @@ TINY = 1e-12
 
 
 class NodeGenerator(nn.Sequential):
-    """The generator φ: two linear layers, with ReLU and Tanh; 3·H² + 2·H parameters.
-
-    Parameters
-    ----------
-    width : int
-        Width H of the representations.
-    """
+    """The generator φ: two linear layers, with ReLU and Tanh; 3·H² + 2·H parameters."""
 
     def __init__(self, width: int) -> None:
         super().__init__(
@@ -72,17 +66,7 @@ def synthesise(
 
 
 def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
-    """Generate synthetic nodes without a generator, ``h_u + ε``, FedPANO-nG.
-
-    Parameters
-    ----------
-    nodes, noise : Tensor of shape (n, H) and (n, m, H), float32
-        h_u of the training nodes, and ε.
-
-    Returns
-    -------
-    Tensor of shape (n, m, H), float32
-    """
+    """Generate synthetic nodes (n, m, H) without a generator, ``h_u + ε``, FedPANO-nG."""
     return nodes[:, None] + noise
 
 
@@ -128,21 +112,9 @@ def spread(synthetic: Tensor) -> Tensor:
 
 
 def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperator:
-    """Build the rows of ``D⁻¹ A`` that belong to some nodes.
+    """Build the rows (n, N) of ``D⁻¹ A`` that belong to distinct nodes (n,).
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Sources and targets.
-    nodes : Tensor of shape (n,), int64
-        Rows to build, each once.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    SparseOperator of shape (n, N)
-        The row of a node without neighbours is zero.
+    The row of a node without neighbours is zero.
     """
     place = torch.full((num_nodes,), -1, device=nodes.device)
     place[nodes] = torch.arange(len(nodes), device=nodes.device)

@@ -23,23 +23,10 @@ def build_encoder(
     dropout: float,
     initialise: bool = True,
 ) -> Backbone:
-    """Build a backbone that represents nodes and has no classifier.
+    """Build a backbone without classifier, for :meth:`Backbone.represent`.
 
-    Parameters
-    ----------
-    name, in_channels, hidden_channels, num_layers, dropout, initialise
-        As in :func:`~flower_fgl.nn.build_model`. All ``num_layers`` layers of layered
-        backbones have width ``hidden_channels``.
-
-    Returns
-    -------
-    Backbone
-        Its :meth:`Backbone.represent` gives the representations.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown or a size is out of range.
+    Parameters and errors are those of :func:`~flower_fgl.nn.build_model`. All
+    ``num_layers`` layers of layered backbones have width ``hidden_channels``.
     """
     encoder = build_model(
         name,
@@ -56,20 +43,11 @@ def build_encoder(
 
 
 class PersonalNet(Backbone):
-    """A graph network θ^g and a linear classifier of selected classes.
+    """A graph network θ^g and a linear classifier of selected classes, not copied.
 
-    Parameters
-    ----------
-    encoder : Backbone
-        Result of :func:`build_encoder`; shared with the caller.
-    classifier : torch.nn.Linear
-        From H to the number of ``classes``, or to all of them; shared with the caller.
-    classes : Tensor of shape (c,), int64
-        Predicted classes, in the order of the classifier's outputs.
-    num_classes : int
-        C.
-    rep_norm : {"l2", "tanh", "none"}
-        Normalisation of representations, see :func:`~flower_fgl.nn.normalize.bound`.
+    ``classes`` (c,), int64, are the predicted classes, in the order of the classifier's
+    outputs; a classifier may also have all C. Representations are normalised by
+    ``rep_norm``, see :func:`~flower_fgl.nn.normalize.bound`.
     """
 
     classes: Tensor

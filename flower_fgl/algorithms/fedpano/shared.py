@@ -19,24 +19,9 @@ __all__ = ["SharedParts"]
 class SharedParts(nn.Module):
     """θ^g, θ^s and φ, as far as a variant sends them; the server initialises them once.
 
-    Parameters
-    ----------
-    model : str
-        Backbone of θ^g.
-    in_channels : int
-        Feature width d.
-    hidden_channels : int
-        H; a width in the backbone's name takes precedence.
-    num_classes : int
-        C, over all clients.
-    num_layers : int
-        L; a depth in the backbone's name takes precedence.
-    dropout : float in [0, 1)
-        Rate between the layers.
-    method_config : FedPANOSettings
-        Determines which parts exist.
-    initialise : bool
-        Draw the encoder's initial parameters; otherwise the caller must load them.
+    Sizes are those of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`, C is that
+    of all clients, and ``method_config`` determines which parts exist. Without
+    ``initialise`` the caller must load the encoder's parameters.
 
     Notes
     -----

@@ -27,18 +27,9 @@ CHUNK = 1 << 24
 
 
 class FeatureGenerator(nn.Sequential):
-    """fGen: three linear maps from an embedding to the features of all neighbours.
+    """fGen: three linear maps from an embedding to the features of ``most`` neighbours.
 
-    Parameters
-    ----------
-    in_channels : int
-        Embedding width p.
-    hidden : tuple of two int
-        Widths between the maps; 256 and 2048 in the paper.
-    most : int
-        Maximum number of neighbours per node.
-    num_features : int
-        Feature width d.
+    ``hidden`` are the widths between the maps; 256 and 2048 in the paper.
 
     Notes
     -----
@@ -62,19 +53,9 @@ class FeatureGenerator(nn.Sequential):
         self.most = most
 
     def generate(self, inputs: Tensor, counts: Tensor) -> Tensor:
-        """Generate the first neighbours of each node.
+        """Generate the first neighbours of each node: (Σ counts, d), grouped by node.
 
-        Parameters
-        ----------
-        inputs : Tensor of shape (M, p), float32
-            Embeddings with noise.
-        counts : Tensor of shape (M,), int64
-            Number of neighbours to generate for each node, at most ``most``.
-
-        Returns
-        -------
-        Tensor of shape (Σ counts, d)
-            Grouped by node, in order.
+        ``inputs`` (M, p) are embeddings with noise; ``counts`` (M,) are at most ``most``.
         """
         *first, last, _ = list[Any](self.children())
         hidden = inputs
@@ -94,13 +75,6 @@ class FeatureGenerator(nn.Sequential):
 
 class NeighbourGenerator(nn.Module):
     """NeighGen: an encoder, dGen, fGen, and the classifier of the mended graph.
-
-    Parameters
-    ----------
-    features : FeatureGenerator
-        fGen.
-    num_features, hidden_channels, num_classes : int
-        d, p and C.
 
     Notes
     -----
@@ -145,21 +119,10 @@ class NeighbourGenerator(nn.Module):
     def mend(
         self, graph: GraphInput, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Generate the missing neighbours of a graph's nodes.
+        """Generate the missing neighbours of a graph's nodes, with noise drawn on the CPU.
 
-        Parameters
-        ----------
-        graph : GraphInput
-            With N nodes.
-        generator : torch.Generator
-            Draws the noise, on the CPU.
-
-        Returns
-        -------
-        owner : Tensor of shape (M,), int64
-            Node to which each generated node is connected, ascending.
-        x : Tensor of shape (M, d), float32
-            Generated features.
+        Returns the node (M,) to which each generated node is connected, ascending, and the
+        generated features (M, d).
         """
         z = self.embed(graph)
         counts = self.count(z).round().clamp(max=self.features.most).long()
@@ -177,22 +140,11 @@ def noise_like(z: Tensor, generator: torch.Generator) -> Tensor:
 def closest_rows(
     generated: Tensor, x: Tensor, allowed: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Find the nearest row of a matrix for each generated vector.
+    """Find the nearest row of ``x`` (N, d), strided or sparse CSR, for each vector (S, d).
 
-    Parameters
-    ----------
-    generated : Tensor of shape (S, d), float
-        At least one vector, without gradient.
-    x : Tensor of shape (N, d), float
-        Strided or sparse CSR; N at least 1.
-    allowed : tuple of Tensor (M, N) sparse CSR and Tensor (S,) int64, optional
-        Candidate rows. The second tensor gives each vector a row of the first, whose
-        non-zeros are the candidates; there must be at least one.
-
-    Returns
-    -------
-    Tensor of shape (S,), int64
-        Row of ``x`` with the smallest Euclidean distance.
+    ``allowed`` limits the candidates: the second tensor (S,) gives each vector a row of the
+    first (M, N), sparse CSR, whose non-zeros are the candidates, at least one. Returns row
+    numbers (S,); there is at least one vector and one row.
     """
     square = _row_squares(x)
     found = []
@@ -227,18 +179,10 @@ def group_means(x: Tensor, least: int) -> Tensor:
     two, so that every group for a larger ``least`` consists of groups for a smaller one.
     With other groups in another run, differences of means would be those of single rows.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float
-        Strided or sparse CSR.
-    least : int, positive
-        Least number of rows of a group. Groups have the next power of two, the last one up
-        to twice as many. With fewer rows than that there is one group of all.
-
-    Returns
-    -------
-    Tensor of shape (G, d), strided
-        Means of the G groups; no group if N < ``least``.
+    Groups of ``x`` (N, d), strided or sparse CSR, have the next power of two from
+    ``least`` on, the last one up to twice as many. With fewer rows than that there is
+    one group of all, and none if N < ``least``. Returns the means (G, d) of the G
+    groups, strided.
     """
     size, width = x.shape
     if size < least:
@@ -258,17 +202,8 @@ def match_loss(
 ) -> Tensor:
     """Compute the squared error of each generated vector to the nearest row, L^f.
 
-    Parameters
-    ----------
-    generated : Tensor of shape (S, d), float
-        With gradient.
-    x, allowed
-        As in :func:`closest_rows`.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Mean over vectors and features; zero without vectors.
+    The mean over vectors and features of ``generated`` (S, d), with gradient; zero without
+    vectors. ``x`` and ``allowed`` are as in :func:`closest_rows`.
     """
     if not len(generated):
         return generated.sum()

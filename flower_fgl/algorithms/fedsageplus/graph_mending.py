@@ -57,12 +57,7 @@ class HiddenNodes:
 def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
     """Hide nodes and all their edges, Zhang et al. 2021, Sec. 3.2.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        Undirected, with N nodes.
-    is_hidden : Tensor of shape (N,), bool
-        Nodes to hide; at least one must remain.
+    ``graph`` is undirected; at least one node must remain.
     """
     kept = (~is_hidden).nonzero().squeeze(1)
     number = torch.full_like(is_hidden, -1, dtype=torch.int64)
@@ -93,14 +88,8 @@ def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
 class MendedGraph(GraphInput):
     """A graph with generated nodes, each connected to one node of the graph.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        N nodes; its features are not changed, sparse features stay sparse.
-    owner : Tensor of shape (M,), int64
-        Node of the graph to which each generated node is connected.
-    generated : Tensor of shape (M, d), float32
-        Features of the generated nodes, numbers N to N + M − 1; may require grad.
+    ``owner`` (M,) are those nodes. The generated nodes have the features ``generated``
+    (M, d), which may require grad, and the numbers N to N + M − 1.
 
     Notes
     -----

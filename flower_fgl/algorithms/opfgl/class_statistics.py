@@ -158,21 +158,11 @@ def outside_shares(
     The mean of a class over ``Ã^h X`` also sums nodes outside the class. If these are
     one hub, its features follow from the means of two hops.
 
-    Parameters
-    ----------
-    adjacency : SparseOperator of shape (N, N)
-        Ã, symmetric.
-    classes : Tensor of shape (N,), int64
-        Class of each node in the statistics; −1 excludes the node.
-    num_classes, depth : int
-        C and h.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        The largest weight of a node outside the class, divided by that of all of them,
-        in the hop where it is largest; 0 without such nodes. At most 1/m means that at
-        least m nodes outside the class stand behind the statistics.
+    ``adjacency`` is Ã (N, N), symmetric; ``classes`` (N,) are those of the statistics, −1
+    excludes a node; ``depth`` is h. Returns (C,): the largest weight of a node outside the
+    class, divided by that of all of them, in the hop where it is largest; 0 without such
+    nodes. At most 1/m means that at least m nodes outside the class stand behind the
+    statistics.
     """
     largest = torch.zeros(num_classes, device=classes.device)
     if not len(classes):
@@ -252,20 +242,13 @@ def merge_statistics(
 
 
 def check_statistics(mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Raise an error for statistics that no sample can have.
-
-    Parameters
-    ----------
-    mean, variance : Tensor of shape (..., C, D), float
-        μ and s²; ignored where ``count == 0``.
-    count : Tensor of shape (..., C), int64
-        N.
+    """Refuse statistics (..., C, D) and counts (..., C) that no sample can have.
 
     Raises
     ------
     PayloadError
-        If shapes differ, a count or variance is negative, or a mean or variance is not
-        finite.
+        If shapes differ, a count or variance is negative, or, where the count is not 0, a
+        mean or variance is not finite.
     """
     if mean.shape != variance.shape or mean.shape[:-1] != count.shape:
         raise PayloadError(

@@ -24,16 +24,8 @@ __all__ = ["LocalKnowledge", "adjacency_operator", "pseudo_input", "study_labels
 class LocalKnowledge:
     """Values derived from the labels of a client's graph; they never leave the client.
 
-    Parameters
-    ----------
-    soft : Tensor of shape (N, C), float32
-        ỹ, not normalised.
-    class_homophily, factor : Tensor of shape (C,), float32
-        H of Eq. (3) and w_dist of Eq. (4).
-    degree : Tensor of shape (N,), int64
-        Number of neighbours of each node.
-    labels : Tensor of shape (N,), int64
-        Class of training nodes, −1 elsewhere.
+    ỹ (N, C), not normalised; H of Eq. (3) and w_dist of Eq. (4), both (C,); the number of
+    neighbours of each node (N,); the class of training nodes (N,), −1 elsewhere.
     """
 
     soft: Tensor
@@ -44,19 +36,9 @@ class LocalKnowledge:
 
 
 def adjacency_operator(edge_index: Tensor, num_nodes: int) -> SparseOperator:
-    """Build S = D^{-1/2} A D^{-1/2}, without self-loops.
+    """Build S = D^{-1/2} A D^{-1/2}, (N, N), from edges in both directions without loops.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Every undirected edge in both directions, no self-loops.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    SparseOperator of shape (N, N)
-        Rows of isolated nodes are zero.
+    Rows of isolated nodes are zero.
     """
     source, target = edge_index
     degree = torch.bincount(target, minlength=num_nodes).clamp(min=1).float()
@@ -74,18 +56,9 @@ def study_labels(
     steps: int,
     share: float,
 ) -> LocalKnowledge:
-    """Propagate the training labels and weight the classes, O-pFGL Eqs. (2)-(4).
+    """Propagate the labels of training nodes (n,) and weight the classes, Eqs. (2)-(4).
 
-    Parameters
-    ----------
-    inputs : GraphInput
-        The client's training graph with N nodes.
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-    num_classes : int
-        C.
-    steps, share : int, at least 0, and float in [0, 1]
-        n_lp and a.
+    ``steps`` is n_lp, and ``share`` is a.
     """
     size = inputs.num_nodes
     known = torch.full((size,), -1, dtype=torch.int64, device=index.device)
@@ -104,18 +77,7 @@ def study_labels(
 
 
 def pseudo_input(graph: PseudoGraph) -> GraphInput:
-    """Convert a pseudo-graph with s nodes to the input of backbones.
-
-    Parameters
-    ----------
-    graph : PseudoGraph
-        With s nodes.
-
-    Returns
-    -------
-    GraphInput
-        Every link in both directions, with its weight.
-    """
+    """Convert a pseudo-graph to the input of backbones, with edges in both directions."""
     row, column = graph.adjacency.nonzero(as_tuple=True)
     return GraphInput(
         graph.features, torch.stack([row, column]), graph.adjacency[row, column]

@@ -46,12 +46,10 @@ def pair_scores(
     ----------
     left, right : Tensor of shape (s, h), float
         l and r: terms of the two nodes in the normalised first layer.
-    weight : Tensor of shape (h', h), float
-        W.
+    weight, head : Tensor of shape (h', h) and (h',), float
+        W and v.
     scale, shift : Tensor of shape (h',), float
         Parameters of the batch normalisation.
-    head : Tensor of shape (h',), float
-        v.
     pool : list of Tensor, optional
         Keeps the large buffer of s²h' numbers between calls.
 
@@ -66,21 +64,9 @@ def pair_scores(
 
 
 def pair_similarity(x: Tensor, weight: Tensor) -> Tensor:
-    """Average the similarity of connected nodes, O-pFGL Eq. (12).
+    """Return :func:`~flower_fgl.algorithms.opfgl.objective.smoothness_loss` of X' and A'.
 
-    ``Σ_ij A_ij κ(x_i, x_j) / Σ_ij A_ij``, ``κ = mean_dim exp(−(x_i − x_j)² / 2)``.
-
-    Parameters
-    ----------
-    x : Tensor of shape (s, d), float
-        Features.
-    weight : Tensor of shape (s, s), float, non-negative, symmetric, zero diagonal
-        A.
-
-    Returns
-    -------
-    Tensor of shape ()
-        0 without edges; differentiable in both.
+    Differentiable in both.
     """
     out: Tensor = _PairSimilarity.apply(x, weight)  # type: ignore[no-untyped-call]
     return out

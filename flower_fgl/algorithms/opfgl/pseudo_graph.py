@@ -41,16 +41,10 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, eq=False)
 class PseudoGraph:
-    """A small weighted graph with labels.
+    """A small weighted graph of s nodes with labels.
 
-    Parameters
-    ----------
-    features : Tensor of shape (s, d), float32
-        X'.
-    labels : Tensor of shape (s,), int64
-        Y', non-decreasing.
-    adjacency : Tensor of shape (s, s), float32, in [0, 1]
-        A', symmetric, with a zero diagonal.
+    X' (s, d); Y' (s,), non-decreasing; A' (s, s) in [0, 1], symmetric, with a zero
+    diagonal.
     """
 
     features: Tensor
@@ -97,11 +91,6 @@ class LinkPredictor(nn.Module):
     An MLP 2d → h → h → 1 with batch normalisation over all s² pairs and ReLU after each
     hidden layer, symmetrised: ``z_ij = (g([x_i ‖ x_j]) + g([x_j ‖ x_i])) / 2``.
 
-    Parameters
-    ----------
-    num_features, hidden_channels : int
-        d and h.
-
     Notes
     -----
     1. The first layer is a_i + b_j. Over all ordered pairs its mean and variance are
@@ -141,19 +130,10 @@ class LinkPredictor(nn.Module):
 
 
 def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
-    """Compute the number of pseudo-nodes of each class, O-pFGL Sec. IV-C.
+    """Compute the number of pseudo-nodes of each class (C,), O-pFGL Sec. IV-C.
 
-    Parameters
-    ----------
-    counts : Tensor of shape (C,), int64
-        Number of labelled nodes of each class, without reliable nodes.
-    share : float in (0, 1], optional
-        p; by default one node per class.
-
-    Returns
-    -------
-    Tensor of shape (C,), int64
-        ``max(⌈p·N⌉, 1)``, 0 for a class that no client has.
+    ``max(⌈p·N⌉, 1)`` for N labelled nodes, without reliable ones, and p = ``share``; by
+    default one node per class. 0 for a class that no client has.
     """
     present = (counts > 0).long()
     if share is None:
@@ -239,17 +219,9 @@ class PseudoGraphGenerator:
         )
 
     def step(self, number: int) -> tuple[Tensor, Tensor]:
-        """Take one step: of g_θ if ``number`` mod 50 < 10, else of X'.
+        """Take one step: of g_θ if ``number``, of previous steps, mod 50 < 10, else of X'.
 
-        Parameters
-        ----------
-        number : int
-            Number of previous steps.
-
-        Returns
-        -------
-        alignment, smoothness : Tensor of shape ()
-            Losses before the step, without weights and gradient.
+        Returns alignment and smoothness before the step, without weights and gradient.
         """
         is_link_step = number % PERIOD < LINK_STEPS
         self.links.requires_grad_(is_link_step)
@@ -290,23 +262,9 @@ def generate(
 ) -> tuple[PseudoGraph, Tensor]:
     """Generate a pseudo-graph with given class statistics, O-pFGL Sec. IV-C.
 
-    Parameters
-    ----------
-    mean, variance, counts, num_nodes, num_features, depth, settings, generator
-        See :class:`PseudoGraphGenerator`.
-    progress : callable, optional
-        Called every 50 steps and after the last.
-
-    Returns
-    -------
-    graph : PseudoGraph
-    losses : Tensor of shape (steps, 2), float32
-        Alignment and smoothness before each step, without weights.
-
-    Raises
-    ------
-    PayloadError
-        See :class:`PseudoGraphGenerator`.
+    Parameters and errors are those of :class:`PseudoGraphGenerator`. ``progress`` is
+    called every 50 steps and after the last. Returns the graph, and alignment and
+    smoothness before each step, without weights: (steps, 2).
     """
     trainer = PseudoGraphGenerator(
         mean, variance, counts, num_nodes, num_features=num_features, depth=depth,

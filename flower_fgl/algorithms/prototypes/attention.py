@@ -26,12 +26,7 @@ TINY = 1e-12
 
 
 class UnitRows:
-    """The rows of a matrix, normalised to unit length in its products.
-
-    Parameters
-    ----------
-    rows : Tensor of shape (N, p), float
-        x, of any length; may require grad.
+    """The rows of a matrix (N, p), normalised to unit length in its products.
 
     Notes
     -----
@@ -101,21 +96,9 @@ class _UnitProjection(torch.autograd.Function):
 
 
 def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-    """Normalise scores within groups, ``e^{s_i} / Σ_{j in group of i} e^{s_j}``.
+    """Normalise scores (E,) within groups, ``e^{s_i} / Σ_{j in group of i} e^{s_j}``.
 
-    Parameters
-    ----------
-    scores : Tensor of shape (E,), float
-        s.
-    segment : Tensor of shape (E,), int64, in [0, num_segments)
-        Group of each score.
-    num_segments : int
-        Number of groups; some may be empty.
-
-    Returns
-    -------
-    Tensor of shape (E,)
-        Sums to 1 over each group.
+    ``segment`` (E,) is the group of each score; some may be empty.
     """
     top = scores.new_full((num_segments,), -torch.inf)
     top = top.scatter_reduce(0, segment.long(), scores.detach(), "amax")
@@ -240,18 +223,8 @@ class _AdditiveSoftmax(torch.autograd.Function):
 def deviation_from_uniform(weights: Tensor, pairs: Pairs) -> float:
     """Measure how far attention is from equal weights.
 
-    Parameters
-    ----------
-    weights : Tensor of shape (E,), float
-        w_vu.
-    pairs : Pairs
-        Their centres and neighbours.
-
-    Returns
-    -------
-    float
-        Mean of ``|w_vu · n_v − 1|`` over the pairs of centres with n_v > 1 neighbours;
-        0 without such pairs.
+    The mean of ``|w_vu · n_v − 1|`` over the pairs of centres with n_v > 1 neighbours, for
+    weights w_vu (E,); 0 without such pairs.
     """
     count = torch.bincount(pairs.centre)
     # with one neighbour the weight is 1, and adds nothing

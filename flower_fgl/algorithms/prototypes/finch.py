@@ -78,16 +78,6 @@ def finch(points: Tensor) -> Tensor:
 
 
 def cluster_means(points: Tensor) -> Tensor:
-    """Return the mean of each FINCH cluster.
-
-    Parameters
-    ----------
-    points : Tensor of shape (n, p), float32
-        At least one.
-
-    Returns
-    -------
-    Tensor of shape (m, p), float32
-    """
+    """Return the mean (m, p) of each FINCH cluster of points (n, p)."""
     labels = finch(points)
     return class_means(points, labels.to(points.device), int(labels.max()) + 1)

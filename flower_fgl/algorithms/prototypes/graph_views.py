@@ -31,21 +31,10 @@ BLOCK = 1 << 18
 def confident_labels(
     logits: Tensor, index: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return a class and a confidence for every node.
+    """Return a class and a confidence in (0, 1] for every node: (N,) each.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, C), float32
-        Predictions for all local nodes; no gradient flows to them.
-    index, labels : Tensor of shape (n,), int64
-        Training nodes, which have confidence 1, and their classes.
-
-    Returns
-    -------
-    classes : Tensor of shape (N,), int64
-        The label of training nodes, the prediction for others.
-    confidence : Tensor of shape (N,), float32, in (0, 1]
-        Largest softmax of the prediction.
+    The label of the training nodes, with confidence 1; for others the prediction of the
+    logits (N, C), and its softmax. No gradient flows to these.
     """
     confidence, classes = logits.detach().softmax(dim=1).max(dim=1)
     return (
@@ -112,20 +101,10 @@ def view_contrast(
 
 
 def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
-    """Link each node to its nearest nodes by cosine.
+    """Link each node to its ``number`` nearest nodes by cosine: node and neighbour, (2, E).
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h; no gradient flows to it.
-    number : int, at least 1
-        k; all other nodes if they are fewer.
-
-    Returns
-    -------
-    Tensor of shape (2, E), int64
-        Node and neighbour. Only neighbours with positive cosine, so a node with zero
-        embedding has none.
+    Only neighbours with positive cosine, so a node with zero embedding has none. No
+    gradient flows to the embedding (N, p).
 
     Notes
     -----
@@ -146,20 +125,7 @@ def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
 
 
 def union_pairs(num_nodes: int, *edges: Tensor) -> Tensor:
-    """Merge edges to undirected pairs of nodes, each once, without self-loops.
-
-    Parameters
-    ----------
-    num_nodes : int
-        N.
-    *edges : Tensor of shape (2, E), int64
-        Edges, in one direction or both.
-
-    Returns
-    -------
-    Tensor of shape (2, M), int64
-        Pairs u < v, ascending.
-    """
+    """Merge edges (2, E), in one direction or both, to ascending pairs u < v, each once."""
     both = torch.cat(edges, dim=1).sort(dim=0).values
     low, high = both[:, both[0] < both[1]]
     key = torch.unique(low * num_nodes + high)

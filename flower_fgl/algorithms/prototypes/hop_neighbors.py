@@ -312,29 +312,10 @@ def draw_two_steps(
     mode: str,
     generator: torch.Generator,
 ) -> Pairs:
-    """Draw neighbours at distance two by random walks with rejection.
+    """Draw up to ``limit`` neighbours at distance two of each of ``nodes`` with a class.
 
-    Parameters
-    ----------
-    adjacency : Pairs
-        Each node and its neighbours, sorted by both; undirected, without loops.
-    nodes : Tensor of shape (n,), int64
-        The centres.
-    classes : Tensor of shape (N,), integer
-        Class of each node, -1 for none.
-    same_class : bool
-        Whether a neighbour must have its centre's class.
-    limit : int
-        Maximum number of neighbours per centre.
-    mode : {"ring", "within"}
-        Nodes at distance exactly 2, or at distance 1 or 2.
-    generator : torch.Generator
-        Draws on the CPU.
-
-    Returns
-    -------
-    Pairs
-        Up to ``limit`` pairs for each centre with a class, sorted by centre.
+    ``adjacency`` are each node and its neighbours, sorted by both; undirected, without
+    loops. Other arguments are those of :func:`select_pairs`.
 
     Notes
     -----

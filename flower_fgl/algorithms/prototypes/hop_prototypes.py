@@ -109,22 +109,12 @@ class HopAverage:
 
     @torch.no_grad()
     def largest_shares(self, weights: Tensor) -> Tensor:
-        """Return the largest weight of a single node in each prototype.
+        """Return the largest weight of a node in each prototype, (C, L + 1), in [0, 1].
 
         A prototype of many centres may still be the embedding of one hub: in a star of
-        five leaves the hub has the weight 5/6.
-
-        Parameters
-        ----------
-        weights : Tensor of shape (E,)
-            Result of :meth:`weights`.
-
-        Returns
-        -------
-        Tensor of shape (C, L + 1), float32
-            In [0, 1], 0 for a missing prototype. A value of at most 1/m means that at
-            least m distinct nodes stand behind the prototype, none of them with a larger
-            weight.
+        five leaves the hub has the weight 5/6. A value of at most 1/m means that at least m
+        distinct nodes stand behind the prototype, none of them with a larger weight; 0 is a
+        missing prototype. ``weights`` is the result of :meth:`weights`.
         """
         table = self._table(weights)
         if not table.shape[1]:
@@ -137,19 +127,10 @@ class HopAverage:
         return made.view(*self.counts.shape, -1)
 
     def __call__(self, embedding: Tensor, scorer: Scorer | None = None) -> Tensor:
-        """Average embeddings, Eq. (2★).
+        """Average f (N, p), Eq. (2★): (C, L + 1, p), zero where ``counts == 0``.
 
-        Parameters
-        ----------
-        embedding : Tensor of shape (N, p), float32
-            f(x), of any length: rows are normalised to unit length.
-        scorer : Scorer, optional
-            By default all neighbours of a node have equal weights.
-
-        Returns
-        -------
-        Tensor of shape (C, L + 1, p), float32
-            Zero where ``counts == 0``.
+        The rows of f are normalised. Without ``scorer`` all neighbours of a node have
+        equal weights.
         """
         unit = UnitRows(embedding)
         if scorer is not None:

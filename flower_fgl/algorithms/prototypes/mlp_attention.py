@@ -57,20 +57,10 @@ class NeighbourScorer(Scorer):
         return segment_softmax(self.scores(f, mean, around), around.centre, size)
 
     def scores(self, embedding: Tensor, mean: Tensor, around: Pairs) -> Tensor:
-        """Score each pair.
+        """Score each pair of ``around``: (E,).
 
-        Parameters
-        ----------
-        embedding : Tensor of shape (N, p), float32
-            f.
-        mean : Tensor of shape (L · N, p), float32
-            Mean of f over each node's neighbours at each hop.
-        around : Pairs
-            E pairs, see :meth:`forward`.
-
-        Returns
-        -------
-        Tensor of shape (E,)
+        ``embedding`` is f (N, p), ``mean`` (L · N, p) the mean of f over each node's
+        neighbours at each hop.
         """
         neighbour, centre, context = self.hidden.weight.chunk(3, dim=1)
         of_centre = F.linear(embedding, centre, self.hidden.bias)

@@ -64,22 +64,7 @@ def _means_of(
 
 
 def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor:
-    """Compute −‖h_u − μ_c‖ / τ.
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h, the embeddings to classify.
-    means : Tensor of shape (C, p), float32
-        μ.
-    classes : Tensor of shape (C,), bool
-        Classes that have a mean.
-
-    Returns
-    -------
-    Tensor of shape (N, C)
-        −inf for the other classes.
-    """
+    """Compute −‖h_u − μ_c‖ / τ, (N, C), for means (C, p); −inf for classes without one."""
     # a formula with scalar products would cancel numerically for nearby embeddings
     direct = "donot_use_mm_for_euclid_dist"
     distance = torch.cdist(embedding, means, compute_mode=direct) / TAU
@@ -205,14 +190,8 @@ class NearestMean(Backbone):
 class FixedMeans(Backbone):
     """Classifier by constant class means: :class:`NearestMean` without training nodes.
 
-    Parameters
-    ----------
-    network : Backbone
-        Embeds, as in :class:`NearestMean`.
-    means : Tensor of shape (C, p), float32
-        Means of the training nodes' embeddings, by class.
-    classes : Tensor of shape (C,), bool
-        Classes with training nodes.
+    ``means`` (C, p) are those of the training nodes' embeddings by ``network``; ``classes``
+    (C,), bool, are those with training nodes.
     """
 
     means: Tensor

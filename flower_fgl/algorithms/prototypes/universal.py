@@ -27,14 +27,8 @@ TINY = 1e-12
 class PrototypeGenerator(nn.Module):
     """The global prototype generator of FedPG and FedTGP.
 
-    A trainable table P̈, passed through Linear-ReLU-Linear.
-
-    Parameters
-    ----------
-    num_classes, num_hops, width : int
-        C, L + 1 and p.
-    is_normalised : bool
-        Whether prototypes have unit length.
+    A trainable table P̈ (C, L + 1, p), passed through Linear-ReLU-Linear. Prototypes
+    have unit length if ``is_normalised``.
     """
 
     def __init__(
@@ -276,16 +270,8 @@ def fusion_sets(
 ) -> Tensor:
     """Find the clients whose prototypes each client blends, Ṡ_i of FedPG Eq. (5).
 
-    Parameters
-    ----------
-    uploads, threshold, is_fresh
-        As in :func:`personalise_prototypes`.
-
-    Returns
-    -------
-    Tensor of shape (K, K, C, H), bool
-        Entry (i, j, c, h): whether client i uses the prototype of client j. A client
-        always uses its own.
+    Arguments are those of :func:`personalise_prototypes`. Entry (i, j, c, h) of the result
+    (K, K, C, H): whether client i uses the prototype of client j; it always uses its own.
     """
     unit = F.normalize(uploads, dim=-1)
     similar = torch.einsum("ichp,jchp->ijch", unit, unit) >= threshold
@@ -299,18 +285,8 @@ def fusion_sets(
 def fused_share(sets: Tensor, present: Tensor) -> float:
     """Measure how often Eq. (5) uses another client's prototype.
 
-    Parameters
-    ----------
-    sets : Tensor of shape (K, K, C, H), bool
-        Result of :func:`fusion_sets`.
-    present : Tensor of shape (K, C, H), bool
-        Which prototypes exist.
-
-    Returns
-    -------
-    float
-        Share of the pairs of two clients that both have a prototype of one class and
-        hop in which the first uses the second's; NaN without such a pair.
+    The share of the pairs of two clients that both have a prototype of one class and hop,
+    ``present`` (K, C, H), in which the first uses the second's; NaN without such a pair.
     """
     both = present[:, None] & present  # (K, K, C, H)
     both &= ~torch.eye(len(present), dtype=torch.bool)[:, :, None, None]
