@@ -71,7 +71,8 @@ def clone(folder: Path, modules: list[Path], tests: list[str]) -> Path:
 
 def report(results: str, modules: list[Path]) -> None:
     """Print the survivors, and for each module the share of its changes found."""
-    pairs = [line.strip().split(": ") for line in results.splitlines() if ": " in line]
+    lines = [line.strip() for line in results.splitlines() if ": " in line]
+    pairs = [line.split(": ") for line in lines if not line.endswith("not checked")]
     for module in modules:
         start = ".".join(module.with_suffix("").parts) + "."
         of_module = [(name, status) for name, status in pairs if name.startswith(start)]
@@ -89,6 +90,9 @@ def main() -> None:
     parser.add_argument("modules", nargs="+", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--tests", nargs="*", help="by default those of the same name")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names of changes, with *"
+    )
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     tests = options.tests or sorted({t for m in options.modules for t in tests_of(m)})
@@ -96,10 +100,9 @@ def main() -> None:
     # one thread each: forked processes cannot use the threads of their parent
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     run = [sys.executable, "-m", "mutmut", "run", "--max-children"]
+    run += [str(options.processes), *options.only]
     with (options.folder / "log.txt").open("w") as log:
-        subprocess.run(
-            [*run, str(options.processes)], cwd=copy, env=quiet, stdout=log, check=False
-        )
+        subprocess.run(run, cwd=copy, env=quiet, stdout=log, check=False)
     results = subprocess.run(
         [sys.executable, "-m", "mutmut", "results", "--all", "true"],
         cwd=copy, env=quiet, capture_output=True, text=True, check=True,

@@ -13,9 +13,10 @@ z̄^c          ``target[c]``, mean logits of class c of all its owners
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
+
+from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["distillation_term", "sum_by_class"]
 
@@ -46,5 +47,4 @@ def distillation_term(
 
 def sum_by_class(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Add up the logits of each class: (C, C)."""
-    total = logits.new_zeros(num_classes, logits.shape[1])
-    return torch.index_add(total, 0, labels, logits.detach())
+    return index_sum(logits.detach(), labels, num_classes)

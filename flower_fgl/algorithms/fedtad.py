@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedstar import return_probabilities
 from flower_fgl.nn import GraphInput
+from flower_fgl.nn.sparse import index_sum
 
 __all__ = [
     "GraphGenerator",
@@ -32,7 +33,6 @@ __all__ = [
     "class_reliability",
     "discrepancy",
     "generator_loss",
-    "nearest_edges",
     "neighbour_similarity",
     "normalise_reliability",
     "row_weights",
@@ -92,8 +92,7 @@ def class_reliability(
     total = torch.ones(number, dtype=torch.float64).index_add(0, edges[0], alike)
     degree = torch.bincount(edges[0], minlength=number)
     found = (total / (degree + 1))[index]
-    out = torch.zeros(num_classes, dtype=torch.float64).index_add(0, labels, found)
-    return out.float()
+    return index_sum(found, labels, num_classes).float()
 
 
 def node_features(graph: GraphInput) -> csr_array:
@@ -159,30 +158,6 @@ class GraphGenerator(nn.Module):
         """Return x of shape (n, d) from classes (n,) and noise (n, 32)."""
         out: Tensor = self.layers(torch.cat([self.classes(classes), noise], dim=1))
         return out.tanh() if self.is_bounded else out
-
-
-def nearest_edges(x: Tensor, number: int) -> Tensor:
-    """Connect each row to its most similar rows by cosine, in both directions.
-
-    Parameters
-    ----------
-    x : Tensor of shape (n, d), float
-        Rows; no gradient flows to them.
-    number : int, positive
-        Neighbours per row; all others if they are fewer.
-
-    Returns
-    -------
-    Tensor of shape (2, E), int64
-        Each edge once in each direction, without the self-loops of the published code:
-        operators of backbones that have them add their own.
-    """
-    unit = F.normalize(x.detach(), dim=1)
-    similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
-    near = similarity.topk(min(number, len(x) - 1), dim=1).indices
-    links = torch.zeros(len(x), len(x), dtype=torch.bool, device=x.device)
-    links.scatter_(1, near, value=True)
-    return (links | links.T).nonzero().T.contiguous()
 
 
 def discrepancy(common: Tensor, clients: Tensor, weights: Tensor) -> Tensor:

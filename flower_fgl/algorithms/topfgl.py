@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.fedstar import return_probabilities
 from flower_fgl.nn import Backbone, GraphInput, conv
 from flower_fgl.nn.pyg import GCNConv
+from flower_fgl.nn.sparse import index_sum
 
 __all__ = [
     "AugmentedNet",
@@ -89,7 +90,7 @@ def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
     low, high = values.amin(dim=0), values.amax(dim=0)
     spread = torch.where(high > low, high - low, 1.0)
     scaled = (values - low) / spread
-    total = torch.zeros(num_nodes, 2, dtype=torch.float64).index_add(0, source, scaled)
+    total = index_sum(scaled, source, num_nodes)
     return (total / degree.clamp(min=1)[:, None]).float()
 
 

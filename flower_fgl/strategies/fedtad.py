@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.dense import nearest_neighbors
 from flower_fgl.algorithms.fedgen import diversity_loss
 from flower_fgl.algorithms.fedtad import (
     NOISE,
@@ -19,7 +20,6 @@ from flower_fgl.algorithms.fedtad import (
     balanced_classes,
     discrepancy,
     generator_loss,
-    nearest_edges,
     normalise_reliability,
     row_weights,
 )
@@ -115,7 +115,7 @@ class FedTAD(FedAvg):
             self.model.eval()
             for _ in range(settings.generator_steps):
                 x = self.generator(classes, noise)
-                graph = GraphInput(x, nearest_edges(x, settings.neighbors))
+                graph = GraphInput(x, nearest_neighbors(x, settings.neighbors))
                 loss = generator_loss(
                     self.model(graph),
                     teachers.predict(graph),
@@ -126,7 +126,7 @@ class FedTAD(FedAvg):
                 self._step("generator", loss)
             with torch.no_grad():
                 x = self.generator(classes, noise)
-                graph = GraphInput(x, nearest_edges(x, settings.neighbors))
+                graph = GraphInput(x, nearest_neighbors(x, settings.neighbors))
                 targets = teachers.predict(graph)
                 found = discrepancy(self.model(graph), targets, weights)
             self.model.train()

@@ -34,6 +34,12 @@ def test_nodes_lead_to_their_nearest_ones() -> None:
     assert not (everyone[0] == everyone[1]).any()
 
 
+def test_a_generated_graph_links_similar_rows_both_ways() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-0.1, 1.0]])
+    assert nearest_neighbors(x, 1).T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
+    assert nearest_neighbors(x, 9).shape == (2, 12)
+
+
 def test_only_nodes_with_another_prediction_count() -> None:
     ensemble = torch.tensor([[LN3, 0.0], [LN3, 0.0]])  # (.75, .25)
     student = torch.tensor([[0.0, LN3], [0.0, -1.0]], requires_grad=True)

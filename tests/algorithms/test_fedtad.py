@@ -17,7 +17,6 @@ from flower_fgl.algorithms.fedtad import (
     class_reliability,
     discrepancy,
     generator_loss,
-    nearest_edges,
     node_features,
     normalise_reliability,
     row_weights,
@@ -58,12 +57,6 @@ def test_the_last_class_takes_the_rest() -> None:
     assert balanced_classes(2, 3).tolist() == [0, 1, 2]
     weights = row_weights(torch.tensor([[0.5, 0.0, 1.0]]), balanced_classes(4, 3))
     assert weights.tolist() == [[0.5, 0.0, 0.5, 0.5]]
-
-
-def test_a_generated_graph_links_similar_rows_both_ways() -> None:
-    x = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [-0.1, 1.0]])
-    assert nearest_edges(x, 1).T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
-    assert nearest_edges(x, 9).shape == (2, 12)
 
 
 def test_losses_by_hand() -> None:

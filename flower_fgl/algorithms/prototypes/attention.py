@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
+from flower_fgl.nn.sparse import index_sum
 
 __all__ = [
     "AdditiveScorer",
@@ -103,7 +104,7 @@ def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tenso
     top = scores.new_full((num_segments,), -torch.inf)
     top = top.scatter_reduce(0, segment.long(), scores.detach(), "amax")
     weight = (scores - top.index_select(0, segment)).exp()
-    total = weight.new_zeros(num_segments).index_add(0, segment, weight)
+    total = index_sum(weight, segment, num_segments)
     return weight / total.index_select(0, segment)
 
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.nn.sparse import index_sum
+
 __all__ = [
     "confidence_means",
     "confident_labels",
@@ -64,10 +66,9 @@ def confidence_means(
     Tensor of shape (C, p), float32
         Zero for a class without nodes.
     """
-    total = confidence.new_zeros(num_classes).index_add(0, classes, confidence)
+    total = index_sum(confidence, classes, num_classes)
     weight = (confidence / total[classes])[:, None]
-    out = embedding.new_zeros(num_classes, embedding.shape[1])
-    return out.index_add(0, classes, weight * embedding)
+    return index_sum(weight * embedding, classes, num_classes)
 
 
 def view_contrast(

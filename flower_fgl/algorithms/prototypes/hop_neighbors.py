@@ -340,10 +340,14 @@ def draw_two_steps(
         is_drawn[centre] = True
         parts.append(Pairs(centre.repeat_interleave(limit), neighbour.flatten()))
     listed = rows[~is_drawn[rows]]
-    matrix = adjacency.adjacency(size) if len(listed) else None
+    matrix = adjacency.adjacency(size) if counted is None else None
     for part in two_steps.chunks(walks.number(listed)):
         some = listed[part].cpu().numpy()
-        found = pairs_of(two_step_rows(matrix, some, mode), rows.device, some)
+        if matrix is None:
+            near = walks.counted_rows(listed[part])
+        else:
+            near = two_step_rows(matrix, some, mode)
+        found = pairs_of(near, rows.device, some)
         parts.append(pick(found, classes, same_class, limit, generator))
     centre = torch.cat([part.centre for part in parts])
     order = torch.argsort(centre, stable=True)

@@ -13,6 +13,7 @@ from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.core.entropy import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
+from flower_fgl.nn.sparse import index_sum
 
 __all__ = [
     "HopAverage",
@@ -179,8 +180,7 @@ def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
         Zero for a class without nodes.
     """
     count = torch.bincount(labels, minlength=num_classes).clamp(min=1)
-    total = embedding.new_zeros(num_classes, embedding.shape[1])
-    return total.index_add(0, labels, embedding) / count[:, None]
+    return index_sum(embedding, labels, num_classes) / count[:, None]
 
 
 def prototype_distance(

@@ -17,6 +17,7 @@ from flower_fgl.algorithms.prototypes.attention import (
     segment_softmax,
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
+from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["NeighbourScorer"]
 
@@ -136,5 +137,5 @@ def _slopes(grad: Tensor, own: Tensor, other: Tensor, pairs: Pairs) -> Tensor:
             mode="sum",
             per_sample_weights=grad[place],
         )
-    total = grad.new_zeros(size).index_add(0, pairs.centre, grad)
+    total = index_sum(grad, pairs.centre, size)
     return out.mul_(1 - NEGATIVE_SLOPE) + NEGATIVE_SLOPE * total[:, None]

@@ -126,6 +126,18 @@ class TwoStepWalks:
         two = self.before[last] - self.before[first]
         return two + (last - first) if self.mode == "within" else two
 
+    def counted_rows(self, nodes: Tensor) -> sparse.csr_matrix:
+        """Return :func:`two_step_rows` of n nodes, by the kept numbers of walks."""
+        assert self.table is not None
+        found = self.table.index_select(0, self.row[nodes])
+        mask = (found > 0 if self.mode == "ring" else found != 0).cpu().numpy()
+        # twice as fast as scipy's conversion
+        start = np.concatenate([[0], np.count_nonzero(mask, axis=1).cumsum()])
+        first = np.repeat(np.arange(len(mask)) * self.size, np.diff(start))
+        column = np.flatnonzero(mask) - first
+        ones = np.ones(len(column), dtype=np.float32)
+        return sparse.csr_matrix((ones, column, start), shape=mask.shape)
+
     def draw(
         self, nodes: Tensor, same_class: bool, limit: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
