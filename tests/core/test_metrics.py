@@ -125,6 +125,12 @@ def test_a_hand_counted_example() -> None:
     assert scores.macro_f1 == pytest.approx((2 / 3 + 4 / 5) / 2)
 
 
+def test_scores_are_computed_in_float64() -> None:
+    predicted = torch.nn.functional.one_hot(torch.tensor([0, 0, 1]), 2).float()
+    made = score(predicted, torch.tensor([0, 1, 1]), torch.ones(3, dtype=torch.bool), 2)
+    assert made.macro_f1 == pytest.approx(2 / 3, abs=1e-15)
+
+
 def test_unknown_labels_and_unmasked_nodes_change_nothing() -> None:
     logits = torch.eye(2)[[0, 1, 0, 1]]
     y = torch.tensor([0, 1, -1, 0])
@@ -176,6 +182,12 @@ def test_auroc_averages_one_against_rest_over_the_classes_that_have_both(
         assert math.isnan(value)
 
 
+def test_auroc_orders_probabilities_that_float32_rounds_to_one() -> None:
+    logits = torch.tensor([[0.0, 20.0], [0.0, 21.0]])
+    y, mask = torch.tensor([0, 1]), torch.ones(2, dtype=torch.bool)
+    assert auroc(logits, y, mask, 2) == 1
+
+
 def test_auroc_takes_logits_between_zero_and_one_for_logits() -> None:
     # as probabilities, column 1 would order the nodes the other way round
     logits = torch.tensor([[0.0, 0.2], [0.9, 0.5]])
@@ -199,6 +211,11 @@ def test_pooling_weighs_by_nodes_and_the_plain_mean_does_not() -> None:
             "mean_macro_recall": 0.2,
         }
     )
+
+
+def test_a_client_with_one_node_counts() -> None:
+    pooled = pool([Scores(1, 1.0, 1.0, 1.0), Scores(3, 0.0, 0.0, 0.0)])
+    assert (pooled["num_nodes"], pooled["accuracy"]) == (4, 0.25)
 
 
 def test_areas_are_pooled_over_the_clients_that_have_one() -> None:

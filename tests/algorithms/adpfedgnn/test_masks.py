@@ -150,6 +150,13 @@ def test_each_weight_is_averaged_over_the_clients_that_share_it() -> None:
     assert masked_mean_of(literal=False) == [2.0, 7.0]
     # printed: 100 · 2 / 400, and 0
     assert masked_mean_of(literal=True) == [0.5, 0.0]
+    # a client of one node, by default
+    one = torch.ones(1, 1, dtype=torch.bool), torch.ones(1, dtype=torch.float64)
+    assert masked_mean(torch.tensor([7.0]), torch.tensor([[2.0]]), *one).tolist() == [2]
+    none = torch.zeros(1, 1, dtype=torch.bool), one[1]
+    assert masked_mean(torch.tensor([7.0]), torch.tensor([[2.0]]), *none).tolist() == [
+        7
+    ]
 
 
 def test_full_masks_give_the_weighted_mean(generator: torch.Generator) -> None:

@@ -228,6 +228,8 @@ def test_the_spread_is_the_largest_distance_to_the_nearest_class() -> None:
     counts = torch.ones(1, 3, 1, dtype=torch.int64)
     assert float(class_spread(uploads, counts, limit=100.0)) == pytest.approx(3)
     assert float(class_spread(uploads, counts, limit=2.0)) == pytest.approx(2)
+    two = class_spread(uploads[:, 1:], counts[:, 1:], limit=100.0)
+    assert float(two) == pytest.approx(3)
 
 
 def test_fedtgp_classifies_uploads_by_distance(
@@ -251,6 +253,10 @@ def test_fedproto_weights_by_count_and_omits_missing_classes() -> None:
     # (1·1 + 2·4) / 3 = 3
     assert float(mean_prototypes(uploads, counts)) == pytest.approx(3)
     assert float(mean_prototypes(uploads, counts * 0)) == 0
+    # a second class, of one node: its mean is that node's
+    both = torch.cat([uploads, torch.tensor([[[[7.0]]], [[[0.0]]], [[[0.0]]]])], dim=1)
+    number = torch.cat([counts, torch.tensor([[[1]], [[0]], [[0]]])], dim=1)
+    assert mean_prototypes(both, number).flatten().tolist() == pytest.approx([3, 7])
 
 
 def slow_personalise(
