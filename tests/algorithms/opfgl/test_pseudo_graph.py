@@ -136,6 +136,70 @@ def test_the_alignment_loss_is_that_of_a_slow_loop(generator, target):
     assert float(got) == pytest.approx(want, rel=1e-5)
 
 
+def slow_objective(
+    links: LinkPredictor, x: Tensor, labels: list[int], target: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Eqs. (10) to (12) with loops over pairs; alignment and smoothness."""
+    size = len(x)
+    pairs = [torch.cat([x[i], x[j]]) for i in range(size) for j in range(size)]
+    rows = torch.stack([links.first.weight @ pair for pair in pairs])
+    for layer in (0, 1):
+        variance = (rows - rows.mean(0)).square().mean(0)
+        rows = (rows - rows.mean(0)) / (variance + 1e-5).sqrt()
+        rows = (rows * links.scale[layer] + links.shift[layer]).relu()
+        if layer == 0:
+            rows = torch.stack([links.second.weight @ row for row in rows])
+    scores = torch.stack([links.last(row)[0] for row in rows]).view(size, size)
+    weight: dict[tuple[int, int], Tensor] = {}
+    for i in range(size):
+        for j in range(size):
+            value = 1 / (1 + (-(scores[i, j] + scores[j, i]) / 2).exp())
+            if i != j and float(value.detach()) >= 0.01:
+                weight[i, j] = value
+    degree = [1 + sum(w for (i, _), w in weight.items() if i == v) for v in range(size)]
+    hop = []
+    for i in range(size):
+        row = x[i] / degree[i]
+        for (v, j), w in weight.items():
+            if v == i:
+                row = row + w * x[j] / (degree[i] * degree[j]).sqrt()
+        hop.append(row)
+    both = torch.cat([x, torch.stack(hop)], dim=1)
+    align = torch.zeros(())
+    for c in range(C):
+        own = [both[v] for v in range(size) if labels[v] == c]
+        mean = sum(own) / len(own)
+        term = (mean - target[0][c]).square().mean()
+        if len(own) > 1:
+            squares = sum((row - mean).square() for row in own) / (len(own) - 1)
+            term = term + (squares.sqrt() - target[1][c].sqrt()).square().mean()
+        align = align + int(COUNTS[c]) / 100 * term
+    alike = [
+        w * (-(x[i] - x[j]).square() / 2).exp().mean() for (i, j), w in weight.items()
+    ]
+    return align, sum(alike) / sum(weight.values())
+
+
+@pytest.mark.parametrize("number", [0, 10])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_step_descends_the_whole_loss(target, number: int, sign: int) -> None:
+    options = replace(QUICK, alignment_weight=3.0, smoothness_weight=2.0)
+    trainer = make(target, [2, 1, 2], replace(options, smooth_sign=sign))
+    with torch.no_grad():
+        for value in trainer.links.parameters():
+            value.normal_(generator=torch.Generator().manual_seed(1))
+    trained = [trainer.features] if number else list(trainer.links.parameters())
+    x, labels = trainer.features, trainer.labels.tolist()
+    align, smooth = slow_objective(trainer.links, x, labels, target)
+    wanted = torch.autograd.grad(3 * align + 2 * sign * smooth, trained)
+    found = trainer.step(number)
+    torch.testing.assert_close(found, (align.detach(), smooth.detach()))
+    for parameter, gradient in zip(trained, wanted, strict=True):
+        assert parameter.grad is not None
+        scale = float(gradient.abs().max())
+        assert torch.allclose(parameter.grad, gradient, atol=1e-3 * scale, rtol=0)
+
+
 def test_equal_nodes_of_a_class_leave_the_alignment_gradient_finite(target):
     x = torch.ones(4, 2 * D, requires_grad=True)
     loss = alignment_loss(x, torch.tensor([0, 0, 1, 2]), *target, COUNTS)
