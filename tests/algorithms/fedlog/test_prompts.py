@@ -177,6 +177,41 @@ def test_equation_11_alone_moves_the_prompts(monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(got, expected)
 
 
+def test_a_step_descends_the_sum_of_equations_11_and_12(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(RandomNets, "draw", _constant_nets)
+    torch.manual_seed(0)
+    task, generator = random_task(), make_generator(D)
+    for layer in generator:
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.0
+    loss = train_prompt_generator(generator, task, epochs=1, networks=2, lr=1e-9)
+    made = [p.grad for p in generator.parameters()]
+    x, around, labels = task.features()
+    generator.zero_grad()
+    prompts = generator(x)
+    features = sum(((p - a) ** 2).sum() for p, a in zip(prompts, around, strict=True))
+    nets, gradients = RandomNets.draw(2, D, C, x.device), torch.zeros(())
+    for number in range(2):
+        _, target = slow_loss(nets, number, task.graph, task.index, task.labels)
+        pairs, rows = prompt_pairs(x, prompts), torch.arange(len(x))
+        _, found = slow_loss(nets, number, pairs, rows, labels)
+        parts = zip(found, target, strict=True)
+        gradients = gradients + sum(F.mse_loss(a, b.detach()) for a, b in parts) / 2
+    slow = features / len(x) + gradients
+    slow.backward()
+    assert loss == pytest.approx(slow.item(), rel=1e-6)
+    for got, parameter in zip(made, generator.parameters(), strict=True):
+        expected = parameter.grad
+        assert expected is not None
+        assert got is not None
+        assert torch.allclose(
+            got, expected, atol=1e-5 * float(expected.abs().max()), rtol=0
+        )
+    assert gradients.item() > 1e-4 * slow.item()
+
+
 def test_networks_in_groups_give_the_same_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
