@@ -18,6 +18,7 @@ def test_ranks_of_a_small_example_by_hand() -> None:
     assert mrr == pytest.approx((1 + 1 / 2.5) / 2)
     assert hits == 0.5
     assert link_ranking(score_of, y, k=3)[1] == 1.0
+    assert link_ranking(score_of, y, k=1)[1] == 0.5  # a rank of K is a hit
 
 
 def test_hits_of_fewer_negatives_than_k_are_undefined_and_not_pooled() -> None:
@@ -54,6 +55,7 @@ def test_areas_equal_scikit_learn() -> None:
     assert found.auroc == pytest.approx(metrics.roc_auc_score(y, margin), abs=1e-6)
     area = metrics.average_precision_score(y, margin)
     assert found.auprc == pytest.approx(area, abs=1e-6)
+    assert (found.mrr, found.hits) == link_ranking(torch.from_numpy(margin), y, k=5)
     assert found.selected("auroc") == found.auroc
     assert found.selected("accuracy") == score(logits, y, mask, 2).accuracy
 
