@@ -6,7 +6,6 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -363,14 +362,6 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
     )
 
 
-def _log_notes(config: RunConfig, num_clients: int) -> None:
-    """Log notes on suspect data in a simulation, whose log lacks those of its clients."""
-    from flower_fgl.datasets.store import open_store
-
-    with suppress(FglError):  # the clients report it
-        open_store(config, num_clients).log_notes()
-
-
 def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """Parse the run config of ``flwr run``; log it, and reject settings without effect.
 
@@ -408,7 +399,6 @@ def main(grid: Grid, context: Context) -> None:
         if is_simulation:
             number = config.clients or len(list(grid.get_node_ids()))
             warn_of_many_clients(config, number)
-            _log_notes(config, number)
         run = run_server(
             grid,
             context.run_config,

@@ -93,6 +93,25 @@ def test_a_server_loads_no_client_code_and_no_dataset(
     assert below(names, "flower_fgl.strategies")
 
 
+def test_the_server_half_imports_no_dataset_and_no_client_half_even_late() -> None:
+    files = [ROOT / "server_app.py", *sorted((ROOT / "strategies").rglob("*.py"))]
+    forbidden = {"flower_fgl.client_apps", "flower_fgl.datasets"}
+    imported: set[str] = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, path
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            found = {".".join(name.split(".")[:2]) for name in names}
+            assert not found & forbidden, f"{path}: {names}"
+            imported |= found
+    assert "flower_fgl.protocols" in imported
+
+
 @pytest.mark.thorough
 @pytest.mark.xdist_group("halves")
 def test_a_client_loads_no_strategy(

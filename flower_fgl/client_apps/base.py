@@ -256,8 +256,8 @@ class FglClientApp(ClientApp, ABC):
     def _log_notes(self, client: Client, context: Context) -> None:
         """Log notes on suspect data, which stay on this machine.
 
-        The local engine logs them before the run. Of several partitions of one dataset
-        the first one logs those of all.
+        The local engine logs them before the run, and so does ``flower-fgl run``. Of
+        several partitions of one dataset the first one logs those of all.
         """
         if "graph" in context.node_config:
             notes = suspect_data(client.data.graph)

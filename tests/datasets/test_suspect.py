@@ -15,11 +15,15 @@ from torch_geometric.data import Data
 from flower_fgl import register, simulate, to_npz
 from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core import extensions
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, OutsideEdges, Scaling
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.lab.experiments.jobs import Job, run_jobs
+from flower_fgl.server_app import run_server
 from flower_fgl.simulation import run as run_module
+from flower_fgl.simulation.local import run_config_of
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from flower_fgl.simulation.run import run_one
 from tests.support.owners import run_owners
 
@@ -206,6 +210,31 @@ def test_a_supernode_logs_its_own_notes_once_and_sends_none(
     assert "bank0" in sent
     assert "Not scaled" not in sent
     assert "5e+03" not in sent
+
+
+def test_the_first_partition_logs_the_notes_of_all_once(
+    owners: Callable[..., Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    values = run_config_of(
+        method="fedavg",
+        dataset="synthetic",
+        clients=2,
+        seed=0,
+        settings={
+            **SHORT,
+            "rounds": 2,
+            "owners": str(owners(2)),
+            "feature_norm": "none",
+            "run_dir": str(tmp_path / "run"),
+        },
+    )
+    with task_identity(7):
+        grid = LocalGrid(DispatchingClientApp(Session()), 2, values, 7)
+        run_server(grid, values, engine="local")
+    noted = [note.partition(":")[0] for note in notes_in(caplog)]
+    assert noted == ["bank0", "bank1"]
 
 
 # ----------------------------------------------------------------------- advice
