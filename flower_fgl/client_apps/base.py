@@ -26,6 +26,7 @@ from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.extensions import Kind, owner_of
+from flower_fgl.core.flower_internals import reply_with
 from flower_fgl.core.metrics import Scores
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.datasets.store import open_store
@@ -38,7 +39,6 @@ from flower_fgl.protocols.base import (
     STATELESS,
     Payload,
     read_tensors,
-    reply_with,
     round_settings,
 )
 from flower_fgl.protocols.describe import AGREEMENT, Rejection

@@ -286,7 +286,9 @@ class Backbone(nn.Module):
         return conv.relu_dropout(h, self.dropout, self.training, self.uniform)
 
 
-def copy_network(network: Network, memo: dict[int, Any] | None = None) -> Network:
+def copy_network(
+    network: Network, memo: dict[int, Any] | None = None, *, is_empty: bool = False
+) -> Network:
     """Copy a network as ``copy.deepcopy`` does, in a tenth of the time.
 
     Most of the time of ``deepcopy`` goes to the empty tables of hooks of every module.
@@ -297,11 +299,14 @@ def copy_network(network: Network, memo: dict[int, Any] | None = None) -> Networ
         Network whose parameters are leaves.
     memo : dict of int to object, optional
         Copies by the ``id`` of the original, as in ``deepcopy``; completed in place.
+    is_empty : bool
+        Whether the copy gets trainable parameters on the CPU without values, for a
+        network whose parameters have none (``meta`` tensors).
     """
     memo = {} if memo is None else memo
     if id(network) in memo:
         return cast(Network, memo[id(network)])
-    if hasattr(type(network), "__deepcopy__"):
+    if hasattr(type(network), "__deepcopy__") and not is_empty:
         # PyG 2.6's linear layer draws weights, which are then overwritten
         with torch.random.fork_rng(devices=[]):
             return deepcopy(network, memo)
@@ -311,7 +316,14 @@ def copy_network(network: Network, memo: dict[int, Any] | None = None) -> Networ
         new: Any
         if name == "_modules":
             new = {
-                n: m if m is None else copy_network(m, memo) for n, m in value.items()
+                n: m if m is None else copy_network(m, memo, is_empty=is_empty)
+                for n, m in value.items()
+            }
+        elif name == "_parameters" and is_empty:
+            # empty_like of a meta tensor takes 20 µs, empty 1 µs
+            new = {
+                n: p if p is None else nn.Parameter(torch.empty(p.shape, dtype=p.dtype))
+                for n, p in value.items()
             }
         elif type(value) in (dict, OrderedDict, set, list) and not value:
             new = type(value)()

@@ -101,6 +101,16 @@ class GraphInput:
         out.pairs, out.pair_x = pairs, pair_x
         return out
 
+    @classmethod
+    def _of(
+        cls, topology: Topology, x: Tensor, union: GraphBatch | None = None
+    ) -> GraphInput:
+        """Build from parts that fit together, without the checks of the constructor."""
+        out = object.__new__(cls)
+        out.topology, out.union = topology, union
+        out._set_features(x)
+        return out
+
     def _set_features(self, x: Tensor) -> None:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
@@ -150,19 +160,17 @@ class GraphInput:
         if device == self.device and device == self.edge_index.device:
             return self
         weight = self.edge_weight
-        out = object.__new__(GraphInput)
-        out.topology = Topology(
+        topology = Topology(
             self.edge_index.to(device),
             None if weight is None else weight.to(device),
             self.num_nodes,
             self.topology.dtype,
         )
-        out.union = None
-        if self.union is not None:
-            out.union = GraphBatch.trusted(
-                out.edge_index, self.union.batch.to(device), self.union.num_graphs
-            )
-        out._set_features(self.x.to(device))
+        union = self.union
+        if union is not None:
+            batch = union.batch.to(device)
+            union = GraphBatch.trusted(topology.edge_index, batch, union.num_graphs)
+        out = GraphInput._of(topology, self.x.to(device), union)
         out.pairs = None if self.pairs is None else self.pairs.to(device)
         out.pair_x = None if self.pair_x is None else self.pair_x.to(device)
         return out
@@ -187,16 +195,15 @@ class GraphInput:
         """
         part = self._union().select(graphs)
         weight = self.edge_weight
-        out = object.__new__(GraphInput)
-        out.topology = Topology(
+        topology = Topology(
             part.edge_index,
             None if weight is None else weight[part.edges],
             len(part.nodes),
             self.topology.dtype,
         )
-        out.union = GraphBatch.trusted(part.edge_index, part.batch, len(graphs))
+        union = GraphBatch.trusted(part.edge_index, part.batch, len(graphs))
+        out = GraphInput._of(topology, select_rows(self.x, part.nodes), union)
         out.selected, out._chosen_from = graphs, (self, part.nodes)
-        out._set_features(select_rows(self.x, part.nodes))
         return out
 
     def pool(self, h: Tensor, how: Pooling) -> Tensor:
@@ -256,10 +263,8 @@ class GraphInput:
                 f"The new features must have {self.num_nodes} rows of "
                 f"{self.topology.dtype}, got {x.shape[0]} of {x.dtype}."
             )
-        out = object.__new__(GraphInput)
-        out.topology, out.union = self.topology, self.union
+        out = GraphInput._of(self.topology, x, self.union)
         out.pairs, out.pair_x = self.pairs, self.pair_x
-        out._set_features(x)
         return out
 
     def with_edges(
@@ -286,13 +291,9 @@ class GraphInput:
                 f"{self.union.num_graphs} graphs: construct a new GraphInput."
             )
         _check(self.x, edge_index, edge_weight)
-        out = object.__new__(GraphInput)
-        out.topology = Topology(
-            edge_index, edge_weight, self.num_nodes, self.topology.dtype
-        )
-        out.union = None
-        out.x, out._sparse, out._filtered = self.x, self._sparse, {}
-        out._encodings = {}
+        size, dtype = self.num_nodes, self.topology.dtype
+        out = GraphInput._of(Topology(edge_index, edge_weight, size, dtype), self.x)
+        out._sparse = self._sparse
         return out
 
     def encode_nodes(

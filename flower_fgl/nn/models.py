@@ -13,7 +13,7 @@ from torch import nn
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, described
 from flower_fgl.core.model_spec import ModelName, read_model, split_models
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, copy_network
 from flower_fgl.nn.body_head import classifier_state, layer_of
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
@@ -50,7 +50,6 @@ MODELS: Table[type[Backbone]] = Table(
 """Backbones by name, the values of the setting ``model``; ours first."""
 
 Module = TypeVar("Module", bound=nn.Module)
-CONTAINERS = (dict, list, set)
 
 
 def build_model(
@@ -132,7 +131,7 @@ def build_model(
     is_measured = torch.get_default_device().type == "meta"
     dtype = torch.get_default_dtype()
     template = _template(spec.name, tuple(sizes.items()), dtype, is_measured)
-    model = _copy_structure(template)
+    model = copy_network(template, is_empty=True)
     if initialise:
         _reset_parameters(model)
     return model
@@ -281,27 +280,6 @@ def _template(
             shape_only = torch.empty_like(parameter, device="meta")
             module.register_parameter(key, nn.Parameter(shape_only))
     return model
-
-
-def _copy_structure(module: Module) -> Module:
-    """Copy a module tree with uninitialised parameters and the same buffer values."""
-    copy = object.__new__(type(module))
-    vars(copy).update(
-        {
-            key: value.copy() if isinstance(value, CONTAINERS) else value
-            for key, value in vars(module).items()
-        }
-    )
-    for key, parameter in module._parameters.items():
-        if parameter is not None:
-            # empty_like of a meta tensor takes 20 µs, empty 1 µs
-            values = torch.empty(parameter.shape, dtype=parameter.dtype)
-            copy._parameters[key] = nn.Parameter(values)
-    for key, buffer in module._buffers.items():
-        copy._buffers[key] = None if buffer is None else buffer.clone()
-    for key, child in module._modules.items():
-        copy._modules[key] = None if child is None else _copy_structure(child)
-    return copy
 
 
 def _reset_parameters(module: nn.Module) -> None:

@@ -12,7 +12,6 @@ import io
 import math
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -24,8 +23,6 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
-    Message,
-    Metadata,
     MetricRecord,
     RecordDict,
 )
@@ -33,7 +30,13 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.flower_internals import recorddict_to_proto
+from flower_fgl.core.flower_internals import (
+    NUMPY,
+    plain_array,
+    plain_metrics,
+    plain_record,
+    recorddict_to_proto,
+)
 from flower_fgl.core.metrics import Scores
 from flower_fgl.core.score_names import EXTRA_SCORES
 
@@ -76,7 +79,6 @@ LARGEST = 1e15
 ones stay far below the largest float32, 3.4e38, so that no accepted upload makes the
 server's state infinite."""
 MEGABYTE = 1_000_000
-NUMPY = "numpy.ndarray"
 DTYPES = frozenset(
     np.dtype(t).str for t in ("bool", "uint8", "int32", "int64", "float32", "float64")
 )
@@ -228,86 +230,6 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of a type, ``str(dtype)``, which takes longer."""
     return str(dtype)
-
-
-def plain_array(
-    dtype: str, shape: tuple[int, ...], data: bytes, stype: str = NUMPY
-) -> Array:
-    """Build ``Array(dtype, shape, stype, data)`` from arguments of these types.
-
-    Flower's constructor takes ten times as long, since it has three forms.
-    """
-    array = Array.__new__(Array)
-    array.__dict__.update(
-        _is_dirty=True, dtype=dtype, shape=shape, stype=stype, data=data
-    )
-    return array
-
-
-def plain_record(arrays: dict[str, Array]) -> ArrayRecord:
-    """Build an ArrayRecord of arrays with names of type ``str``, without copies."""
-    record = ArrayRecord()
-    record.__dict__["_data"].update(arrays)
-    return record
-
-
-def plain_content(
-    records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord],
-) -> RecordDict:
-    """Build ``RecordDict(records)`` of records with names of type ``str``."""
-    content = RecordDict()
-    content.__dict__["_data"].update(records)
-    return content
-
-
-def plain_metrics(values: dict[str, int | float]) -> MetricRecord:
-    """Build ``MetricRecord(values)`` from names of type ``str``; numbers are checked."""
-    if not {float, int}.issuperset(map(type, values.values())):
-        return MetricRecord(dict(values))
-    record = MetricRecord()
-    record.__dict__["_data"].update(values)
-    return record
-
-
-def message_like(message: Message, content: RecordDict, **metadata: object) -> Message:
-    """Build a message with the metadata of another one, except for some fields.
-
-    Flower's constructor checks and derives all fields, which takes ten times as long.
-
-    Parameters
-    ----------
-    message : Message
-        Message to take the metadata from.
-    content : RecordDict
-        Content of the new message.
-    **metadata
-        Fields of Flower's ``Metadata``, with a leading underscore, that differ.
-    """
-    about = Metadata.__new__(Metadata)
-    about.__dict__.update(vars(message.metadata), _created_at=time.time(), **metadata)
-    made = Message.__new__(Message)
-    made.__dict__.update(_metadata=about, _content=content, _error=None)
-    return made
-
-
-def reply_with(message: Message, content: RecordDict) -> Message:
-    """Build ``Message(content, reply_to=message)``, in less time within one process."""
-    known = vars(message.metadata)
-    if (
-        message.metadata.delivered_at
-    ):  # Flower delivered it: nothing may be left of that
-        return Message(content, reply_to=message)
-    return message_like(
-        message,
-        content,
-        _message_id="",
-        _reply_to_message_id=known["_message_id"],
-        _src_node_id=known["_dst_node_id"],
-        _dst_node_id=known["_src_node_id"],
-        _src_task_id=known["_dst_task_id"],
-        _dst_task_id=known["_src_task_id"],
-        _ttl=known["_created_at"] + known["_ttl"] - time.time(),
-    )
 
 
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)

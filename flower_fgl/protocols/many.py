@@ -15,15 +15,8 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from flower_fgl.protocols.base import (
-    LARGEST,
-    NUMPY,
-    Shapes,
-    dtype_name,
-    npy_header,
-    plain_array,
-    plain_record,
-)
+from flower_fgl.core.flower_internals import NUMPY, plain_array, plain_record
+from flower_fgl.protocols.base import LARGEST, Shapes, dtype_name, npy_header
 
 __all__ = ["read_alike", "write_stacked"]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from flwr.app import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     Context,
@@ -22,19 +21,13 @@ from flwr.serverapp import Grid
 from flower_fgl.client_apps.dispatch import error_reply
 from flower_fgl.core.flower_internals import (
     FlowerRun,
-    ProtoRecordDict,
     TaskIdentity,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.base import (
+    carried,
     message_like,
-    plain_array,
     plain_content,
-    plain_record,
     reply_with,
 )
+from flower_fgl.core.options import Scalar
 
 __all__ = ["LocalGrid", "OneRunGrid", "carry", "frozen_objects", "task_identity"]
 
@@ -42,8 +35,6 @@ _Record = ArrayRecord | ConfigRecord | MetricRecord
 MANY, PATIENT = 200, 10_000
 """Clients from which the search for cyclic garbage waits for so many new objects: one
 exchange creates thousands, and nearly all of them are freed without a search."""
-LARGEST_INT = 1 << 63
-"""Integers of at least this size have other forms in protobuf."""
 
 
 class OneRunGrid(Grid):
@@ -127,8 +118,8 @@ class LocalGrid(OneRunGrid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Serialise messages; clients handle them when their replies are pulled."""
         messages = list(messages)
-        carried: dict[int, _Record] = {}
-        contents = [carry(message.content, carried) for message in messages]
+        known: dict[int, _Record] = {}
+        contents = [carry(message.content, known) for message in messages]
         keys = secrets.token_hex(8 * len(messages))
         ids = [keys[16 * place :][:16] for place in range(len(messages))]
         self._pending |= zip(ids, zip(messages, contents, strict=True), strict=True)
@@ -174,7 +165,7 @@ class LocalGrid(OneRunGrid):
         self, message_id: str, sent: Message, content: RecordDict
     ) -> tuple[Message, Context]:
         """Return a message as its client receives it, and the client's context."""
-        message = message_like(sent, content, _message_id=message_id)
+        message = message_like(sent, content, message_id=message_id)
         return message, self.contexts[sent.metadata.dst_node_id]
 
 
@@ -189,68 +180,18 @@ def _sent_back(message: Message, reply: Message) -> Message:
     return reply_with(message, content)
 
 
-def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> RecordDict:
-    """Return message content as the receiver gets it through Flower's wire format.
+def carry(content: RecordDict, known: dict[int, _Record] | None = None) -> RecordDict:
+    """Return message content as the receiver gets it, see :func:`carried`.
 
-    Settings are converted to protobuf and back, and so are metrics, unless they are
-    numbers that protobuf would not change. Arrays hold bytes already, so they become
-    new, checked ``Array`` objects around the same bytes: copying megabytes through
-    protobuf would test nothing more. The result shares no mutable object with
-    ``content``.
-
-    ``carried`` holds converted records by the ``id`` of the record that was sent, and
-    is completed in place: a record that goes to many clients, which must not change it,
-    is converted once. Raises a TypeError or ValueError if an entry cannot be
-    serialised.
+    It shares no mutable object with ``content``. ``known`` holds the converted records by
+    the ``id`` of the record that was sent, and is completed in place: a record that goes
+    to many clients is converted once, and the clients must not change it.
     """
-    carried = {} if carried is None else carried
+    known = {} if known is None else known
     for name, record in content.items():
-        if id(record) not in carried:
-            carried[id(record)] = _carry_plain(name, record) or _carry_any(name, record)
-    return plain_content(
-        {name: carried[id(record)] for name, record in content.items()}
-    )
-
-
-def _carry_plain(name: str, record: _Record) -> _Record | None:
-    """Copy a record that the wire format leaves as it is; ``None`` if it may not."""
-    if type(record) is ArrayRecord:
-        arrays = {
-            entry: plain_array(array.dtype, array.shape, array.data, array.stype)
-            for entry, array in record.items()
-            if _is_plain_array(array)
-        }
-        return plain_record(arrays) if len(arrays) == len(record) else None
-    if type(record) is MetricRecord:
-        is_text = name.isascii() and all(map(str.isascii, record.keys()))
-        if is_text and all(map(_is_plain_number, record.values())):
-            return record.copy()
-    return None
-
-
-def _is_plain_array(array: Array) -> bool:
-    """Return whether the fields of an array have the types that Flower checks."""
-    return (
-        type(array.dtype) is str
-        and type(array.stype) is str
-        and type(array.shape) is tuple
-        and type(array.data) is bytes
-        and all(isinstance(size, int) for size in array.shape)
-    )
-
-
-def _is_plain_number(value: object) -> bool:
-    """Return whether protobuf transmits a metric unchanged, without rounding it."""
-    kind = type(value)
-    return kind is float or (kind is int and abs(value) < LARGEST_INT)  # type: ignore[arg-type]
-
-
-def _carry_any(name: str, record: _Record) -> _Record:
-    """Convert a record to protobuf and back; arrays become new, checked ones."""
-    if isinstance(record, ArrayRecord):
-        return ArrayRecord.from_array_dict(dict(record.items()))
-    data = recorddict_to_proto(RecordDict({name: record})).SerializeToString()
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))[name]
+        if id(record) not in known:
+            known[id(record)] = carried(name, record)
+    return plain_content({name: known[id(record)] for name, record in content.items()})
 
 
 @contextmanager

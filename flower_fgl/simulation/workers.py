@@ -33,17 +33,16 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.flower_internals import (
     ProtoRecordDict,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.base import (
     plain_array,
     plain_content,
     plain_metrics,
     plain_record,
+    recorddict_from_proto,
+    recorddict_to_proto,
     reply_with,
+    set_message_id,
 )
+from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower.ray_cluster import REMEDY, require_cluster
 from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
@@ -275,7 +274,7 @@ def host_of(partition_id: int, num_clients: int, num_hosts: int) -> int:
 
 def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
     """Build the reply to a message."""
-    sent.metadata.__dict__["_message_id"] = key
+    set_message_id(sent, key)
     if isinstance(answer, RecordDict):
         return reply_with(sent, answer)
     return Message(answer, reply_to=sent)

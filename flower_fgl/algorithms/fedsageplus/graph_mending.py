@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -111,8 +112,7 @@ class MendedGraph(GraphInput):
 
     def with_generated(self, generated: Tensor) -> MendedGraph:
         """Return the same graph with new features (M, d) of the generated nodes."""
-        out = object.__new__(MendedGraph)
-        vars(out).update(vars(self))
+        out = copy(self)
         out.generated = generated
         return out
 

@@ -27,16 +27,11 @@ from flower_fgl.client_apps.stacked.grouping import (
     why_not_run,
 )
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.flower_internals import reply_with
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.stacked import split_state
-from flower_fgl.protocols.base import (
-    METRICS,
-    find_record,
-    read_tensors,
-    reply_with,
-    round_settings,
-)
+from flower_fgl.protocols.base import METRICS, find_record, read_tensors, round_settings
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError, one_line
-from flower_fgl.core.flower_internals import ErrorCode
+from flower_fgl.core.flower_internals import (
+    ErrorCode,
+    message_like,
+)
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import (
@@ -26,7 +29,6 @@ from flower_fgl.protocols.base import (
     Payload,
     check_size,
     find_record,
-    message_like,
 )
 from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
@@ -167,7 +169,7 @@ class Messenger:
                 content.update(agreement.to_record())
             node = federation.nodes[pid]
             messages.append(
-                message_like(messages[0], content, _dst_node_id=node)
+                message_like(messages[0], content, dst_node_id=node)
                 if messages
                 else Message(
                     content,
