@@ -20,6 +20,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import (
     Payload,
     Shapes,
+    TensorPayload,
     check_tensor,
     read_tensors,
     write_tensors,
@@ -53,7 +54,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SharedWeights(Payload):
+class SharedWeights(TensorPayload):
     """All global weights: 4·(P + P_mi + P_q) bytes.
 
     Parameters
@@ -68,28 +69,10 @@ class SharedWeights(Payload):
     networks: Mapping[str, Tensor]
     records = (WEIGHTS, NETWORKS)
 
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights`` and ``networks``."""
-        return RecordDict(
-            {
-                WEIGHTS: write_tensors(self.weights),
-                NETWORKS: write_tensors(self.networks),
-            }
-        )
-
     @classmethod
     def from_record(cls, content: RecordDict, spec: Sizes) -> Self:
         """Unpack; the tensors must have exactly the shapes of ``spec``."""
-        return cls(
-            read_tensors(content, WEIGHTS, spec.weights),
-            read_tensors(content, NETWORKS, spec.networks),
-        )
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + P_mi + P_q)."""
-        tensors = [*self.weights.values(), *self.networks.values()]
-        return 4 * sum(tensor.numel() for tensor in tensors)
+        return super().from_record(content, (spec.weights, spec.networks))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ __all__ = [
     "Empty",
     "Payload",
     "ReplyMetrics",
+    "TensorPayload",
     "check_size",
     "check_tensor",
     "read_loss",
@@ -202,6 +203,48 @@ class Empty(Payload):
     def num_bytes(self) -> int:
         """0."""
         return 0
+
+
+class TensorPayload(Payload):
+    """Base of payloads of float32 tensors: one record per field, 4 bytes per number.
+
+    ``records`` names the records in the order of the fields. A field holds tensors by
+    name, or one tensor, whose name in its record is in ``entries``. Other fields stand
+    last, and subclasses pack them. The ``spec`` of :meth:`from_record` has the shapes of
+    each record's tensors; one mapping stands for all records.
+    """
+
+    entries: ClassVar[Mapping[str, str]] = {}
+    """Name of the tensor in each record of a single tensor."""
+
+    def _tables(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the tensors by record and name."""
+        values = [getattr(self, f.name) for f in fields(cast(Any, self))]
+        return {
+            record: {self.entries[record]: value}
+            if isinstance(value, Tensor)
+            else value
+            for record, value in zip(self.records, values, strict=False)
+            if isinstance(value, Mapping | Tensor)
+        }
+
+    def to_record(self) -> RecordDict:
+        """Pack each field of tensors into its record."""
+        tables = self._tables().items()
+        return RecordDict({record: write_tensors(table) for record, table in tables})
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any) -> Self:
+        """Unpack; names and shapes must be exactly those of ``spec``."""
+        shapes = spec if isinstance(spec, tuple) else (spec,) * len(cls.records)
+        pairs = zip(cls.records, shapes, strict=True)
+        return cls(*(read_tensors(content, record, table) for record, table in pairs))
+
+    @property
+    def num_bytes(self) -> int:
+        """4 bytes per number."""
+        tables = self._tables().values()
+        return 4 * sum(tensor.numel() for table in tables for tensor in table.values())
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:

@@ -15,7 +15,10 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.flower_internals import plain_content
-from flower_fgl.protocols.base import Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Shapes,
+    TensorPayload,
+)
 from flower_fgl.protocols.many import read_alike, write_stacked
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
@@ -23,7 +26,7 @@ __all__ = ["Weights"]
 
 
 @dataclass(frozen=True)
-class Weights(AdditivePayload):
+class Weights(TensorPayload, AdditivePayload):
     """All weights of a model: 4·P bytes for its P parameters, up and down.
 
     With secure aggregation the upload has 8·(P + 2) bytes: the weights times the
@@ -38,15 +41,6 @@ class Weights(AdditivePayload):
     tensors: Mapping[str, Tensor]
     records: ClassVar[tuple[str, ...]] = ("weights",)
     public_summands = frozenset({"weight"})
-
-    def to_record(self) -> RecordDict:
-        """Pack into the record ``weights``."""
-        return RecordDict({"weights": write_tensors(self.tensors)})
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
-        """Unpack; names and shapes must be exactly those of ``spec``."""
-        return cls(read_tensors(content, "weights", spec))
 
     @classmethod
     def read_alike(
@@ -75,8 +69,3 @@ class Weights(AdditivePayload):
     def summand_shapes(cls, spec: Shapes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of :meth:`summands`."""
         return {"weight": (), **{f"weights/{n}": shape for n, shape in spec.items()}}
-
-    @property
-    def num_bytes(self) -> int:
-        """4·P."""
-        return 4 * sum(tensor.numel() for tensor in self.tensors.values())

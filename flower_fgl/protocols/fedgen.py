@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Shapes,
+    TensorPayload,
+    read_tensors,
+)
 
 __all__ = ["GeneratorDownload"]
 
 
 @dataclass(frozen=True)
-class GeneratorDownload(Payload):
+class GeneratorDownload(TensorPayload):
     """Weights, generator and class distribution: 4·(P + P_G + C) bytes.
 
     Parameters
@@ -38,16 +43,7 @@ class GeneratorDownload(Payload):
     generator: Mapping[str, Tensor]
     classes: Tensor
     records = ("weights", "generator", "classes")
-
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights``, ``generator`` and ``classes``."""
-        return RecordDict(
-            {
-                "weights": write_tensors(self.tensors),
-                "generator": write_tensors(self.generator),
-                "classes": write_tensors({"probability": self.classes}),
-            }
-        )
+    entries = MappingProxyType({"classes": "probability"})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, Shapes, int]) -> Self:
@@ -68,9 +64,3 @@ class GeneratorDownload(Payload):
             read_tensors(content, "generator", generator),
             classes,
         )
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + P_G + C)."""
-        groups = (self.tensors.values(), self.generator.values(), [self.classes])
-        return 4 * sum(t.numel() for group in groups for t in group)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -15,10 +16,9 @@ from torch import Tensor
 
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.protocols.base import (
-    Payload,
     Shapes,
+    TensorPayload,
     read_tensors,
-    write_tensors,
 )
 
 __all__ = ["EmbeddedWeights", "proxy_graph"]
@@ -28,7 +28,7 @@ BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
 
 
 @dataclass(frozen=True)
-class EmbeddedWeights(Payload):
+class EmbeddedWeights(TensorPayload):
     """Upload of a client: weights and mean proxy embedding, 4·(P + p) bytes.
 
     Parameters
@@ -42,15 +42,7 @@ class EmbeddedWeights(Payload):
     tensors: Mapping[str, Tensor]
     embedding: Tensor
     records = ("weights", "embedding")
-
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights`` and ``embedding``."""
-        return RecordDict(
-            {
-                "weights": write_tensors(self.tensors),
-                "embedding": write_tensors({"mean": self.embedding}),
-            }
-        )
+    entries = MappingProxyType({"embedding": "mean"})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
@@ -58,12 +50,6 @@ class EmbeddedWeights(Payload):
         shapes, width = spec
         mean = read_tensors(content, "embedding", {"mean": (width,)})["mean"]
         return cls(read_tensors(content, "weights", shapes), mean)
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + p)."""
-        weights = sum(tensor.numel() for tensor in self.tensors.values())
-        return 4 * (weights + self.embedding.numel())
 
 
 def proxy_graph(seed: int, num_features: int) -> tuple[Tensor, Tensor]:

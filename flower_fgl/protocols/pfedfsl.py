@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Shapes,
+    TensorPayload,
+    read_tensors,
+)
 
 __all__ = ["CandidateModels", "ScoredModel"]
 
@@ -21,7 +26,7 @@ MODELS_RECORD, WEIGHTS, LOSSES = "models", "weights", "losses"
 
 
 @dataclass(frozen=True)
-class CandidateModels(Payload):
+class CandidateModels(TensorPayload):
     """A client's initial model and m candidates: 4·P·(1 + m) bytes.
 
     Parameters
@@ -32,10 +37,6 @@ class CandidateModels(Payload):
 
     tensors: Mapping[str, Tensor]
     records = (MODELS_RECORD,)
-
-    def to_record(self) -> RecordDict:
-        """Pack into the record ``models``."""
-        return RecordDict({MODELS_RECORD: write_tensors(self.tensors)})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
@@ -78,14 +79,9 @@ class CandidateModels(Payload):
         """Number of candidates m."""
         return len(next(iter(self.tensors.values()))) - 1
 
-    @property
-    def num_bytes(self) -> int:
-        """4·P·(1 + m)."""
-        return 4 * sum(tensor.numel() for tensor in self.tensors.values())
-
 
 @dataclass(frozen=True)
-class ScoredModel(Payload):
+class ScoredModel(TensorPayload):
     """A trained model, and the losses of it and of m candidates: 4·(P + 1 + m) bytes.
 
     Parameters
@@ -99,11 +95,7 @@ class ScoredModel(Payload):
     tensors: Mapping[str, Tensor]
     losses: Tensor
     records = (WEIGHTS, LOSSES)
-
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights`` and ``losses``."""
-        losses = write_tensors({LOSSES: self.losses})
-        return RecordDict({WEIGHTS: write_tensors(self.tensors), LOSSES: losses})
+    entries = MappingProxyType({LOSSES: LOSSES})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
@@ -111,9 +103,3 @@ class ScoredModel(Payload):
         shapes, candidates = spec
         losses = read_tensors(content, LOSSES, {LOSSES: (1 + candidates,)})
         return cls(read_tensors(content, WEIGHTS, shapes), losses[LOSSES])
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + 1 + m)."""
-        parts = [*self.tensors.values(), self.losses]
-        return 4 * sum(tensor.numel() for tensor in parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
@@ -145,6 +145,13 @@ class LocalPrototypes(Payload):
                 f"described {spec.most}."
             )
         return cls(values, counts)
+
+    @staticmethod
+    def stack(payloads: Iterable[LocalPrototypes]) -> tuple[Tensor, Tensor]:
+        """Stack the values (K, C, H, p) and the counts (K, C, H) of K clients."""
+        pairs = [(one.values, one.counts) for one in payloads]
+        values, counts = zip(*pairs, strict=True)
+        return torch.stack(values), torch.stack(counts)
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove classes that are not shared, and prototypes of too few nodes."""

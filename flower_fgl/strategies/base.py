@@ -1,39 +1,24 @@
-"""The round loop of every server half."""
+"""The round loop of every server half, and Flower's interface to it."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.core.sampling import least_uploads
-from flower_fgl.core.settings import MIN_SECURE_CLIENTS
-from flower_fgl.protocols.base import METRICS, Payload, read_payload, write_tensors
-from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
+from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
-from flower_fgl.strategies.federation import Federation, client_lines
-from flower_fgl.strategies.hooks import Recorder, ServerHooks, Upload
+from flower_fgl.strategies.federation import client_lines
+from flower_fgl.strategies.hooks import ServerHooks
 from flower_fgl.strategies.rounds.checkpointing import (
     client_descriptions,
     clients_to_await,
@@ -41,47 +26,22 @@ from flower_fgl.strategies.rounds.checkpointing import (
     resume_run,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
-from flower_fgl.strategies.rounds.loop_state import LoopState
-from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.messenger import Recorder, Upload
 from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
-from flower_fgl.strategies.rounds.silence import without_paused
 
 __all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
 log = logging.getLogger(__name__)
 MAX_FAILED_ROUNDS = 3
-MANY = 8
-"""Replies from which reading them together saves time."""
-FAR = 1000.0
-"""Ratio of the largest numbers of two uploads from which one is to blame for a failure."""
 
 
 class FglStrategy(ServerHooks):
     """Base of all server halves: the round loop and Flower's interface.
 
-    A method overrides hooks of :class:`ServerHooks`. Extra exchanges send with
-    :meth:`train_messages`, ``self.messenger.exchange`` and ``self.messenger.ask``, inside
-    ``with self.phase(name, …)`` where they happen outside a round.
-
-    Parameters
-    ----------
-    config, recorder, checkpoints
-        See :class:`ServerHooks`.
-
-    Attributes
-    ----------
-    loop : LoopState
-        State of the loop that a checkpoint stores.
-    messenger : Messenger
-        Sends messages and reads replies.
-    least_replies : int
-        Usable replies below which a round fails: ``min-replies``, or more if the
-        ``aggregation`` needs more.
-    secure : SecureExchanges or None
-        The exchanges of secure aggregation, ``None`` when it is off.
+    A method overrides and calls what :class:`ServerHooks` defines.
     """
 
     def __init__(
@@ -91,257 +51,7 @@ class FglStrategy(ServerHooks):
         checkpoints: Checkpoints | None = None,
     ) -> None:
         super().__init__(config, recorder, checkpoints)
-        self.loop = LoopState()
-        self.messenger = Messenger(config, self.loop, recorder)
-        self.secure: SecureExchanges | None = None
         self._late_joiners = LateJoiners()
-        self.least_replies = max(config.min_replies, least_uploads(config))
-        # attributes that a method adds later are its state
-        self._plain = frozenset({*vars(self), "_plain"})
-
-    @property
-    def federation(self) -> Federation:
-        """The clients of the run."""
-        return self.loop.federation
-
-    @federation.setter
-    def federation(self, federation: Federation) -> None:
-        self.loop.federation = federation
-
-    # ----------------------------------------------------------- for the methods
-    def log(self, **numbers: float) -> None:
-        """Add numbers to the line of the current round, e.g. ``self.log(distance=d)``."""
-        self.loop.log.numbers |= numbers
-
-    def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
-        """Return the clients without which a failed aggregation is tried again.
-
-        Each with the reason that the log gives. By default the client whose largest
-        number is over ``FAR`` times any other's, if there is one.
-        """
-        return _largest_by_far(uploads)
-
-    @contextmanager
-    def phase(
-        self,
-        name: str,
-        server_round: int,
-        *,
-        is_scored: bool = False,
-        min_replies: int = 1,
-    ) -> Iterator[RoundLog]:
-        """Log the exchanges inside as a phase of its own.
-
-        Parameters
-        ----------
-        name : str
-            Value of ``phase`` in ``rounds.jsonl``.
-        server_round : int
-            Number of the line: 0 before round 1, ``rounds`` + 1 after the last.
-        is_scored : bool
-            Whether the clients' models are evaluated.
-        min_replies : int
-            Usable replies below which the line says ``failed``.
-
-        Yields
-        ------
-        RoundLog
-            Log of the phase; written to the run folder at the end.
-        """
-        phase = self.loop.log = RoundLog(server_round, is_scored=is_scored, phase=name)
-        yield phase
-        is_ok = phase.num_replies >= min_replies
-        phase.close(is_ok=is_ok, min_replies=min_replies)
-        self.record_round()
-
-    def train_messages(
-        self,
-        server_round: int,
-        partition_ids: Sequence[int],
-        *,
-        action: str = "",
-        is_scored: bool | None = None,
-        brings_upload: bool = True,
-    ) -> list[Message]:
-        """Address each client's download to it.
-
-        Parameters
-        ----------
-        server_round : int
-            Round.
-        partition_ids : sequence of int
-            Receivers.
-        action : str
-            Named action of the client half; empty for its training.
-        is_scored : bool, optional
-            Whether the replies carry scores; by default in rounds that evaluate the
-            clients' own models.
-        brings_upload : bool
-            Whether the replies carry numbers that ``upload-noise`` protects.
-        """
-        if is_scored is None:
-            is_scored = self.loop.log.is_scored and self.config.evaluate in (
-                "local",
-                "both",
-            )
-            is_scored &= self.config.eval_policy != "refresh-all"
-        settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
-        downloads = self.messenger.pack(
-            {pid: self.download(server_round, pid) for pid in partition_ids}
-        )
-        if self.secure is not None and not action:
-            for pid, content in downloads.items():
-                self.secure.attach(pid, content)
-        kind = MessageType.TRAIN + (f".{action}" if action else "")
-        messages = self.messenger.address(downloads, kind, settings, server_round)
-        self.loop.log.add_download(self.messenger.by_receiver(messages))
-        self.loop.log.expect(partition_ids, ["local"] if is_scored else [])
-        if brings_upload:
-            self.messenger.note_release(server_round, downloads)
-        return messages
-
-    def evaluate_messages(
-        self, server_round: int, *, is_local: bool, is_global: bool
-    ) -> list[Message]:
-        """Ask for the scores of the clients' own models, the aggregated one, or both.
-
-        Parameters
-        ----------
-        server_round : int
-            Round.
-        is_local : bool
-            Whether clients that have not sent scores in this round evaluate their own
-            model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
-            next download, with ``"refresh-all"`` all clients do. A client that never
-            trained receives that download too. With ``evaluate = "mixed"`` all clients
-            evaluate that download as it is.
-        is_global : bool
-            Whether every client evaluates the aggregated model.
-
-        Notes
-        -----
-        1. In the few-shot setting, clients without test nodes are not asked. Neither are
-           clients that were silent, until their pause is over, and clients that answered
-           an earlier evaluation without any score, because their node config demands it.
-        """
-        state = self.global_state() if is_global else None
-        shared = None if state is None else write_tensors(state)
-        silent = self.loop.silent
-        clients = [
-            pid
-            for pid, client in self.federation.clients.items()
-            if (client.num_test or self.config.setting != "few-shot")
-            and pid not in self.loop.unscored
-            and not (pid in silent and silent[pid].is_paused(server_round))
-        ]
-        owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
-        able = self.federation.trainable
-        is_refreshed = self.config.eval_policy != "stale"
-        refreshed = set(owing).intersection(able if is_refreshed else ())
-        is_mixed = self.config.evaluate == "mixed"
-        sent = [
-            p for p in owing if is_mixed or p in refreshed or p not in self.loop.trained
-        ]
-        downloads = self.messenger.pack(
-            {
-                pid: (self.download if pid in refreshed else self.scoring_download)(
-                    server_round + 1, pid
-                )
-                for pid in sent
-            }
-        )
-        contents, settings = {}, {}
-        known: dict[tuple[Any, ...], ConfigRecord] = {}
-        for pid in clients:
-            modes = ["local"] if pid in owing else []
-            content = downloads.get(pid, RecordDict())
-            if shared is not None:
-                modes.append("global")
-                content["global"] = shared
-            if modes:
-                contents[pid] = content
-                self.loop.log.expect([pid], modes)
-                key = (*modes, pid in refreshed)
-                if key not in known:
-                    known[key] = ConfigRecord(
-                        {
-                            "server-round": server_round,
-                            "modes": modes,
-                            "refresh": pid in refreshed,
-                        }
-                    )
-                    if is_mixed:
-                        known[key]["mixed"] = True
-                settings[pid] = known[key]
-        return self.messenger.address(
-            contents, MessageType.EVALUATE, settings, server_round
-        )
-
-    def read_uploads(
-        self, replies: Mapping[int, Message], up: type[Payload] | None = None
-    ) -> dict[int, Upload]:
-        """Check every reply; a malformed one is dropped, counted and named.
-
-        Parameters
-        ----------
-        replies : mapping of int to Message
-            Replies by partition-id.
-        up : type of Payload, optional
-            Payload to read instead of the method's own ``up``.
-        """
-        known = self._read_alike(replies, up or self.up)
-
-        def read(pid: int, content: RecordDict) -> Payload:
-            if pid in known:
-                return known[pid]
-            number, spec = self.loop.log.number, self.upload_spec(pid)
-            if self.secure is not None and up is None:
-                return self.secure.unpack(number, content, spec)
-            upload = read_payload(up or self.up, content, spec, beside=[METRICS])
-            if self.config.upload_clip:
-                check_clipped(
-                    upload,
-                    self.download(number, pid),
-                    clip=self.config.upload_clip,
-                    noise=self.config.upload_noise,
-                )
-            return upload
-
-        return self.messenger.read_uploads(replies, read)
-
-    def _read_alike(
-        self, replies: Mapping[int, Message], up: type[Payload]
-    ) -> dict[int, Payload]:
-        """Read the replies of many clients that are exactly as expected at once."""
-        if len(replies) < MANY or self.secure is not None or self.config.upload_clip:
-            return {}
-        try:
-            specs = {pid: self.upload_spec(pid) for pid in replies}
-            spec = next(iter(specs.values()))
-            names = {*up.records, METRICS}
-            contents = {
-                pid: reply.content
-                for pid, reply in replies.items()
-                if specs[pid] is spec and reply.content.keys() == names
-            }
-            return dict(up.read_alike(contents, spec))
-        except Exception as error:  # each reply is read alone and causes its own error
-            log.debug("The replies are read one by one: %s", error)
-            return {}
-
-    def available(self, server_round: int) -> list[int]:
-        """Leave out clients that were silent, but keep enough for the round.
-
-        After its n-th missed round in a row a client is not asked for 2ⁿ⁻¹ rounds (at most
-        32). At least ``min-replies`` clients stay available, and as many as secure or
-        robust aggregation needs.
-        """
-        able, silent = self.federation.trainable, self.loop.silent
-        if not silent:
-            return able
-        is_secure = self.config.secure_aggregation
-        least = max(self.least_replies, MIN_SECURE_CLIENTS if is_secure else 1)
-        return without_paused(able, silent, server_round, least)
 
     # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
@@ -447,30 +157,15 @@ class FglStrategy(ServerHooks):
         PayloadError
             If the aggregation raises an exception, or the result is not finite.
         """
-        numbers = dict(self.loop.log.numbers)
-        mine = {k: v for k, v in vars(self).items() if k not in self._plain}
-        before = {k: v.copy() if hasattr(v, "copy") else v for k, v in mine.items()}
-        parts = [
-            v
-            for x in mine.values()
-            for v in (x.values() if isinstance(x, dict) else [x])
-        ]
-        states = [  # networks and optimizers change in place
-            (part, deepcopy(part.state_dict()))
-            for part in parts
-            if isinstance(part, nn.Module | Optimizer)
-        ]
+        before, numbers = self.server_state(), dict(self.loop.log.numbers)
         try:
             aggregate()
-            for name in vars(self).keys() - self._plain:
-                if not is_finite(getattr(self, name)):
-                    raise PayloadError(f'the aggregate ("{name}") is not finite')
+            for name, tensor in self.server_state().tensors.items():
+                if not is_finite(tensor):
+                    part = name.partition("/")[0]
+                    raise PayloadError(f'the aggregate ("{part}") is not finite')
         except Exception as error:
-            for name in vars(self).keys() - self._plain - before.keys():
-                delattr(self, name)
-            vars(self).update(before)
-            for part, state in states:
-                part.load_state_dict(state)
+            self.load_server_state(before)
             self.loop.log.numbers = numbers
             if isinstance(error, RunError):
                 raise
@@ -713,23 +408,6 @@ class FglStrategy(ServerHooks):
                 ", ".join(map(str, sorted(loop.unscored))),
             )
 
-    def record_round(self) -> None:
-        """Write the round and its clients to the run folder; log the failures."""
-        for reason, ids in self.loop.log.lost().items():
-            log.warning(
-                "Round %s: client%s %s: %s",
-                self.loop.log.number,
-                "s" * (len(ids) > 1),
-                ", ".join(map(str, sorted(ids))),
-                reason,
-            )
-        if self.recorder is not None:
-            self.recorder.append_clients(self.loop.log.client_rows())
-            row = self.loop.log.row()
-            if self.config.main_score != "accuracy":
-                row["metric"] = self.config.main_score
-            self.recorder.append_round(row)
-
     # ------------------------------------------------------------ the best model
     def _keep_best(self, server_round: int) -> None:
         """Copy the aggregated model if no round before had a better validation score.
@@ -757,40 +435,11 @@ class FglStrategy(ServerHooks):
         return describe_model(self.config, self.federation, number)
 
 
-def is_finite(value: object) -> bool:
-    """Return whether all numbers in tensors, containers and dataclasses are finite.
-
-    Networks and optimizers count as what they would save.
-    """
-    if isinstance(value, nn.Module | Optimizer):
-        return is_finite(value.state_dict())
-    if isinstance(value, Tensor):
-        # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
-        is_real = value.is_floating_point()
-        is_sum_finite = not is_real or math.isfinite(float(value.sum()))
-        return is_sum_finite or bool(value.isfinite().all())
-    if isinstance(value, Mapping):
-        return all(map(is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_finite, value))
-    if is_dataclass(value):
-        return all(is_finite(getattr(value, f.name)) for f in fields(value))
-    return True
-
-
-def _largest_by_far(uploads: Mapping[int, Upload]) -> dict[int, str]:
-    """Name the client whose largest number is over ``FAR`` times any other's."""
-    largest = {
-        pid: max(
-            (float(t.abs().max()) for t in numbers_of(u.payload).values() if t.numel()),
-            default=0.0,
-        )
-        for pid, u in uploads.items()
-    }
-    suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
-    rest = largest[others[0]] if others else math.inf
-    is_far = largest[suspect] > FAR * rest
-    return {suspect: "its upload holds by far the largest number"} if is_far else {}
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers of a tensor are finite."""
+    # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
+    is_sum_finite = not tensor.is_floating_point() or math.isfinite(float(tensor.sum()))
+    return is_sum_finite or bool(tensor.isfinite().all())
 
 
 def is_checkpoint_due(config: RunConfig, server_round: int) -> bool:

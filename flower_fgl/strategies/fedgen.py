@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedgen import (
     LatentGenerator,
@@ -29,6 +29,7 @@ from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
+from flower_fgl.strategies.prototype_trainer import copy_moments, load_moments
 
 __all__ = ["FedGen"]
 
@@ -148,15 +149,12 @@ class FedGen(FedAvg):
 
     def server_state(self) -> Snapshot:
         """Return the weights, the generator and Adam's moments."""
-        moments = {
-            f"{moment}/{number}": tensor
-            for number, parameter in enumerate(self.generator.parameters())
-            for moment, tensor in self.optimizer.state.get(parameter, {}).items()
-        }
+        weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
+        moments = copy_moments(self.optimizer, self._numbered())
         return Snapshot.join(
             {
                 "weights": super().server_state(),
-                "generator": Snapshot(self.generator.state_dict()),
+                "generator": Snapshot(weights),
                 "adam": Snapshot(moments),
             }
         )
@@ -165,8 +163,11 @@ class FedGen(FedAvg):
         """Restore the weights, the generator and Adam's moments."""
         super().load_server_state(state.part("weights"))
         self.generator.load_state_dict(state.part("generator").tensors)
-        parameters = list(self.generator.parameters())
-        for path, tensor in state.part("adam").tensors.items():
-            moment, _, number = path.partition("/")
-            self.optimizer.state[parameters[int(number)]][moment] = tensor.clone()
+        moments = state.part("adam").tensors
+        load_moments(self.optimizer, self._numbered(), moments)
         self.pack()
+
+    def _numbered(self) -> dict[str, nn.Parameter]:
+        """Return the generator's parameters by their number, as checkpoints name them."""
+        numbered = enumerate(self.generator.parameters())
+        return {str(number): parameter for number, parameter in numbered}

@@ -29,6 +29,7 @@ personalize by Eq. (5)                           ``personalise_prototypes``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,6 @@ from flower_fgl.protocols.prototypes import (
 )
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.fedproto import stack_uploads
 from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
 __all__ = ["FedPG"]
@@ -118,10 +118,13 @@ class FedPG(FglStrategy):
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Train on the uploads of the round, then personalize for all clients."""
         method_config = self.config.method_config
-        universal = self.generate(server_round, *stack_uploads(uploads))
+        received = LocalPrototypes.stack(up.payload for up in uploads.values())
+        universal = self.generate(server_round, *received)
         latest = self.latest | dict(uploads)
         self.latest = {pid: latest[pid] for pid in sorted(latest)}
-        values, counts = stack_uploads(self.latest)
+        values, counts = LocalPrototypes.stack(
+            upload.payload for upload in self.latest.values()
+        )
         present = counts > 0
         if method_config.personalized:
             threshold = method_config.threshold
@@ -168,20 +171,19 @@ class FedPG(FglStrategy):
 
     def server_state(self) -> Snapshot:
         """Return P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""
-        parts = {"trainer": self.trainer.state()}
+        trainer = self.trainer.state()
+        tensors = {
+            f"trainer/{name}": tensor for name, tensor in trainer.tensors.items()
+        }
+        values: dict[str, Any] = {"order": {"clients": list(self.latest)}}
         for pid, upload in self.latest.items():
-            held, own = upload.payload, self.personal[pid]
-            parts[f"client-{pid}"] = Snapshot(
-                {
-                    "upload/values": held.values,
-                    "upload/counts": held.counts,
-                    "personal/values": own.values,
-                    "personal/present": own.present,
-                },
-                {"num_examples": upload.num_examples},
-            )
-        order = {"clients": list(self.latest)}
-        return Snapshot.join({**parts, "order": Snapshot(values=order)})
+            held, own, name = upload.payload, self.personal[pid], f"client-{pid}"
+            tensors[f"{name}/upload/values"] = held.values
+            tensors[f"{name}/upload/counts"] = held.counts
+            tensors[f"{name}/personal/values"] = own.values
+            tensors[f"{name}/personal/present"] = own.present
+            values[name] = {"num_examples": upload.num_examples}
+        return Snapshot(tensors, values)
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore P̈, θ, Adam's moments, the latest uploads and every Ṗ."""

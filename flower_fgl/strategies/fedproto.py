@@ -29,16 +29,7 @@ from flower_fgl.protocols.prototypes import (
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 
-__all__ = ["FedProto", "stack_uploads"]
-
-
-def stack_uploads(uploads: Mapping[int, Upload]) -> tuple[Tensor, Tensor]:
-    """Stack prototypes (K, C, H, p) and counts (K, C, H) in the order of ``uploads``."""
-    payloads = [upload.payload for upload in uploads.values()]
-    return (
-        torch.stack([payload.values for payload in payloads]),
-        torch.stack([payload.counts for payload in payloads]),
-    )
+__all__ = ["FedProto"]
 
 
 class FedProto(FglStrategy):
@@ -67,7 +58,7 @@ class FedProto(FglStrategy):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Combine the uploads; classes without an upload keep their prototype."""
-        values, counts = stack_uploads(uploads)
+        values, counts = LocalPrototypes.stack(up.payload for up in uploads.values())
         new = self.combine(server_round, values, counts)
         owned = (counts > 0).any(dim=0)
         old = self.prototypes

@@ -34,6 +34,7 @@ from flower_fgl.protocols.fedtad import ReliableWeights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
+from flower_fgl.strategies.prototype_trainer import copy_moments, load_moments
 
 __all__ = ["FedTAD"]
 
@@ -146,17 +147,18 @@ class FedTAD(FedAvg):
 
     def server_state(self) -> Snapshot:
         """Return the weights, the generator and the moments of both optimizers."""
-        moments = {}
-        for name, part in self._parts().items():
-            for key, parameter in part.named_parameters():
-                for moment, tensor in (
-                    self.optimizers[name].state.get(parameter, {}).items()
-                ):
-                    moments[f"{name}/{moment}/{key}"] = tensor
+        weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
+        moments = {
+            f"{name}/{key}": tensor
+            for name, part in self._parts().items()
+            for key, tensor in copy_moments(
+                self.optimizers[name], dict(part.named_parameters())
+            ).items()
+        }
         return Snapshot.join(
             {
                 "weights": super().server_state(),
-                "generator": Snapshot(self.generator.state_dict()),
+                "generator": Snapshot(weights),
                 "moments": Snapshot(moments),
             }
         )
@@ -165,7 +167,7 @@ class FedTAD(FedAvg):
         """Restore weights, generator and moments."""
         super().load_server_state(state.part("weights"))
         self.generator.load_state_dict(dict(state.part("generator").tensors))
-        for path, tensor in state.part("moments").tensors.items():
-            name, moment, key = path.split("/", 2)
-            parameter = self._parts()[name].get_parameter(key)
-            self.optimizers[name].state[parameter][moment] = tensor.clone()
+        moments = state.part("moments")
+        for name, part in self._parts().items():
+            named = dict(part.named_parameters())
+            load_moments(self.optimizers[name], named, moments.part(name).tensors)

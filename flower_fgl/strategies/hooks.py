@@ -1,62 +1,49 @@
-"""The hooks that a method's server half overrides, with their defaults."""
+"""What a method's server half overrides, with defaults, and what it calls."""
 
 from __future__ import annotations
 
+import logging
+import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.sampling import num_sampled
+from flower_fgl.core.sampling import least_uploads, num_sampled
 from flower_fgl.core.seeds import SERVER, numpy_generator
-from flower_fgl.protocols.base import Payload
+from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.protocols.base import METRICS, Payload, read_payload, write_tensors
+from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
 from flower_fgl.strategies.federation import Federation
+from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.messenger import Messenger, Recorder, Upload
+from flower_fgl.strategies.rounds.round_log import RoundLog
+from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
+from flower_fgl.strategies.rounds.silence import without_paused
 
-__all__ = ["Recorder", "ServerHooks", "Upload"]
+__all__ = ["ServerHooks"]
 
-
-class Recorder(Protocol):
-    """The writer of the run folder, as a strategy uses it."""
-
-    def describe_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client before round 1."""
-
-    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client."""
-
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the line of a round."""
-
-    def append_release(self, row: Mapping[str, Any]) -> None:
-        """Add the line of an exchange that asks for noisy uploads."""
-
-
-@dataclass(frozen=True)
-class Upload:
-    """A checked upload of one client.
-
-    Parameters
-    ----------
-    payload : Payload
-        Its content.
-    num_examples : float
-        The client's weight by the setting ``weight-by``.
-    """
-
-    payload: Any
-    num_examples: float
+log = logging.getLogger(__name__)
+MANY = 8
+"""Replies from which reading them together saves time."""
+FAR = 1000.0
+"""Ratio of the largest numbers of two uploads from which one is to blame for a failure."""
 
 
 class ServerHooks(Strategy):
-    """The hooks of a server half, and the attributes they read.
+    """The hooks of a server half, and the exchanges that these may send.
 
     A method sets ``down`` and ``up``, overrides :meth:`prepare`, :meth:`download`,
-    :meth:`upload_spec` and :meth:`aggregate`, and others where it differs.
+    :meth:`upload_spec` and :meth:`aggregate`, and others where it differs. Extra exchanges
+    send with :meth:`train_messages`, ``self.messenger.exchange`` and
+    ``self.messenger.ask``, inside ``with self.phase(name, …)`` where they happen outside
+    a round.
 
     Parameters
     ----------
@@ -66,15 +53,24 @@ class ServerHooks(Strategy):
         Writer of the run folder.
     checkpoints : Checkpoints, optional
         Where the run's state is written, and the checkpoint it resumes from.
+
+    Attributes
+    ----------
+    loop : LoopState
+        State of the loop that a checkpoint stores.
+    messenger : Messenger
+        Sends messages and reads replies.
+    least_replies : int
+        Usable replies below which a round fails: ``min-replies``, or more if the
+        ``aggregation`` needs more.
+    secure : SecureExchanges or None
+        The exchanges of secure aggregation, ``None`` when it is off.
     """
 
     down: ClassVar[type[Payload]]
     up: ClassVar[type[Payload]]
     scores_uploads: ClassVar[bool] = True
     """Whether the reply that carries an upload also carries the client's scores."""
-
-    federation: Federation
-    """The clients; known from :meth:`prepare` on."""
 
     def __init__(
         self,
@@ -85,7 +81,12 @@ class ServerHooks(Strategy):
         self.config = config
         self.recorder = recorder
         self.checkpoints = checkpoints
+        self.loop = LoopState()
+        self.messenger = Messenger(config, self.loop, recorder)
+        self.secure: SecureExchanges | None = None
+        self.least_replies = max(config.min_replies, least_uploads(config))
 
+    # ---------------------------------------------------- what a method overrides
     def prepare(self) -> None:
         """Build the server's state; ``self.federation`` is known.
 
@@ -157,11 +158,16 @@ class ServerHooks(Strategy):
         """Run after the last round, e.g. one more exchange."""
 
     def server_state(self) -> Snapshot:
-        """Return the state that :meth:`aggregate` leaves for the following rounds."""
+        """Return all that :meth:`aggregate` changes, for checkpoints and failed rounds.
+
+        A tensor that changes in place, such as a network's weight, is returned as a copy.
+        """
         return Snapshot()
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Restore what :meth:`server_state` returned; called after :meth:`prepare`.
+        """Restore what :meth:`server_state` returned, exactly.
+
+        Called after :meth:`prepare`, and after an aggregation that failed at any place.
 
         Raises
         ------
@@ -181,10 +187,282 @@ class ServerHooks(Strategy):
         return sorted(int(p) for p in generator.choice(able, count, replace=False))
 
     def available(self, server_round: int) -> list[int]:
-        """Return the trainable clients that a round may sample, by partition-id."""
-        return self.federation.trainable
+        """Return the trainable clients that a round may sample, by partition-id.
 
+        After its n-th missed round in a row a client is not asked for 2ⁿ⁻¹ rounds (at most
+        32). At least ``min-replies`` clients stay available, and as many as secure or
+        robust aggregation needs.
+        """
+        able, silent = self.federation.trainable, self.loop.silent
+        if not silent:
+            return able
+        is_secure = self.config.secure_aggregation
+        least = max(self.least_replies, MIN_SECURE_CLIENTS if is_secure else 1)
+        return without_paused(able, silent, server_round, least)
+
+    def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
+        """Return the clients without which a failed aggregation is tried again.
+
+        Each with the reason that the log gives. By default the client whose largest
+        number is over ``FAR`` times any other's, if there is one.
+        """
+        return _largest_by_far(uploads)
+
+    # --------------------------------------------------------- what a method calls
     @property
     def is_resumed(self) -> bool:
         """Whether the run resumes from a checkpoint."""
         return self.checkpoints is not None and self.checkpoints.resumed is not None
+
+    @property
+    def federation(self) -> Federation:
+        """The clients of the run."""
+        return self.loop.federation
+
+    @federation.setter
+    def federation(self, federation: Federation) -> None:
+        self.loop.federation = federation
+
+    def log(self, **numbers: float) -> None:
+        """Add numbers to the line of the current round, e.g. ``self.log(distance=d)``."""
+        self.loop.log.numbers |= numbers
+
+    @contextmanager
+    def phase(
+        self,
+        name: str,
+        server_round: int,
+        *,
+        is_scored: bool = False,
+        min_replies: int = 1,
+    ) -> Iterator[RoundLog]:
+        """Log the exchanges inside as a phase of its own.
+
+        Parameters
+        ----------
+        name : str
+            Value of ``phase`` in ``rounds.jsonl``.
+        server_round : int
+            Number of the line: 0 before round 1, ``rounds`` + 1 after the last.
+        is_scored : bool
+            Whether the clients' models are evaluated.
+        min_replies : int
+            Usable replies below which the line says ``failed``.
+
+        Yields
+        ------
+        RoundLog
+            Log of the phase; written to the run folder at the end.
+        """
+        phase = self.loop.log = RoundLog(server_round, is_scored=is_scored, phase=name)
+        yield phase
+        is_ok = phase.num_replies >= min_replies
+        phase.close(is_ok=is_ok, min_replies=min_replies)
+        self.record_round()
+
+    def train_messages(
+        self,
+        server_round: int,
+        partition_ids: Sequence[int],
+        *,
+        action: str = "",
+        is_scored: bool | None = None,
+        brings_upload: bool = True,
+    ) -> list[Message]:
+        """Address each client's download to it.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        partition_ids : sequence of int
+            Receivers.
+        action : str
+            Named action of the client half; empty for its training.
+        is_scored : bool, optional
+            Whether the replies carry scores; by default in rounds that evaluate the
+            clients' own models.
+        brings_upload : bool
+            Whether the replies carry numbers that ``upload-noise`` protects.
+        """
+        if is_scored is None:
+            is_scored = self.loop.log.is_scored and self.config.evaluate in (
+                "local",
+                "both",
+            )
+            is_scored &= self.config.eval_policy != "refresh-all"
+        settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
+        downloads = self.messenger.pack(
+            {pid: self.download(server_round, pid) for pid in partition_ids}
+        )
+        if self.secure is not None and not action:
+            for pid, content in downloads.items():
+                self.secure.attach(pid, content)
+        kind = MessageType.TRAIN + (f".{action}" if action else "")
+        messages = self.messenger.address(downloads, kind, settings, server_round)
+        self.loop.log.add_download(self.messenger.by_receiver(messages))
+        self.loop.log.expect(partition_ids, ["local"] if is_scored else [])
+        if brings_upload:
+            self.messenger.note_release(server_round, downloads)
+        return messages
+
+    def evaluate_messages(
+        self, server_round: int, *, is_local: bool, is_global: bool
+    ) -> list[Message]:
+        """Ask for the scores of the clients' own models, the aggregated one, or both.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        is_local : bool
+            Whether clients that have not sent scores in this round evaluate their own
+            model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
+            next download, with ``"refresh-all"`` all clients do. A client that never
+            trained receives that download too. With ``evaluate = "mixed"`` all clients
+            evaluate that download as it is.
+        is_global : bool
+            Whether every client evaluates the aggregated model.
+
+        Notes
+        -----
+        1. In the few-shot setting, clients without test nodes are not asked. Neither are
+           clients that were silent, until their pause is over, and clients that answered
+           an earlier evaluation without any score, because their node config demands it.
+        """
+        state = self.global_state() if is_global else None
+        shared = None if state is None else write_tensors(state)
+        silent = self.loop.silent
+        clients = [
+            pid
+            for pid, client in self.federation.clients.items()
+            if (client.num_test or self.config.setting != "few-shot")
+            and pid not in self.loop.unscored
+            and not (pid in silent and silent[pid].is_paused(server_round))
+        ]
+        owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
+        able = self.federation.trainable
+        is_refreshed = self.config.eval_policy != "stale"
+        refreshed = set(owing).intersection(able if is_refreshed else ())
+        is_mixed = self.config.evaluate == "mixed"
+        sent = [
+            p for p in owing if is_mixed or p in refreshed or p not in self.loop.trained
+        ]
+        downloads = self.messenger.pack(
+            {
+                pid: (self.download if pid in refreshed else self.scoring_download)(
+                    server_round + 1, pid
+                )
+                for pid in sent
+            }
+        )
+        contents, settings = {}, {}
+        known: dict[tuple[Any, ...], ConfigRecord] = {}
+        for pid in clients:
+            modes = ["local"] if pid in owing else []
+            content = downloads.get(pid, RecordDict())
+            if shared is not None:
+                modes.append("global")
+                content["global"] = shared
+            if modes:
+                contents[pid] = content
+                self.loop.log.expect([pid], modes)
+                key = (*modes, pid in refreshed)
+                if key not in known:
+                    known[key] = ConfigRecord(
+                        {
+                            "server-round": server_round,
+                            "modes": modes,
+                            "refresh": pid in refreshed,
+                        }
+                    )
+                    if is_mixed:
+                        known[key]["mixed"] = True
+                settings[pid] = known[key]
+        return self.messenger.address(
+            contents, MessageType.EVALUATE, settings, server_round
+        )
+
+    def read_uploads(
+        self, replies: Mapping[int, Message], up: type[Payload] | None = None
+    ) -> dict[int, Upload]:
+        """Check every reply; a malformed one is dropped, counted and named.
+
+        Parameters
+        ----------
+        replies : mapping of int to Message
+            Replies by partition-id.
+        up : type of Payload, optional
+            Payload to read instead of the method's own ``up``.
+        """
+        known = self._read_alike(replies, up or self.up)
+
+        def read(pid: int, content: RecordDict) -> Payload:
+            if pid in known:
+                return known[pid]
+            number, spec = self.loop.log.number, self.upload_spec(pid)
+            if self.secure is not None and up is None:
+                return self.secure.unpack(number, content, spec)
+            upload = read_payload(up or self.up, content, spec, beside=[METRICS])
+            if self.config.upload_clip:
+                check_clipped(
+                    upload,
+                    self.download(number, pid),
+                    clip=self.config.upload_clip,
+                    noise=self.config.upload_noise,
+                )
+            return upload
+
+        return self.messenger.read_uploads(replies, read)
+
+    def _read_alike(
+        self, replies: Mapping[int, Message], up: type[Payload]
+    ) -> dict[int, Payload]:
+        """Read the replies of many clients that are exactly as expected at once."""
+        if len(replies) < MANY or self.secure is not None or self.config.upload_clip:
+            return {}
+        try:
+            specs = {pid: self.upload_spec(pid) for pid in replies}
+            spec = next(iter(specs.values()))
+            names = {*up.records, METRICS}
+            contents = {
+                pid: reply.content
+                for pid, reply in replies.items()
+                if specs[pid] is spec and reply.content.keys() == names
+            }
+            return dict(up.read_alike(contents, spec))
+        except Exception as error:  # each reply is read alone and causes its own error
+            log.debug("The replies are read one by one: %s", error)
+            return {}
+
+    def record_round(self) -> None:
+        """Write the round and its clients to the run folder; log the failures."""
+        for reason, ids in self.loop.log.lost().items():
+            log.warning(
+                "Round %s: client%s %s: %s",
+                self.loop.log.number,
+                "s" * (len(ids) > 1),
+                ", ".join(map(str, sorted(ids))),
+                reason,
+            )
+        if self.recorder is not None:
+            self.recorder.append_clients(self.loop.log.client_rows())
+            row = self.loop.log.row()
+            if self.config.main_score != "accuracy":
+                row["metric"] = self.config.main_score
+            self.recorder.append_round(row)
+
+
+def _largest_by_far(uploads: Mapping[int, Upload]) -> dict[int, str]:
+    """Name the client whose largest number is over ``FAR`` times any other's."""
+    largest = {
+        pid: max(
+            (float(t.abs().max()) for t in numbers_of(u.payload).values() if t.numel()),
+            default=0.0,
+        )
+        for pid, u in uploads.items()
+    }
+    suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
+    rest = largest[others[0]] if others else math.inf
+    is_far = largest[suspect] > FAR * rest
+    return {suspect: "its upload holds by far the largest number"} if is_far else {}

@@ -1,20 +1,44 @@
-"""Server-side training of prototypes for FedPG and FedTGP."""
+"""Server-side training of prototypes for FedPG and FedTGP; the state of optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from flower_fgl.algorithms.prototypes.universal import PrototypeGenerator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.runs.checkpoints import Snapshot
 
-__all__ = ["PrototypeTrainer"]
+__all__ = ["PrototypeTrainer", "copy_moments", "load_moments"]
+
+
+def copy_moments(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Copy the tensors that an optimizer keeps, named ``<moment>/<parameter>``."""
+    return {
+        f"{moment}/{name}": tensor.clone()
+        for name, parameter in parameters.items()
+        for moment, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_moments(
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    moments: Mapping[str, Tensor],
+) -> None:
+    """Replace the state of an optimizer by that of :func:`copy_moments`."""
+    optimizer.state.clear()
+    for path, tensor in moments.items():
+        moment, _, name = path.partition("/")
+        optimizer.state[parameters[name]][moment] = tensor.clone()
 
 
 class PrototypeTrainer:
@@ -99,13 +123,11 @@ class PrototypeTrainer:
         Snapshot
             Tensors ``weights/<name>`` and ``adam/<moment>/<name>``.
         """
-        tensors = {
-            f"weights/{name}": tensor
-            for name, tensor in self.generator.state_dict().items()
-        }
-        for name, parameter in self.generator.named_parameters():
-            for moment, tensor in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"adam/{moment}/{name}"] = tensor
+        named = dict(self.generator.named_parameters())
+        moments = copy_moments(self.optimizer, named)
+        weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
+        tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
+        tensors |= {f"adam/{name}": tensor for name, tensor in moments.items()}
         return Snapshot(tensors)
 
     def load_state(self, state: Snapshot) -> None:
@@ -117,7 +139,5 @@ class PrototypeTrainer:
             If a name or a shape is not the generator's.
         """
         self.generator.load_state_dict(state.part("weights").tensors)
-        parameters = dict(self.generator.named_parameters())
-        for path, tensor in state.part("adam").tensors.items():
-            moment, _, name = path.partition("/")
-            self.optimizer.state[parameters[name]][moment] = tensor.clone()
+        named = dict(self.generator.named_parameters())
+        load_moments(self.optimizer, named, state.part("adam").tensors)

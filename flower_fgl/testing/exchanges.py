@@ -93,6 +93,36 @@ class ExchangeContract(StageContract):
         stage.strategy = reverse
         assert stage.next_download() == before
 
+    def test_a_failed_aggregation_changes_nothing(
+        self, case: MethodCase, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replies = list(stage.replies(1).values())
+        del stage.strategy.messenger.grid
+        strategy, spared = stage.strategy, copy.deepcopy(stage.strategy)
+        aggregate = strategy.aggregate
+
+        def fail(*arguments: Any) -> None:
+            aggregate(*arguments)
+            raise RuntimeError("after the aggregation")
+
+        for server_round in (1, 2):
+            before = stage.next_download()
+            with monkeypatch.context() as context:
+                context.setattr(strategy, "aggregate", fail)
+                failed = strategy.aggregate_train(server_round, replies)
+            assert failed == (None, None)
+            assert stage.next_download() == before
+            strategy.loop.log = RoundLog(server_round)
+            _, metrics = strategy.aggregate_train(server_round, replies)
+            # some methods accept the uploads of a round only in that round
+            assert metrics is not None or server_round > 1
+            spared.loop.log = RoundLog(server_round)
+            assert spared.aggregate_train(server_round, replies)[1] == metrics
+            after = stage.next_download()
+            stage.strategy = spared
+            assert stage.next_download() == after
+            stage.strategy = strategy
+
     def test_one_usable_reply_suffices(self, case: MethodCase, stage: Stage) -> None:
         replies = stage.replies(1)
         _, metrics = stage.strategy.aggregate_train(1, [replies[0]])

@@ -360,9 +360,9 @@ class _Result:
 
 def is_state_finite(strategy: Any) -> bool:
     """Return whether the server's state and scores hold finite numbers only."""
-    own = [v for n, v in vars(strategy).items() if n not in strategy._plain]
+    own = strategy.server_state().tensors.values()
     best = strategy.loop.best_score
-    return is_finite(own) and (best is None or all(map(math.isfinite, best)))
+    return all(map(is_finite, own)) and (best is None or all(map(math.isfinite, best)))
 
 
 def fingerprint(strategy: Any, rows: Rows) -> str:
@@ -370,8 +370,8 @@ def fingerprint(strategy: Any, rows: Rows) -> str:
     digest = hashlib.sha256()
     if not hasattr(strategy.loop, "federation"):
         return ""
-    own = {n: v for n, v in vars(strategy).items() if n not in strategy._plain}
-    for part in _flat(own):
+    own = strategy.server_state()
+    for part in _flat({"tensors": own.tensors, "values": own.values}):
         digest.update(part)
     loop = strategy.loop
     kept = [(row["status"], row.get("metrics"), row["replies"]) for row in rows.rounds]

@@ -30,12 +30,18 @@ from flower_fgl.protocols.base import (
     check_size,
     find_record,
 )
-from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
-from flower_fgl.strategies.rounds.round_log import Client, Failure
+from flower_fgl.strategies.rounds.round_log import Expected, Failure
 from flower_fgl.strategies.rounds.silence import note_replies
 
-__all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
+__all__ = [
+    "Exchange",
+    "KeyStore",
+    "Messenger",
+    "Recorder",
+    "Upload",
+    "send_receive",
+]
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +81,38 @@ class KeyStore(Protocol):
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
         """Store the new key of a client that reconnected."""
+
+
+class Recorder(Protocol):
+    """The writer of the run folder, as a strategy uses it."""
+
+    def describe_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add one line per client before round 1."""
+
+    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add one line per client."""
+
+    def append_round(self, row: Mapping[str, Any]) -> None:
+        """Add the line of a round."""
+
+    def append_release(self, row: Mapping[str, Any]) -> None:
+        """Add the line of an exchange that asks for noisy uploads."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A checked upload of one client.
+
+    Parameters
+    ----------
+    payload : Payload
+        Its content.
+    num_examples : float
+        The client's weight by the setting ``weight-by``.
+    """
+
+    payload: Any
+    num_examples: float
 
 
 @dataclass(frozen=True)
@@ -358,7 +396,7 @@ class Messenger:
 
         self.read_each(replies, read_one)
 
-    def _about(self, partition_id: int) -> Client:
+    def _about(self, partition_id: int) -> Expected:
         """Return the numbers that a client's metrics are compared with."""
         federation, setting = self.loop.federation, self.config.setting
         about = federation.clients[partition_id]
@@ -367,7 +405,7 @@ class Messenger:
             columns["test_masked"] = about.num_test
         if setting in UNSEEN_SETTINGS or partition_id in federation.agreements:
             columns = dict.fromkeys(SETTING_COLUMNS) | columns
-        return Client(self.weight_of(partition_id), columns)
+        return Expected(self.weight_of(partition_id), columns)
 
     def by_receiver(self, messages: Iterable[Message]) -> dict[int, Message]:
         """Return messages by the partition-id of their receiver."""

@@ -26,7 +26,7 @@ from flower_fgl.protocols.base import (
     record_bytes,
 )
 
-__all__ = ["Client", "Failure", "RoundLog"]
+__all__ = ["Expected", "Failure", "RoundLog"]
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Client:
+class Expected:
     """What the log compares a reply's metrics with.
 
     Parameters
@@ -165,7 +165,7 @@ class RoundLog:
         """Store which models clients were asked to evaluate; other scores are refused."""
         self._modes |= dict.fromkeys(pids, frozenset(modes))
 
-    def add_reply(self, pid: int, metrics: MetricRecord, client: Client) -> None:
+    def add_reply(self, pid: int, metrics: MetricRecord, client: Expected) -> None:
         """Store loss, scores and seconds of one training reply.
 
         Parameters
@@ -174,7 +174,7 @@ class RoundLog:
             Client of the reply.
         metrics : MetricRecord
             Its metrics.
-        client : Client
+        client : Expected
             What the client described; its counts are compared with the scores.
 
         Raises
@@ -197,7 +197,7 @@ class RoundLog:
         if found.terms:
             self._clients[pid]["terms"] = found.terms
 
-    def add_evaluation(self, pid: int, metrics: MetricRecord, client: Client) -> bool:
+    def add_evaluation(self, pid: int, metrics: MetricRecord, client: Expected) -> bool:
         """Store the scores of an evaluation reply.
 
         Returns
@@ -217,7 +217,7 @@ class RoundLog:
         return bool(scores)
 
     def _check_scores(
-        self, pid: int, found: ReplyMetrics, client: Client
+        self, pid: int, found: ReplyMetrics, client: Expected
     ) -> dict[str, dict[str, Scores]]:
         """Compare scores with what was asked for and with the client's description."""
         asked = self._modes.get(pid)

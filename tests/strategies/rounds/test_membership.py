@@ -14,8 +14,9 @@ from flower_fgl import METHODS, Run
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
+from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.describe_exchange import _agree_on_schema
+from flower_fgl.strategies.rounds.candidates import Candidates
 from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 from tests.client_apps.runtime.test_owners import saved
 from tests.strategies.rounds.test_rejoining import Nodes, comes_back, node_of, run_with
@@ -395,30 +396,39 @@ def test_a_resumed_run_names_missing_clients(tmp_path: Path) -> None:
         run_with(tmp_path / "run", nothing, nodes, present=1, resume=True, **settings)
 
 
+def agree_on_schema(
+    described: dict[int, Description], config: RunConfig
+) -> tuple[dict[int, Description], list[Rejection]]:
+    """Return the owners that fit together, and the others."""
+    candidates = Candidates(described, [], config)
+    candidates.agree_on_schema()
+    return candidates.described, candidates.rejected
+
+
 @pytest.mark.parametrize("invented", [1001, 10_000])
 def test_invented_classes_cost_their_owner_only(invented: int) -> None:
     names = tuple(f"x{number}" for number in range(invented))
     liar = replace(BOB, name="mallory", class_names=names, class_counts=())
     honest = {1: BOB, 2: replace(BOB, name="carol")}
-    fit, (refused,) = _agree_on_schema({**honest, 3: liar}, (), parse_config({}))
+    fit, (refused,) = agree_on_schema({**honest, 3: liar}, parse_config({}))
     assert {d.name for d in fit.values()} == {BOB.name, "carol"}
     assert refused.name == "mallory"
     assert f"{invented:,} classes that no other client has" in refused.reason
     few = replace(liar, class_names=names[:1000])
-    fit, refused_ = _agree_on_schema({**honest, 3: few}, (), parse_config({}))
+    fit, refused_ = agree_on_schema({**honest, 3: few}, parse_config({}))
     assert len(fit) == 3
     assert not refused_
     # two owners that invent the same names
     twin = replace(liar, name="trent")
     pair = {3: liar, 4: twin}
-    fit, _ = _agree_on_schema({**honest, **pair}, (), parse_config({}))
+    fit, _ = agree_on_schema({**honest, **pair}, parse_config({}))
     assert {BOB.name, "carol"} <= {d.name for d in fit.values()}
 
 
 def test_another_number_of_edge_features_costs_its_owner_only() -> None:
     honest = {1: BOB, 2: replace(BOB, name="carol")}
     other = replace(BOB, name="mallory", num_edge_features=4)
-    fit, (refused,) = _agree_on_schema({**honest, 3: other}, (), parse_config({}))
+    fit, (refused,) = agree_on_schema({**honest, 3: other}, parse_config({}))
     assert {d.name for d in fit.values()} == {BOB.name, "carol"}
     assert refused.name == "mallory"
     assert "number of edge features differs" in refused.reason
@@ -427,13 +437,13 @@ def test_another_number_of_edge_features_costs_its_owner_only() -> None:
 
 def test_a_claim_of_many_partitions_costs_its_owner_only() -> None:
     liar = replace(BOB, name="mallory", num_partitions=10_001, partition_id=10_000)
-    fit, (refused,) = _agree_on_schema(
-        {1: BOB, 2: replace(BOB, name="carol"), 3: liar}, (), parse_config({})
+    fit, (refused,) = agree_on_schema(
+        {1: BOB, 2: replace(BOB, name="carol"), 3: liar}, parse_config({})
     )
     assert {d.num_partitions for d in fit.values()} == {2}
     assert refused.name == "mallory"
     assert "num-partitions = 10001, this run has at most 10000" in refused.reason
-    kept, _ = _agree_on_schema({1: BOB, 3: liar}, (), parse_config({"clients": 20_000}))
+    kept, _ = agree_on_schema({1: BOB, 3: liar}, parse_config({"clients": 20_000}))
     assert kept[3].partition_id == 10_000
     with pytest.raises(RunError, match=r"0 data owners can take part.*10001"):
-        _agree_on_schema({3: liar}, (), parse_config({}))
+        agree_on_schema({3: liar}, parse_config({}))

@@ -1,0 +1,339 @@
+"""The connected nodes of a run: agree on what all share, leave out those that differ."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+
+from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.feature_names import NOT_PREPARED
+from flower_fgl.nn import assign_models
+from flower_fgl.protocols.describe import (
+    MAX_CLASSES,
+    UNNUMBERED,
+    Description,
+    Rejection,
+)
+from flower_fgl.strategies.federation import node_label
+from flower_fgl.strategies.rounds.schema_agreement import (
+    agree_features,
+    agree_width,
+    differing_features,
+    in_agreed_order,
+    number_owners,
+    without_own_name,
+)
+
+__all__ = ["Candidates", "shared", "short"]
+
+log = logging.getLogger(__name__)
+
+MOST_OWNERS = 5
+"""Data owners that an error message about classes lists."""
+MOST_NUMBERS = 10_000
+"""Partition-ids of a run that names no number of clients; some methods have a tensor for
+each, and an owner's claim must not fill the server's memory."""
+MOST_OWN_CLASSES = 1000
+"""Largest number of classes that only one data owner names."""
+Property = Callable[[Description], Hashable]
+EDGE_FEATURES = "number of edge features"
+SHARED: dict[str, Property] = {
+    "number of partitions": lambda d: d.num_partitions,
+    "feature width": lambda d: d.num_features,
+    EDGE_FEATURES: lambda d: d.num_edge_features,
+    "class names": lambda d: d.class_names,
+    "partition": lambda d: d.partition_sha256,
+}
+"""What all clients of a run have in common."""
+
+
+def shared(config: RunConfig) -> dict[str, Property]:
+    """Return :data:`SHARED` without what the owners' own layers allow to differ."""
+    free = {
+        "feature width": config.feature_align == "project",
+        "class names": config.has_local_heads,
+    }
+    return {what: value for what, value in SHARED.items() if not free.get(what)}
+
+
+def short(value: object) -> str:
+    """Quote at most 80 characters of a value."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+@dataclass
+class Candidates:
+    """Nodes that may take part, by node id, and those left out so far, in order."""
+
+    described: dict[int, Description]
+    rejected: list[Rejection]
+    config: RunConfig
+
+    def agree(self) -> None:
+        """Agree on what all clients share; leave out clients that differ from most others.
+
+        Raises
+        ------
+        RunError
+            If no majority decides, or too few nodes remain.
+        """
+        kinds = {True: "its own graph", False: "a partition of a dataset"}
+        self._keep_majority("kind of data", lambda d: kinds[d.is_owned])
+        number = len(self.described)
+        owned = sum(d.is_owned for d in self.described.values())
+        if 0 < owned < number:
+            raise RunError(
+                f"{owned} nodes hold their own graphs and {number - owned} hold "
+                "partitions of a dataset. Start all SuperNodes with graph=..., or none."
+            )
+        if owned:
+            self.agree_on_schema()
+        else:
+            self._agree_on_partition()
+        counts = Counter(d.partition_id for d in self.described.values())
+        if len(counts) < len(self.described):
+            _reject_duplicates(counts)
+
+    def _agree_on_partition(self) -> None:
+        """Leave out nodes with another partition than most, and several nodes with one."""
+        number = len(self.described)
+        for what, value in shared(self.config).items():
+            self._keep_majority(what, value)
+        models = assign_models(
+            self.config.model, max(d.num_partitions for d in self.described.values())
+        )
+        other_model = {
+            node: f'its model is "{one.model}", the run has "{due}" for it.'
+            for node, one in self.described.items()
+            if one.model != (due := models[one.partition_id])
+        }
+        self._leave_out(other_model)
+        self._leave_out(_claimed_twice(self.described, of=number))
+        for out in self.rejected:
+            log.warning("%s does not take part: %s", out.name, out.reason)
+        self._require_enough("clients")
+
+    def agree_on_schema(self) -> None:
+        """Reject data owners with other features; number the others and their classes."""
+        most = max(MOST_NUMBERS, self.config.clients)
+        too_many = {
+            node: f"it states num-partitions = {d.num_partitions}, this run has at most "
+            f"{most}. Correct it, or set clients to the number of owners."
+            for node, d in self.described.items()
+            if d.num_partitions > most
+        }
+        self._leave_out(too_many)
+        if not self.described:
+            self._require_enough("data owners")
+        number = len(self.described)
+        self._agree_on_features()
+        self._leave_out(_claimed_twice(self.described, of=number))
+        self._leave_out(_named_twice(self.described, of=number))
+        self._leave_out(_too_many_classes(self.described))
+        self._leave_out(_odd_spellings(self.described))
+        for out in self.rejected:
+            log.warning("Data owner %s does not take part: %s", out.name, out.reason)
+        self._require_enough("data owners")
+        self._compare_classes()
+        self._number()
+
+    def _agree_on_features(self) -> None:
+        """Leave out data owners with other features of nodes or edges than most."""
+        names = {node: node_label(node, d) for node, d in self.described.items()}
+        width = agree_width(
+            {names[n]: d.num_features for n, d in self.described.items()}
+        )
+        other_width = {
+            node: f"its graph has {d.num_features} features, the graphs of the other "
+            f"clients have {width}."
+            for node, d in self.described.items()
+            if d.num_features != width
+        }
+        self._leave_out(other_width)
+        self._keep_majority(EDGE_FEATURES, SHARED[EDGE_FEATURES])
+        agreed = agree_features({names[n]: d for n, d in self.described.items()})
+        if agreed is None:
+            return
+        found = {n: differing_features(d, agreed) for n, d in self.described.items()}
+        self._leave_out({n: reason for n, reason in found.items() if reason})
+        unnamed = [d.name for d in self.described.values() if not d.features_sha256]
+        if unnamed:
+            log.warning(
+                "The graphs of %s have no names of their features: the order of their "
+                "columns is not checked.",
+                ", ".join(sorted(unnamed)),
+            )
+        others = [d.name for d in self.described.values() if not d.prepared]
+        if len(others) < len(self.described) and others:
+            log.warning(NOT_PREPARED, ", ".join(sorted(others)))
+
+    def _compare_classes(self) -> None:
+        """Warn of owners without a class in common with others; reject a run of such."""
+        described = self.described.items()
+        lists = {node_label(node, d): d.class_names for node, d in described}
+        reason, warnings = classes_apart(lists)
+        if reason and self.config.setting != "few-shot":
+            raise RunError(f"{reason}.")
+        for warning in warnings:
+            log.warning("%s", warning)
+
+    def _number(self) -> None:
+        """Give every data owner its partition-id and model, and classes in agreed order."""
+        fit, config = self.described, self.config
+        numbers = number_owners(fit)
+        total = max(
+            max(numbers.values()) + 1, *(d.num_partitions for d in fit.values())
+        )
+        if config.min_clients:
+            # numbers for clients that join later
+            total = max(total, config.clients)
+        models = assign_models(config.model, total)
+        ordered = sorted(fit, key=lambda node: (numbers[node], node))
+        class_names = agree_classes([fit[node].class_names for node in ordered])
+        lists = (fit[node].feature_names for node in ordered)
+        feature_names: tuple[str, ...] = next(filter(None, lists), ())
+        self.described = {
+            node: replace(
+                in_agreed_order(fit[node], class_names, feature_names),
+                partition_id=numbers[node],
+                num_partitions=total,
+                model=models[numbers[node]],
+            )
+            for node in ordered
+        }
+        for node in ordered:
+            label = node_label(node, fit[node])
+            log.info("Client %s is data owner %s.", numbers[node], label)
+
+    def _keep_majority(self, what: str, value: Property) -> None:
+        """Leave out nodes that differ from most in a property; none without majority."""
+        described = self.described
+        (most, number), *_ = Counter(map(value, described.values())).most_common()
+        if 2 * number <= len(described) or number == len(described):
+            return
+        reasons = {
+            node: f"its {what} differs from that of most others: {short(value(one))} "
+            f"instead of {short(most)}."
+            for node, one in described.items()
+            if value(one) != most
+        }
+        self._leave_out(reasons)
+
+    def _leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Move the nodes that have a reason to the rejected ones, in order of name."""
+        names = {
+            node: self.described[node].name
+            if self.described[node].is_owned
+            else f"node {node} (partition {self.described[node].partition_id})"
+            for node in reasons
+        }
+        order = sorted(reasons, key=lambda node: (names[node], node))
+        self.rejected += [Rejection(names[node], reasons[node]) for node in order]
+        left = self.described.items()
+        self.described = {n: d for n, d in left if n not in reasons}
+
+    def _require_enough(self, what: str) -> None:
+        """Raise an error if fewer nodes can take part than the settings ask for."""
+        least, key = max(
+            (self.config.min_replies, "min-replies"),
+            (self.config.min_clients, "min-clients"),
+        )
+        number = len(self.described)
+        if number < least:
+            text = "; ".join(f"{one.name}: {one.reason}" for one in self.rejected)
+            raise RunError(
+                f"{number} {what} can take part, but {key} = {least}. {text}"
+            )
+
+
+def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out whose classes would swell or end the run."""
+    holders = Counter(name for d in described.values() for name in set(d.class_names))
+    reasons = {}
+    for node, d in described.items():
+        alone = sum(holders[name] == 1 for name in set(d.class_names))
+        if alone > MOST_OWN_CLASSES and len(described) > 2:  # of two, which one lies?
+            reasons[node] = (
+                f"it names {alone:,} classes that no other client has, at most "
+                f"{MOST_OWN_CLASSES:,} are allowed. Correct the labels of its graph."
+            )
+    # several owners together: those with most classes first
+    kept = [node for node in described if node not in reasons]
+    kept.sort(key=lambda n: (len(described[n].class_names), described[n].name, n))
+    while len({c for node in kept for c in described[node].class_names}) > MAX_CLASSES:
+        reasons[kept.pop()] = (
+            f"the clients name more than {MAX_CLASSES:,} classes together, and it names "
+            "most. Correct the labels of its graph."
+        )
+    return reasons
+
+
+def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out that spell a class differently from most.
+
+    Raises
+    ------
+    RunError
+        If at most half of the owners remain without them.
+    """
+    nodes = {node_label(node, d): node for node, d in described.items()}
+    odd = odd_spellings({name: described[n].class_names for name, n in nodes.items()})
+    if odd and 2 * len(odd) >= len(described):
+        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
+        raise RunError(
+            f"{len(odd)} of {len(described)} data owners spell a class differently from "
+            f"others, without a majority. {text}"
+        )
+    return {nodes[name]: reason for name, reason in odd.items()}
+
+
+def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
+    """Return why nodes are left out whose partition-id another node has, too.
+
+    Raises
+    ------
+    RunError
+        If at most half of the ``of`` nodes of the run remain without them.
+    """
+    claims = Counter(d.partition_id for d in described.values())
+    claims.pop(UNNUMBERED, None)
+    twice = {
+        n: d.partition_id for n, d in described.items() if claims[d.partition_id] > 1
+    }
+    if twice and 2 * (len(described) - len(twice)) <= of:
+        _reject_duplicates(claims)
+    return {
+        node: f"{claims[claimed]} nodes have partition-id = {claimed}. Give every "
+        "SuperNode its own."
+        for node, claimed in twice.items()
+    }
+
+
+def _named_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
+    """Return why data owners are left out whose name another owner has, too.
+
+    Raises
+    ------
+    RunError
+        If at most half of the ``of`` nodes of the run remain without them.
+    """
+    twice = without_own_name(described)
+    if twice and 2 * (len(described) - len(twice)) <= of:
+        raise RunError(
+            f"No majority of owners can take part: {next(iter(twice.values()))}"
+        )
+    return twice
+
+
+def _reject_duplicates(counts: Mapping[int, int]) -> None:
+    """Raise an error that names the partitions held by several nodes."""
+    duplicates = sorted(pid for pid, count in counts.items() if count > 1)
+    raise RunError(
+        f"Several nodes hold the same partition: {duplicates}. Give every SuperNode its "
+        "own partition-id."
+    )
