@@ -126,6 +126,7 @@ class FedSEM(FedAvg):
                 "the model of one client can initialise only one centre. "
                 f"Set fedsem.centers to {num_trainable} or less."
             )
+        self.initial = self.weights
         self.centers: list[Weights] = []
         self.members: dict[int, int] = {}
 
@@ -186,5 +187,6 @@ class FedSEM(FedAvg):
         """Restore the centres; before the first round there are none."""
         members = state.values["members"]
         self.members = {int(pid): center for pid, center in members.items()}
+        self.weights, self.centers = self.initial, []
         if self.members:
             self.set_centers(state.tensors["centers"])

@@ -22,6 +22,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone
+from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import draw_model
@@ -46,13 +47,12 @@ class TopFGL(PersonalMix):
 
     def build(self, model: str) -> nn.Module:
         """Draw the network as FedAvg does, then the learner."""
-        self.network: Backbone = draw_model(self.config, self.federation, model)
-        self.network.learner = TopologyLearner(
-            self.federation.num_classes,
-            self.network.hidden_channels,
-            self.config.dropout,
+        drawn: Backbone = draw_model(self.config, self.federation, model)
+        drawn.learner = TopologyLearner(
+            self.federation.num_classes, drawn.hidden_channels, self.config.dropout
         )
-        return self.network
+        self.network = copy_network(drawn)  # its weights are overwritten
+        return drawn
 
     def mixes(self, server_round: int) -> bool:
         """Return whether the warm-up is over."""
