@@ -17,7 +17,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.methods.fedgcn import FedGCNSettings
 from flower_fgl.protocols.base import Empty, Payload, read_payload
-from flower_fgl.protocols.differential_privacy import check_clipped
 from flower_fgl.protocols.fedgcn import (
     BOUNDARY,
     COMPLETE,
@@ -109,9 +108,7 @@ class FedGCN(FedAvg):
 
         def read(pid: int, content: RecordDict) -> NeighbourSums:
             part = read_payload(NeighbourSums, content, spec)
-            if self.config.upload_clip:
-                clip, noise = self.config.upload_clip, self.config.upload_noise
-                check_clipped(part, Empty(), clip=clip, noise=noise)
+            self.check_upload(part)
             return part
 
         sums = torch.zeros(spec, dtype=torch.float64)

@@ -15,8 +15,7 @@ from flwr.app import RecordDict
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
-from flower_fgl.protocols.base import Empty, Payload, read_payload
-from flower_fgl.protocols.differential_privacy import check_clipped
+from flower_fgl.protocols.base import Empty, read_payload
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
     JUDGE,
@@ -105,7 +104,7 @@ class FedSagePlus(FedAvg):
             self.federation.clients[partition_id].num_nodes,
         )
         state = read_payload(GeneratorState, content, spec)
-        self.check_norm(state)
+        self.check_upload(state)
         return state
 
     def read_nothing(self, partition_id: int, content: RecordDict) -> GeneratorState:
@@ -118,14 +117,8 @@ class FedSagePlus(FedAvg):
         gradient = read_payload(FeatureGradient, content, self.generator_shapes)
         if not gradient.tensors and self.config.upload_noise:
             raise PayloadError("it sent no gradient")
-        self.check_norm(gradient)
+        self.check_upload(gradient)
         return gradient
-
-    def check_norm(self, upload: Payload) -> None:
-        """Compare an upload's norm with ``upload-clip``, if that is set."""
-        clip, noise = self.config.upload_clip, self.config.upload_noise
-        if clip:
-            check_clipped(upload, Empty(), clip=clip, noise=noise)
 
     def judge(
         self, step: int, states: Mapping[int, GeneratorState]

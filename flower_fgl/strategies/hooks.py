@@ -17,7 +17,13 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.sampling import least_uploads, num_sampled
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
-from flower_fgl.protocols.base import METRICS, Payload, read_payload, write_tensors
+from flower_fgl.protocols.base import (
+    METRICS,
+    Empty,
+    Payload,
+    read_payload,
+    write_tensors,
+)
 from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
 from flower_fgl.strategies.federation import Federation
@@ -404,16 +410,35 @@ class ServerHooks(Strategy):
             if self.secure is not None and up is None:
                 return self.secure.unpack(number, content, spec)
             upload = read_payload(up or self.up, content, spec, beside=[METRICS])
-            if self.config.upload_clip:
-                check_clipped(
-                    upload,
-                    self.download(number, pid),
-                    clip=self.config.upload_clip,
-                    noise=self.config.upload_noise,
-                )
+            self.check_upload(upload, pid)
             return upload
 
         return self.messenger.read_uploads(replies, read)
+
+    def check_upload(self, upload: Payload, partition_id: int | None = None) -> None:
+        """Refuse an upload that exceeds ``upload-clip``, if that is set, and its noise.
+
+        Parameters
+        ----------
+        upload : Payload
+            What a client sent.
+        partition_id : int, optional
+            The client, if its upload was clipped around its download of this round; by
+            default it was clipped around zero.
+
+        Raises
+        ------
+        PayloadError
+            If the upload is too long.
+        """
+        config = self.config
+        if config.upload_clip:
+            start: Payload = Empty()
+            if partition_id is not None:
+                start = self.download(self.loop.log.number, partition_id)
+            check_clipped(
+                upload, start, clip=config.upload_clip, noise=config.upload_noise
+            )
 
     def _read_alike(
         self, replies: Mapping[int, Message], up: type[Payload]
