@@ -306,11 +306,8 @@ def _record_stop(folder: Path) -> None:
 def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
     """Return how uploads were clipped and noised, with the largest ε of any client.
 
-    Returns
-    -------
-    dict of str to object
-        ``clip``, ``noise``; with noise also ``delta``, ``uploads`` (of that client) and
-        ``epsilon``; with distributed noise also ``model`` and ``accountant``.
+    The keys are ``clip``, ``noise``; with noise also ``delta``, ``uploads`` (of that
+    client) and ``epsilon``; with distributed noise also ``model`` and ``accountant``.
     """
     found: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
     if config.upload_noise:
@@ -333,15 +330,7 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
 
 
 def warn_of_many_clients(config: RunConfig, clients: int) -> None:
-    """Log what Flower's simulation of many clients costs, and what is faster.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of the run.
-    clients : int
-        Number of clients; up to 200 nothing is logged.
-    """
+    """Log what Flower's simulation of over 200 clients costs, and what is faster."""
     if clients <= MANY_CLIENTS:
         return
     sampled = math.ceil(config.participation * clients)
@@ -364,11 +353,6 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
 
 def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """Parse the run config of ``flwr run``; log it, and reject settings without effect.
-
-    Parameters
-    ----------
-    values : mapping of str to bool, int, float or str
-        Flower's flat run config, which holds all settings of the app.
 
     Raises
     ------

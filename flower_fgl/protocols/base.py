@@ -288,13 +288,7 @@ def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | 
 
 
 def round_settings(content: RecordDict) -> ConfigRecord:
-    """Return the record ``config`` of a message to a client.
-
-    Raises
-    ------
-    KeyError
-        If there is none.
-    """
+    """Return the record ``config`` of a message to a client; without it raise KeyError."""
     record = find_record(content, CONFIG, ConfigRecord)
     if record is None:
         raise KeyError(CONFIG)
@@ -449,13 +443,7 @@ def read_tensors(
 
 
 def record_bytes(content: RecordDict) -> dict[str, int]:
-    """Count the bytes of every record of a message.
-
-    Returns
-    -------
-    dict of str to int
-        Bytes by record name, including names and headers.
-    """
+    """Count the bytes of every record of a message, including names and headers."""
     return {name: _count_bytes(name, record) for name, record in content.items()}
 
 
@@ -497,16 +485,8 @@ def write_metrics(
 ) -> MetricRecord:
     """Pack the metrics of a reply, which :func:`read_metrics` reads.
 
-    Parameters
-    ----------
-    scores : mapping of str to (mapping of str to Scores)
-        Scores by mode and column.
-    seconds : mapping of str to float
-        Parts of the time.
-    loss : float, optional
-        Training loss.
-    terms : mapping of str to float, optional
-        Terms of the loss and other numbers; those that are not finite are left out.
+    ``scores`` are by mode and column, ``seconds`` by part of the time. Of ``terms``,
+    those of the loss and other numbers, the ones that are not finite are left out.
     """
     flat = write_scores(
         {
@@ -526,16 +506,10 @@ def write_metrics(
 
 @dataclass(frozen=True)
 class ReplyMetrics:
-    """The checked metrics of a reply.
+    """The checked metrics of a reply: scores as in :func:`write_scores`, and the worker.
 
-    Parameters
-    ----------
-    scores : dict
-        Scores by mode, column and metric, as in :func:`write_scores`.
-    seconds, terms : dict of str to float
-        Parts of the training time; terms of the loss and other numbers of the training.
-    worker : int
-        Process that handled the message.
+    ``seconds`` are parts of the training time, ``terms`` terms of the loss and other
+    numbers of the training, and ``worker`` is the process that handled the message.
     """
 
     scores: dict[str, dict[str, dict[str, float]]]
@@ -645,10 +619,7 @@ def _check_scores(where: str, values: Mapping[str, float]) -> None:
 def read_loss(metrics: MetricRecord) -> float:
     """Return the training loss of a reply; NaN if the client's floors withhold it.
 
-    Raises
-    ------
-    PayloadError
-        If it is not finite, or above ``LARGEST``.
+    A PayloadError says that it is not finite, or above ``LARGEST``.
     """
     if "loss" not in metrics:
         return math.nan
@@ -690,19 +661,9 @@ def read_payload(
 
 
 def check_size(content: RecordDict, max_mb: float) -> None:
-    """Reject a message that is too large, before its records are read.
+    """Refuse a message above ``max-message-mb`` (10⁶ bytes), before its records are read.
 
-    Parameters
-    ----------
-    content : RecordDict
-        Received message.
-    max_mb : float
-        ``max-message-mb``, in megabytes (10⁶ bytes).
-
-    Raises
-    ------
-    PayloadError
-        If the message exceeds ``max_mb``.
+    It raises a PayloadError.
     """
     size = sum(record_bytes(content).values())
     if size > max_mb * MEGABYTE:

@@ -152,12 +152,9 @@ class Description(Payload):
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack and check counts and lengths.
 
-        Raises
-        ------
-        PayloadError
-            If an entry is missing, of the wrong type, negative, too large or too long,
-            or inconsistent with another: more training nodes than nodes, or more
-            training nodes of all classes than in all.
+        A PayloadError says that an entry is missing, of the wrong type, negative, too
+        large or too long, or inconsistent with another: more training nodes than nodes,
+        or more training nodes of all classes than in all.
         """
         info = _record(content, INFO)
         values: dict[str, Any] = {}
@@ -241,15 +238,7 @@ class Description(Payload):
 
 @dataclass(frozen=True)
 class Rejection(Payload):
-    """Reply of a client that cannot take part.
-
-    Parameters
-    ----------
-    name : str
-        Name of the data owner in logs.
-    reason : str
-        Why it cannot take part; contains no value of the owner's data.
-    """
+    """Reply of a data owner that cannot take part, without any value of its data."""
 
     name: str
     reason: str
@@ -270,13 +259,7 @@ class Rejection(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack.
-
-        Raises
-        ------
-        PayloadError
-            If an entry is missing or no single line of text.
-        """
+        """Unpack; a PayloadError says that an entry is missing or no line of text."""
         info = _record(content, INFO)
         return cls(_read_text(info, "name"), _read_text(info, "unfit"))
 
@@ -295,15 +278,8 @@ class Rejection(Payload):
 class ClassAgreement(Payload):
     """Numbering of clients and classes that the server assigns to data owners.
 
-    Parameters
-    ----------
-    partition_id, num_partitions : int
-        The client's number and the number of clients.
-    class_names : tuple of str
-        Names of the C classes in the common order of all clients.
-    feature_names : tuple of str
-        Names of the d features in the common order; empty without
-        ``share-feature-names``.
+    The C classes and d features are in the common order of all clients; the names of
+    features are empty without ``share-feature-names``.
     """
 
     partition_id: int
@@ -325,13 +301,7 @@ class ClassAgreement(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack and check.
-
-        Raises
-        ------
-        PayloadError
-            If an entry is missing, of the wrong type, or a number out of range.
-        """
+        """Unpack; a PayloadError says that an entry is missing, of a wrong type or range."""
         info = _record(content, AGREEMENT)
         most = MAX_PARTITIONS
         number = _read_integer(info, "partition-id", lowest=0, most=most)

@@ -146,12 +146,8 @@ def origin_of(
     """Return the reference point around which each tensor of an upload is clipped.
 
     Weights by name (entries of a mapping) are clipped around the download's tensor of the
-    same path and shape, all other numbers around zero.
-
-    Parameters
-    ----------
-    numbers, known : mapping of str to Tensor
-        :func:`numbers_of` of the upload and of the download.
+    same path and shape, all other numbers around zero. Both are given by
+    :func:`numbers_of`.
     """
     return [
         known[place].detach().cpu()
@@ -201,23 +197,10 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
 def pld_epsilon(noise: float, releases: int, delta: float) -> float:
     """Return an upper bound of the ε of T releases by privacy loss distributions.
 
-    The bound of ``dp-accounting``: the privacy loss of one release is rounded up to a grid
-    and composed numerically (Doroshenko et al., "Connect the Dots", PETS 2022). It needs
-    the package ``dp-accounting`` (``pip install 'flower-fgl[privacy]'``).
-
-    Parameters
-    ----------
-    noise : float, positive
-        z, standard deviation in units of the clipping norm.
-    releases : int, at least 0
-        T, number of releases.
-    delta : float in (0, 1)
-        δ.
-
-    Raises
-    ------
-    ImportError
-        If ``dp-accounting`` is not installed.
+    The bound of ``dp-accounting``: the privacy loss of one release is rounded up to a
+    grid and composed numerically (Doroshenko et al., "Connect the Dots", PETS 2022). The
+    arguments are those of :func:`epsilon`. An ImportError says that the package
+    ``dp-accounting`` (``pip install 'flower-fgl[privacy]'``) is missing.
     """
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -233,23 +216,9 @@ def pld_epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def accounted_epsilon(noise: float, releases: int, delta: float) -> tuple[float, str]:
-    """Return the ε of T releases, and the accountant that computed it.
+    """Return the ε of T releases, as :func:`epsilon`, and the accountant that computed it.
 
-    Parameters
-    ----------
-    noise : float, positive
-        z, standard deviation in units of the clipping norm.
-    releases : int, at least 0
-        T, number of releases.
-    delta : float in (0, 1)
-        δ.
-
-    Returns
-    -------
-    float
-        ε.
-    str
-        ``pld``, or ``exact`` without the package ``dp-accounting``.
+    The accountant is ``pld``, or ``exact`` without the package ``dp-accounting``.
     """
     try:
         return pld_epsilon(noise, releases, delta), "pld"
@@ -258,19 +227,11 @@ def accounted_epsilon(noise: float, releases: int, delta: float) -> tuple[float,
 
 
 def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
-    """Collect all floating-point tensors of a payload.
+    """Collect all floating-point tensors of a payload by path.
 
-    Parameters
-    ----------
-    value : Payload
-        A dataclass; tensors may be nested in mappings, sequences and dataclasses.
-    path : str
-        Path of ``value`` itself, for nested calls.
-
-    Returns
-    -------
-    dict of str to Tensor
-        Tensors by path, e.g. ``/tensors/conv.weight`` for a field ``tensors``.
+    Tensors may be nested in mappings, sequences and dataclasses: ``/tensors/conv.weight``
+    is an entry of the field ``tensors``. ``path`` is that of ``value`` itself, for nested
+    calls.
     """
     if isinstance(value, Tensor):
         return {path: value} if value.is_floating_point() else {}
@@ -283,20 +244,9 @@ def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
 def refuse_unbounded(value: Any, path: str = "") -> None:
     """Reject a payload with real numbers that :func:`numbers_of` does not find.
 
-    Integers, masks and texts are neither clipped nor noised, see ``docs/security.md``.
-
-    Parameters
-    ----------
-    value : Payload
-        A dataclass.
-    path : str
-        Path of ``value`` itself, for nested calls.
-
-    Raises
-    ------
-    TypeError
-        If it is, or contains, anything but real tensors, integers and texts in
-        dataclasses, mappings and sequences.
+    Integers, masks and texts are neither clipped nor noised, see ``docs/security.md``. A
+    TypeError says that it holds anything but these and real tensors in dataclasses,
+    mappings and sequences.
     """
     if isinstance(value, Tensor):
         is_known = not value.is_complex()
@@ -315,17 +265,7 @@ def refuse_unbounded(value: Any, path: str = "") -> None:
 
 
 def with_numbers(value: Any, numbers: Mapping[str, Tensor], path: str = "") -> Any:
-    """Return a copy of a payload with other tensors at the paths of :func:`numbers_of`.
-
-    Parameters
-    ----------
-    value : Payload
-        Payload; it is not changed.
-    numbers : mapping of str to Tensor
-        New tensors by path, one for each path of :func:`numbers_of`.
-    path : str
-        Path of ``value`` itself, for nested calls.
-    """
+    """Return a copy of a payload with other tensors at the paths of :func:`numbers_of`."""
     if isinstance(value, Tensor):
         return numbers.get(path, value)
     parts = {

@@ -161,14 +161,7 @@ class PromptUpload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
-        """Unpack.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite, or a
-            rate is negative, or the rates sum up to more than all nodes.
-        """
+        """Unpack; a PayloadError names a malformed tensor, a negative rate or too large a sum."""
         rates = read_tensors(content, RATES, {RATES: (spec.num_classes,)})[RATES]
         if float(rates.min()) < 0:
             raise PayloadError(

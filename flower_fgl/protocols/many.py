@@ -24,20 +24,7 @@ FLOAT, FLOAT_NAME = np.dtype("<f4"), "float32"
 
 
 def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[ArrayRecord]:
-    """Pack stacked tensors into one ArrayRecord per client.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor of shape (K, ...)
-        Stacked tensors, on any device.
-    num_clients : int
-        K.
-
-    Returns
-    -------
-    list of ArrayRecord
-        What ``write_tensors`` returns for the tensors of each client.
-    """
+    """Pack stacked tensors (K, ...) as ``write_tensors`` packs those of each client."""
     parts = []
     for name, tensor in tensors.items():
         # client by client, because a transposed matrix then stays in the cache
@@ -61,22 +48,10 @@ def read_alike(
 ) -> dict[int, dict[str, Tensor]]:
     """Read one ArrayRecord of every client, if it is exactly as expected.
 
-    Parameters
-    ----------
-    contents : mapping of int to RecordDict
-        Contents of messages by partition-id.
-    record : str
-        Name of the record.
-    shapes : mapping of str to tuple of int
-        Its entries with their shapes.
-
-    Returns
-    -------
-    dict of int to dict of str to Tensor, float32
-        Entries in the order of ``shapes``, by partition-id; rows of one array for all
-        clients. Clients are left out whose record is missing, differs in a name, type,
-        shape, header or length, or holds a number that is not finite or larger than
-        ``LARGEST``: :func:`~flower_fgl.protocols.base.read_tensors` refuses those.
+    Returns the float32 entries in the order of ``shapes``, by partition-id; rows of one
+    array for all clients. Clients are left out whose record is missing, differs in a
+    name, type, shape, header or length, or holds a number that is not finite or larger
+    than ``LARGEST``: :func:`~flower_fgl.protocols.base.read_tensors` refuses those.
     """
     if not shapes:
         return {}

@@ -152,10 +152,7 @@ class FglStrategy(ServerHooks):
     def _keep_finite(self, aggregate: Callable[[], None]) -> None:
         """Aggregate; restore the former state if that fails or gives non-finite numbers.
 
-        Raises
-        ------
-        PayloadError
-            If the aggregation raises an exception, or the result is not finite.
+        Both raise a PayloadError.
         """
         before, numbers = self.server_state(), dict(self.loop.log.numbers)
         try:
@@ -337,17 +334,9 @@ class FglStrategy(ServerHooks):
 
     # ----------------------------------------------------------------- one round
     def run_round(self, server_round: int, *, is_last: bool) -> MetricRecord | None:
-        """Train, aggregate, evaluate, record.
+        """Train, aggregate, evaluate, record; return ``None`` if the round failed.
 
-        Returns
-        -------
-        MetricRecord or None
-            ``None`` if the round failed.
-
-        Raises
-        ------
-        RunError
-            After three failed rounds in a row.
+        The third failed round in a row raises a RunError.
         """
         loop = self.loop
         nodes = set(self.messenger.grid.get_node_ids())

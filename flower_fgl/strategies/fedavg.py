@@ -45,13 +45,6 @@ Network = TypeVar("Network", bound=nn.Module)
 def common_model(config: RunConfig, federation: Federation) -> str:
     """Return the name of the backbone that all clients have.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Names the method.
-    federation : Federation
-        The clients.
-
     Raises
     ------
     RunError
@@ -77,18 +70,8 @@ def draw_model(
 ) -> Backbone:
     """Build a backbone with weights from torch's global generator.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Sizes.
-    federation : Federation
-        Numbers of features and classes.
-    model : str
-        Backbone.
-    num_outputs : int, optional
-        Width of the output instead of the number of classes.
-    in_channels : int, optional
-        Width of the input instead of the number of features.
+    ``num_outputs`` replaces the number of classes as width of the output, ``in_channels``
+    the number of features as width of the input.
     """
     return build_model(
         model,
@@ -111,18 +94,8 @@ def build_own(
 ) -> Network:
     """Build a method's own network, as ``Client.build_own`` does on a client.
 
-    Parameters
-    ----------
-    build : callable
-        Takes the method's settings, the backbone's name and the sizes.
-    config : RunConfig
-        Sizes, and the method's settings.
-    federation : Federation
-        Numbers of features and classes.
-    model : str
-        Backbone.
-    **settings
-        Further arguments of ``build``.
+    ``build`` takes the method's settings, the backbone's name and the sizes, and
+    ``settings``.
     """
     return build(
         config.method_config,

@@ -135,12 +135,7 @@ def client_lines(
 ) -> list[dict[str, Any]]:
     """Return the lines of ``clients.jsonl`` that describe clients.
 
-    Parameters
-    ----------
-    clients : iterable of Description
-        The clients.
-    server_round : int
-        First round of clients that joined late, else 0.
+    ``server_round`` is the first round of clients that joined late, else 0.
     """
     lines = []
     for client in clients:

@@ -88,12 +88,9 @@ class FedGCN(FedAvg):
         self.read_all(answers, lambda _, content: read_payload(Empty, content), rows)
 
     def sum_parts(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum the clients' parts, masked with ``secure-aggregation``.
+        """Sum the clients' parts to sums (B, d) and degrees (B,), float64.
 
-        Returns
-        -------
-        sums : Tensor of shape (B, d), float64
-        degrees : Tensor of shape (B,), float64
+        With ``secure-aggregation`` they are masked.
         """
         spec = (len(ids), self.federation.num_features)
         asked: dict[int, Payload] = dict.fromkeys(
@@ -134,13 +131,7 @@ class FedGCN(FedAvg):
         read: Callable[[int, RecordDict], Read],
         asked: Mapping[int, object] | None = None,
     ) -> dict[int, Read]:
-        """Read the replies of an exchange that needs every client.
-
-        Raises
-        ------
-        RunError
-            If a client did not reply, or its reply is malformed.
-        """
+        """Read the replies of an exchange that needs every client; else raise a RunError."""
         found = self.messenger.read_each(answers, read)
         self.require(found, self.federation.clients if asked is None else asked)
         return found
@@ -162,12 +153,7 @@ class FedGCN(FedAvg):
 def positions(wanted: Tensor, ids: Tensor) -> Tensor:
     """Return the positions in ``ids`` of those of ``wanted`` that are there, in order.
 
-    Parameters
-    ----------
-    wanted : Tensor of shape (n,), int64
-        Identifiers, ascending.
-    ids : Tensor of shape (B,), int64
-        Identifiers, ascending.
+    Both hold identifiers, int64, ascending.
     """
     kept = wanted[torch.isin(wanted, ids)]
     return torch.searchsorted(ids, kept)
@@ -176,15 +162,7 @@ def positions(wanted: Tensor, ids: Tensor) -> Tensor:
 def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
     """Check that both owners list the edges between clients, and list the nodes.
 
-    Parameters
-    ----------
-    borders : mapping of int to Boundary
-        Border of each client, by partition-id.
-
-    Returns
-    -------
-    Tensor of shape (B,), int64
-        Identifiers of all nodes with a sum, ascending.
+    Returns the identifiers of all nodes with a sum, (B,), int64, ascending.
 
     Raises
     ------

@@ -68,10 +68,8 @@ class FedSagePlus(FedAvg):
     def generate(self) -> None:
         """Run the rounds of generator training; in the last one clients mend their graphs.
 
-        Raises
-        ------
-        RunError
-            If fewer than ``min-replies`` clients trained their generator.
+        If fewer than ``min-replies`` clients trained their generator, a RunError is
+        raised.
         """
         clients, settings = self.federation.trainable, self.config.method_config
         nothing = FeatureGradient({})
@@ -125,17 +123,8 @@ class FedSagePlus(FedAvg):
     ) -> dict[int, FeatureGradient]:
         """Collect gradients for each generator from other clients.
 
-        Parameters
-        ----------
-        step : int
-            Round of generator training, from 1.
-        states : mapping of int to GeneratorState
-            Generators by the partition-id of the client that trains them.
-
-        Returns
-        -------
-        dict of int to FeatureGradient
-            Mean over the gradients received; generators without any gradient are missing.
+        Generators are given by the partition-id of the client that trains them. Returns
+        the mean over the gradients received; generators without any gradient are missing.
         """
         clients = self.federation.trainable
         number = len(clients)
@@ -185,21 +174,10 @@ class FedSagePlus(FedAvg):
 
 
 def turn_offsets(step: int, num_clients: int, peers: int) -> Sequence[int]:
-    """Return the offsets such that client (k + offset) mod K evaluates client k.
+    """Return the offsets in [1, K) such that client (k + offset) mod K evaluates client k.
 
-    Parameters
-    ----------
-    step : int
-        Round of generator training, from 1.
-    num_clients : int
-        K.
-    peers : int
-        Clients that evaluate each generator in a round; 0: all others.
-
-    Returns
-    -------
-    sequence of int in [1, K)
-        Rotates over the rounds; empty for a single client.
+    They rotate over the rounds of generator training, from 1; there are none for a single
+    client. ``peers`` evaluate each generator in a round, 0: all others.
     """
     others = num_clients - 1
     asked = min(peers or others, others)

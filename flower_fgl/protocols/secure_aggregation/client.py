@@ -67,27 +67,16 @@ BOTH = 2 * SHARE_BYTES
 class Member:
     """One client of the protocol.
 
-    Parameters
-    ----------
-    partition_id : int
-        Partition-id of the client.
-    config : RunConfig
-        Source of ``rounds``, ``secure_threshold``, ``secure_fraction_bits`` and the
-        settings of the noise. They come with the run, so a server could give different
-        clients different ones: :meth:`check` confirms that all have the same.
-    memory : dict of str to Tensor
-        Group ``secure`` of the client's state, changed in place. The caller must store it
-        after each call, before the reply is sent.
-    run_id : int
-        Flower's id of the run. All keys and confirmations depend on it.
-    identity : Identity, optional
-        The data owner's identity, which signs the key of the run.
-    peers : mapping of bytes to str, optional
-        Pinned identities and their owners' names. If given, every client of a roster
-        must have one of them.
-    history : SumHistory
-        Sums that the client helped to open. :meth:`reveal` adds one, and the caller must
-        store it before the reply is sent.
+    Its numbers of rounds, threshold and precision, and the settings of the noise, come
+    with the run, so a server could give different clients different ones: :meth:`check`
+    confirms that all have the same. ``run_id`` is Flower's; all keys and confirmations
+    depend on it.
+
+    ``memory`` is the group ``secure`` of the client's state, changed in place: the caller
+    stores it after each call, before the reply is sent. ``identity`` signs the key of the
+    run. With ``peers``, pinned identities and their owners' names, every client of a
+    roster must have one of them. ``history`` has the sums that the client helped to open;
+    :meth:`reveal` adds one, and the caller stores it before the reply is sent.
     """
 
     partition_id: int
@@ -102,13 +91,9 @@ class Member:
         """Draw the client's key pair for this run and delete all other secrets.
 
         The number of the last round with a masked vector stays, so that no round is
-        answered twice.
-
-        Returns
-        -------
-        bytes of length 32 or 128
-            The public key, with which other clients encrypt shares to this one. With an
-            identity, the identity and its signature follow.
+        answered twice. Returns the public key of 32 bytes, with which other clients
+        encrypt shares to this one; with an identity, the identity and its signature
+        follow (128 bytes).
         """
         secret = draw_secret()
         card = public_key(secret)
@@ -204,21 +189,10 @@ class Member:
     ) -> MaskedUpload:
         """Decrypt the other clients' shares, encode the summands and mask them.
 
-        Parameters
-        ----------
-        server_round : int
-            Round.
-        peers : Peers
-            The clients to mask with.
-        summands : mapping of str to Tensor
-            Numbers to be summed.
-        noise : NoiseShare, optional
-            With ``upload-noise-model = "distributed"``: the client's share of the noise.
-        download : bytes of length 32
-            Hash of the download, which all clients must have received alike.
-        origin : bytes of length 32, optional
-            Hash of what the upload depends on, by which the history finds equal uploads; by
-            default ``download``.
+        ``noise`` is the client's share of the noise with ``upload-noise-model =
+        "distributed"``. ``download`` is the hash, of 32 bytes, of the download, which all
+        clients must have received alike. ``origin`` is the hash of what the upload
+        depends on, by which the history finds equal uploads; by default ``download``.
 
         Raises
         ------

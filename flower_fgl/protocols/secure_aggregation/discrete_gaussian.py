@@ -33,23 +33,10 @@ Bits: TypeAlias = NDArray[np.bool_]
 
 
 def discrete_gaussian(sigma: int, size: int) -> Integers:
-    """Draw integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
+    """Draw ``size`` integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
 
-    Parameters
-    ----------
-    sigma : int in [1, 2^56]
-        σ, standard deviation of the continuous Gaussian of the same shape.
-    size : int
-        Number of independent samples.
-
-    Returns
-    -------
-    ndarray of shape (size,), int64
-
-    Raises
-    ------
-    ValueError
-        If ``sigma`` is out of range.
+    σ is the standard deviation of the continuous Gaussian of the same shape, at most
+    2^56, else a ValueError is raised. The samples are independent, of type int64.
     """
     if not 1 <= sigma <= MAX_SIGMA:
         raise ValueError(f"sigma must lie in [1, 2^56], got {sigma}.")

@@ -21,18 +21,9 @@ IDENTITY_END = KEY_BYTES + 32
 
 
 def client_label(card: bytes, partition_id: int) -> bytes:
-    """Return a client's label: its identity, or its partition-id if it has none.
+    """Return a client's label, 32 bytes: its identity, or its partition-id if it has none.
 
-    Parameters
-    ----------
-    card : bytes
-        The client's row of a roster: its key, and its identity and signature.
-    partition_id : int
-        The client's number in the run.
-
-    Returns
-    -------
-    bytes of length 32
+    ``card`` is the client's row of a roster: its key, and its identity and signature.
     """
     identity = card[KEY_BYTES:IDENTITY_END]
     return identity if any(identity) else partition_id.to_bytes(32, "big")
@@ -47,13 +38,9 @@ def group_of(labels: Iterable[bytes]) -> str:
 class SumHistory:
     """Sums that a client helped to open, by download.
 
-    Parameters
-    ----------
-    sums : dict of str to list of two str
-        Roster and clients in the sum, as of :func:`group_of`, by the start of the
-        download's hash. The first entry is the first sum.
-    is_fixed : bool
-        Whether the data owner allows sums over all clients of its first roster only.
+    ``sums`` has roster and clients in the sum, as of :func:`group_of`, by the start of
+    the download's hash; the first entry is the first sum. ``is_fixed`` means that the
+    data owner allows sums over all clients of its first roster only.
     """
 
     sums: dict[str, list[str]] = field(default_factory=dict)
@@ -61,13 +48,7 @@ class SumHistory:
 
     @classmethod
     def from_json(cls, text: str, *, is_fixed: bool = False) -> Self:
-        """Parse the output of :meth:`to_json`.
-
-        Raises
-        ------
-        ValueError
-            If the text is damaged.
-        """
+        """Parse the output of :meth:`to_json`; raise ValueError if the text is damaged."""
         sums = json.loads(text)
         if not isinstance(sums, dict) or not all(
             isinstance(pair, list) and list(map(type, pair)) == [str, str]
@@ -81,13 +62,7 @@ class SumHistory:
         return json.dumps(self.sums, separators=(",", ":"))
 
     def check_roster(self, roster: str) -> None:
-        """Reject a roster other than the first, if the owner fixed it.
-
-        Raises
-        ------
-        PayloadError
-            If the roster differs.
-        """
+        """Raise a PayloadError for a roster other than the first, if the owner fixed it."""
         first = next(iter(self.sums.values()), [roster])[0]
         if self.is_fixed and roster != first:
             raise PayloadError(
@@ -96,13 +71,7 @@ class SumHistory:
             )
 
     def check_download(self, download: bytes, roster: str) -> None:
-        """Reject a download that was summed under another roster.
-
-        Raises
-        ------
-        PayloadError
-            If it was.
-        """
+        """Reject a download by a PayloadError that was summed under another roster."""
         before = self.sums.get(_key(download))
         if before is not None and before[0] != roster:
             raise PayloadError(
@@ -114,12 +83,8 @@ class SumHistory:
     def check_sum(self, download: bytes, roster: str, group: str) -> None:
         """Reject a sum of an equal download over other clients, or of some clients only.
 
-        Another run may have opened a first sum since :meth:`check_roster`.
-
-        Raises
-        ------
-        PayloadError
-            If the sum must not be opened.
+        Another run may have opened a first sum since :meth:`check_roster`. A sum that
+        must not be opened raises a PayloadError.
         """
         self.check_roster(roster)
         if self.is_fixed and group != roster:

@@ -49,13 +49,7 @@ CARD_BYTES = KEY_BYTES + IDENTITY_BYTES + SIGNATURE_BYTES
 
 @dataclass(frozen=True)
 class Identity:
-    """Private identity key of a data owner.
-
-    Parameters
-    ----------
-    private : Ed25519PrivateKey
-        The key (RFC 8032).
-    """
+    """Private identity key of a data owner, Ed25519 (RFC 8032)."""
 
     private: Ed25519PrivateKey
 
@@ -70,21 +64,10 @@ class Identity:
         return base64.b64encode(self.public).decode()
 
     def card(self, key: bytes, *, run_id: int, partition_id: int) -> bytes:
-        """Sign the key of a run.
+        """Sign the key of a run; return key, identity and signature, 128 bytes.
 
-        Parameters
-        ----------
-        key : bytes of length 32
-            Public key with which others encrypt shares to this client.
-        run_id : int
-            Flower's id of the run; a key of another run is refused.
-        partition_id : int
-            The client's number in the run.
-
-        Returns
-        -------
-        bytes of length 128
-            Key, identity and signature.
+        ``key`` is the public key, 32 bytes, with which others encrypt shares to this
+        client. A key of another run is refused by Flower's ``run_id``.
         """
         signature = self.private.sign(_statement(key, run_id, partition_id))
         return key + self.public + signature
@@ -95,16 +78,8 @@ def check_roster(
 ) -> None:
     """Check that pinned identities have signed all keys of a roster.
 
-    Parameters
-    ----------
-    cards : mapping of int to bytes
-        Row of :class:`.messages.Roster` by partition-id.
-    peers : mapping of bytes to str
-        Pinned identities and the names of their owners.
-    own : bytes of length 32
-        The receiver's own identity.
-    run_id : int
-        Flower's id of the run.
+    ``cards`` has the rows of :class:`.messages.Roster` by partition-id, ``peers`` the
+    names of the owners by pinned identity; ``own`` is the receiver's own identity.
 
     Raises
     ------
@@ -147,16 +122,9 @@ def _statement(key: bytes, run_id: int, partition_id: int) -> bytes:
 def load_identity(path: Path) -> Identity:
     """Read a private identity key; create the file with mode 0600 if it is missing.
 
-    Parameters
-    ----------
-    path : Path
-        PEM file of an unencrypted PKCS #8 key, in an existing folder.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be read or written, holds no Ed25519 key, or is readable by
-        other users.
+    The file is an unencrypted PKCS #8 key in PEM form, in an existing folder. A RunError
+    says that it cannot be read or written, holds no Ed25519 key, or is readable by other
+    users.
     """
     if not path.is_absolute():
         raise RunError(f"identity must be an absolute path, got {str(path)!r}.")
@@ -177,13 +145,7 @@ def load_identity(path: Path) -> Identity:
 
 
 def read_identity(path: Path) -> Identity:
-    """Read a private identity key.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be read, holds no Ed25519 key, or is readable by other users.
-    """
+    """Read a private identity key, with the errors of :func:`load_identity`."""
     try:
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise RunError(
@@ -206,20 +168,8 @@ def read_identity(path: Path) -> Identity:
 def read_peers(path: Path) -> dict[bytes, str]:
     """Read pinned identities from a TOML file with one ``name = "public key"`` per line.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    dict of bytes to str
-        Names of the owners by public key (32 bytes).
-
-    Raises
-    ------
-    RunError
-        If the file cannot be read, a key is malformed, or two owners have the same key.
+    Returns the names of the owners by public key (32 bytes). A RunError says that the
+    file cannot be read, a key is malformed, or two owners have the same key.
     """
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -70,14 +70,8 @@ def public_key(secret: bytes) -> bytes:
 class KeyAgreement:
     """Diffie-Hellman keys that a client shares with each other client.
 
-    Parameters
-    ----------
-    secret : bytes of length 32
-        The client's private key.
-    server_round : int
-        Round; every key depends on it, on the purpose and on the pair of clients.
-    context : bytes
-        What both clients must agree on. With another context the keys differ.
+    ``secret`` is its private key, 32 bytes. Every key depends on the round, on its
+    purpose, on the pair of clients, and on ``context``, what both clients must agree on.
     """
 
     def __init__(
@@ -88,21 +82,11 @@ class KeyAgreement:
         self._context = context
 
     def key(self, public: bytes, purpose: str, first: int, second: int) -> bytes:
-        """Return the shared key, 32 bytes.
+        """Return the key, 32 bytes, that is shared with the client of a public key.
 
-        Parameters
-        ----------
-        public : bytes of length 32
-            The other client's public key.
-        purpose : str
-            Purpose of the key; different purposes give different keys.
-        first, second : int
-            Partition-ids of the pair, in the same order on both sides.
-
-        Raises
-        ------
-        PayloadError
-            If the public key is invalid.
+        Different purposes give different keys. ``first`` and ``second`` are the
+        partition-ids of the pair, in the same order on both sides. An invalid public key
+        raises a PayloadError.
         """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -169,17 +153,10 @@ def mask_stream(key: bytes, length: int) -> Vector:
 def add_masks(
     vector: Vector, *, partition_id: int, pair_keys: Mapping[int, bytes]
 ) -> None:
-    """Add a client's pairwise masks in place, Bonawitz et al. 2017, Section 4.
+    """Add a client's pairwise masks to a vector in place, Bonawitz et al. 2017, Section 4.
 
-    Parameters
-    ----------
-    vector : ndarray of shape (L,), uint64
-        Vector, changed in place.
-    partition_id : int
-        u. The stream shared with v is added if u < v and subtracted if u > v, so that it
-        cancels in the sum.
-    pair_keys : mapping of int to bytes
-        Key of the stream shared with each client v.
+    The stream that client u shares with v, whose key is in ``pair_keys``, is added if u <
+    v and subtracted if u > v, so that it cancels in the sum. The vector is uint64.
     """
     for other, key in pair_keys.items():
         stream = mask_stream(key, len(vector))

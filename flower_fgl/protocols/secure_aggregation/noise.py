@@ -50,18 +50,11 @@ HEADROOM = 40
 
 @dataclass(frozen=True)
 class NoiseShare:
-    """What a client needs to add its share of the noise.
+    """What a client needs to add its share of the noise: S, z, and what is public.
 
-    Parameters
-    ----------
-    clip : float, positive
-        S, ``upload-clip``.
-    noise : float, positive
-        z, ``upload-noise``.
-    origin : mapping of str to Tensor
-        Summands of an upload that equals the download. The difference to them is clipped.
-    public : frozenset of str
-        Summands that the server knows anyway; they get no noise.
+    ``origin`` has the summands of an upload that equals the download; the difference to
+    them is clipped. ``public`` names the summands that the server knows anyway: they get
+    no noise.
     """
 
     clip: float
@@ -80,19 +73,8 @@ def share_width(
 ) -> int:
     """Return the width of a client's share in steps, ⌈√((z²S²·4^f + 64)/t)⌉.
 
-    Parameters
-    ----------
-    clip, noise : float
-        S and z.
-    fraction_bits : int
-        f; a step is 2^-f.
-    threshold : int
-        t, smallest number of clients in a sum.
-
-    Raises
-    ------
-    PayloadError
-        If the share is too small or too large for the fixed-point numbers.
+    f is ``fraction_bits`` (a step is 2^-f), t the smallest number of clients in a sum. A
+    share too small or too large for the fixed-point numbers raises a PayloadError.
     """
     variance = (Fraction(noise) * Fraction(clip) * 2**fraction_bits) ** 2 + ROUNDING
     width = math.isqrt(math.ceil(variance / threshold) - 1) + 1
@@ -116,23 +98,9 @@ def add_noise_share(
 ) -> Vector:
     """Encode summands, clip their distance to the origin, and add a share of the noise.
 
-    Parameters
-    ----------
-    summands : mapping of str to Tensor
-        Numbers to be summed, with the check entry.
-    share : NoiseShare
-        Noise and origin.
-    fraction_bits : int
-        f; a step is 2^-f.
-    clients : int
-        Largest number of vectors in a sum.
-    threshold : int
-        Smallest number of vectors in a sum.
-
-    Returns
-    -------
-    ndarray of shape (L,), uint64
-        The encoded vector, sorted by name as by :func:`.quantization.encode`.
+    The summands include the check entry. ``clients`` and ``threshold`` are the largest
+    and smallest number of vectors in a sum. The encoded vector (L,), uint64, is sorted by
+    name as by :func:`.quantization.encode`.
 
     Raises
     ------
@@ -161,19 +129,9 @@ def add_noise_share(
 
 
 def clip_steps(change: Integers, bound: Fraction) -> Integers:
-    """Scale integers towards zero until their L2 norm is at most ``bound``, exactly.
+    """Scale int64 steps towards zero until their L2 norm is at most ``bound``, exactly.
 
-    Parameters
-    ----------
-    change : ndarray of shape (L,), int64
-        Differences to the origin, in steps.
-    bound : Fraction, at least 1
-        Clipping norm, in steps.
-
-    Raises
-    ------
-    PayloadError
-        If the bound is below one step.
+    A bound below one step raises a PayloadError.
     """
     if bound < 1:
         raise PayloadError(

@@ -25,18 +25,7 @@ Vector: TypeAlias = NDArray[np.uint64]
 
 
 def largest_steps(summands: int) -> float:
-    """Return the largest absolute value of a summand, in steps.
-
-    Parameters
-    ----------
-    summands : int, at least 1
-        Number of summands.
-
-    Returns
-    -------
-    float
-        Largest float64 that is at most (2^63 - 1)/summands.
-    """
+    """Return the largest size of a summand in steps: at most (2^63 - 1)/summands."""
     exact = (2**63 - 1) // summands
     steps = float(exact)
     return steps if int(steps) <= exact else float(np.nextafter(steps, 0.0))
@@ -54,28 +43,17 @@ def encode(
     summands: int,
     headroom: int = 0,
 ) -> Vector:
-    """Encode tensors in fixed point and concatenate them, sorted by name.
+    """Encode real tensors in fixed point and concatenate them, sorted by name.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        Real numbers of any type.
-    fraction_bits : int
-        f; numbers are rounded to the nearest multiple of 2^-f.
-    summands : int
-        Largest number of vectors in a sum.
-    headroom : int
-        Steps that each vector may still grow by afterwards, for example by noise.
-
-    Returns
-    -------
-    ndarray of shape (L,), uint64
+    Numbers are rounded to the nearest multiple of 2^-f, f = ``fraction_bits``, and never
+    clipped. ``summands`` is the largest number of vectors in a sum; each may still grow
+    by ``headroom`` steps afterwards, for example by noise. Returns an array (L,) of
+    uint64.
 
     Raises
     ------
     PayloadError
-        If a number is not finite, or so large that the sum could wrap around. Numbers
-        are never clipped.
+        If a number is not finite, or so large that the sum could wrap around.
     """
     limit = largest_steps(summands) - headroom
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)
@@ -113,27 +91,11 @@ def _check_range(
 
 
 def decode(total: Vector, shapes: Shapes, *, fraction_bits: int) -> dict[str, Tensor]:
-    """Decode a sum of encoded vectors into tensors.
+    """Decode a sum of encoded vectors modulo 2^64, (L,) of uint64, into float64 tensors.
 
-    Parameters
-    ----------
-    total : ndarray of shape (L,), uint64
-        Sum modulo 2^64.
-    shapes : mapping of str to tuple of int
-        Names and shapes of the tensors given to :func:`encode`.
-    fraction_bits : int
-        f, as in :func:`encode`.
-
-    Returns
-    -------
-    dict of str to Tensor, float64
-        Differs from the sum of the n original numbers by at most n/2 steps, plus the
-        rounding of float64 for sums above 2^53 steps.
-
-    Raises
-    ------
-    ValueError
-        If the length does not match ``shapes``.
+    They differ from the sum of the n original numbers by at most n/2 steps, plus the
+    rounding of float64 for sums above 2^53 steps. A length other than that of ``shapes``,
+    which are those given to :func:`encode`, raises a ValueError.
     """
     if total.shape != (num_entries(shapes),):
         raise ValueError(

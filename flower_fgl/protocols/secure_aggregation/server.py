@@ -44,15 +44,8 @@ __all__ = ["SecureRound"]
 class SecureRound:
     """State of the server in one round: public keys, encrypted shares, digests.
 
-    Parameters
-    ----------
-    keys : mapping of int to bytes
-        Public key of each sampled client, by partition-id; 32 bytes, or 128 with an
-        identity.
-    server_round : int
-        Number of the round.
-    share : float in (2/3, 1]
-        ``secure-threshold``.
+    ``keys`` has the public key of each sampled client by partition-id, 32 bytes, or 128
+    with an identity; ``share`` is ``secure-threshold``, in (2/3, 1].
     """
 
     def __init__(
@@ -76,10 +69,8 @@ class SecureRound:
     def add(self, partition_id: int, offer: Offer) -> None:
         """Store the offer of a client.
 
-        Raises
-        ------
-        PayloadError
-            If its mask key is invalid, which would make all other clients fail.
+        A mask key that is invalid would make all other clients fail: it raises a
+        PayloadError.
         """
         mask_key = to_bytes(offer.mask_key)
         KeyAgreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
@@ -120,10 +111,8 @@ class SecureRound:
     def take(self, partition_id: int, reveal: Reveal) -> None:
         """Store the shares that a client reveals, checked by the senders' digests.
 
-        Raises
-        ------
-        PayloadError
-            If a share is not the one that its sender made; then no share is stored.
+        If one is not the share that its sender made, a PayloadError is raised and none is
+        stored.
         """
         holder = self.asked.index(partition_id)
         good = {}
@@ -141,21 +130,9 @@ class SecureRound:
     def total(
         self, vectors: Mapping[int, Vector], shapes: Shapes, *, fraction_bits: int
     ) -> dict[str, Tensor]:
-        """Sum the vectors and remove the masks.
+        """Sum the survivors' masked vectors (L,), uint64, and remove the masks.
 
-        Parameters
-        ----------
-        vectors : mapping of int to ndarray of shape (L,), uint64
-            Masked vectors of the survivors.
-        shapes : mapping of str to tuple of int
-            Names and shapes of the summands.
-        fraction_bits : int
-            ``secure-fraction-bits``.
-
-        Returns
-        -------
-        dict of str to Tensor, float64
-            The sums.
+        ``shapes`` are those of the summands, whose sums are returned in float64.
 
         Raises
         ------

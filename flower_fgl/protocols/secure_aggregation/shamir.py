@@ -25,27 +25,10 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes]:
-    """Split a secret into shares, Shamir 1979.
+    """Split a secret of 32 bytes into shares of 33, one per point, Shamir 1979.
 
-    Parameters
-    ----------
-    secret : bytes of length 32
-        The secret.
-    threshold : int
-        t, number of shares that reconstruct the secret.
-    points : sequence of int, distinct and positive
-        x of each share holder.
-
-    Returns
-    -------
-    list of bytes of length 33
-        One share per holder.
-
-    Raises
-    ------
-    ValueError
-        If the secret has another length, the threshold does not lie between 1 and the
-        number of holders, or the points are not distinct and positive.
+    ``threshold`` shares reconstruct it. ``points`` are the x of the share holders,
+    distinct and positive. A ValueError says that one of these is out of range.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}.")
@@ -68,18 +51,10 @@ def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """Reconstruct the secret from exactly ``threshold`` shares, Shamir 1979.
+    """Reconstruct the secret from exactly ``threshold`` shares by x, Shamir 1979.
 
-    Parameters
-    ----------
-    shares : mapping of int to bytes of length 33
-        Shares by the x of their holders.
-
-    Returns
-    -------
-    bytes of length 32 or None
-        ``None`` if no 32-byte secret has these shares. Too few shares or a wrong one give
-        another secret: the caller must verify the result.
+    ``None`` if no 32-byte secret has these shares. Too few shares or a wrong one give
+    another secret: the caller must verify the result.
     """
     total = 0
     weights = _lagrange(tuple(sorted(shares)))

@@ -70,19 +70,8 @@ def clients_to_await(
 def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
     """Collect everything that the following rounds depend on.
 
-    Parameters
-    ----------
-    loop : LoopState
-        State of the loop.
-    method : Snapshot
-        What :meth:`FglStrategy.server_state` returns.
-    result : Result
-        Flower's result so far.
-
-    Returns
-    -------
-    Snapshot
-        Parts ``method``, ``loop`` and ``best``.
+    ``method`` is what :meth:`FglStrategy.server_state` returns. The snapshot has the
+    parts ``method``, ``loop`` and ``best``.
     """
     values = {
         "trained": {str(pid): number for pid, number in loop.trained.items()},
@@ -116,18 +105,8 @@ def resume_run(
 ) -> None:
     """Restore a prepared strategy as it was after the checkpoint's round.
 
-    Parameters
-    ----------
-    messenger : Messenger
-        Requests the round of each client's state; its loop state is restored.
-    checkpoint : Checkpoint
-        Checkpoint to resume from.
-    result : Result
-        Receives the metrics of the earlier rounds.
-    load_server_state : callable
-        Restores the method's own state.
-    restores_states : bool
-        Whether the engine has already restored the clients' states.
+    ``result`` receives the metrics of the earlier rounds. ``restores_states`` says that
+    the engine has already restored the clients' states.
 
     Raises
     ------

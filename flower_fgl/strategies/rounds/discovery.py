@@ -33,13 +33,7 @@ SETTLE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Lost:
-    """A node that sent no answer: switched off, restarted or cut off.
-
-    Parameters
-    ----------
-    reason : str
-        What is known of it, in one line.
-    """
+    """A node that sent no answer: switched off, restarted or cut off."""
 
     reason: str
 
@@ -83,15 +77,7 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
 
 @dataclass
 class _Survey:
-    """The answers of all nodes that connected so far.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    config : RunConfig
-        Time limits.
-    """
+    """The answers of all nodes that connected so far."""
 
     grid: Grid
     config: RunConfig
@@ -166,27 +152,14 @@ class _Survey:
 def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
     """Wait until all expected clients are connected and have described themselves.
 
-    A node that answers with an error or a malformed description is rejected; the run needs
-    as many others as ``min-replies`` and ``min-clients`` say. A node that sends no answer
-    is asked again. After ``join-timeout`` it suffices that ``min-clients`` nodes can take
-    part; if ``min-clients`` is unset, all expected nodes must have answered.
+    A node that answers with an error or a malformed description is rejected; the run
+    needs as many others as ``min-replies`` and ``min-clients`` say. A node that sends no
+    answer is asked again. After ``join-timeout`` it suffices that ``min-clients`` nodes
+    can take part; if ``min-clients`` is unset, all expected nodes must have answered.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    config : RunConfig
-        Settings ``clients``, ``min_clients`` and ``join_timeout``.
-
-    Returns
-    -------
-    described : dict of int to Description
-        Descriptions by node id, at least one.
-    rejected : tuple of Rejection
-        Nodes that cannot take part, with the reason.
-    queried : collection of int
-        Ids of the nodes that need not be asked again. With ``min-clients`` these are not
-        the lost ones, which may join later.
+    Returns the descriptions by node id, at least one; the rejected nodes; and the ids of
+    those that need not be asked again. With ``min-clients`` these are not the lost ones,
+    which may join later.
 
     Raises
     ------
@@ -235,24 +208,9 @@ def wait_for_known_clients(
 ) -> Gathered:
     """Wait for the clients of an interrupted run, and match them by their descriptions.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    config : RunConfig
-        Setting ``join_timeout``.
-    before : mapping of int to Description
-        The clients of the interrupted run, by partition-id.
-
-    Returns
-    -------
-    described : dict of int to Description
-        The clients of the interrupted run with their former partition-ids, by node id.
-    rejected : tuple of Rejection
-        Nodes that cannot take part, with the reason.
-    queried : collection of int
-        Ids of the nodes that are clients or cannot take part. The other nodes that
-        received the query may join later.
+    ``before`` has these clients by partition-id, which they keep. Returns as
+    :func:`wait_for_clients`; nodes that are no clients of the run but could be may join
+    later.
 
     Raises
     ------

@@ -24,19 +24,9 @@ def match_known_client(
 ) -> tuple[int, Description] | str | None:
     """Find the client of the run that a connecting node is.
 
-    Parameters
-    ----------
-    clients : mapping of int to Description
-        The run's clients, by partition-id.
-    candidate : Description
-        Description of the connecting node.
-
-    Returns
-    -------
-    tuple of int and Description, str or None
-        Partition-id and description in the agreed class order; ``None`` for an unknown
-        node. A str is the reason for a rejection: the node identifies itself as a client
-        but holds another graph.
+    Returns its partition-id and its description in the agreed class order; ``None`` for
+    an unknown node; or the reason for a rejection: the node identifies itself as a client
+    but holds another graph.
 
     Notes
     -----
@@ -75,20 +65,8 @@ def admit_new_client(
 ) -> Description | str:
     """Admit an unknown node as a client if it fits and a partition-id is free.
 
-    Parameters
-    ----------
-    federation : Federation
-        The clients so far.
-    candidate : Description
-        Description of the connecting node.
-    config : RunConfig
-        Settings ``clients``, ``min_clients`` and ``model``.
-
-    Returns
-    -------
-    Description or str
-        Description in the agreed class order with its partition-id, or the reason for a
-        rejection.
+    Returns its description in the agreed class order with its partition-id, or the reason
+    for a rejection.
     """
     label = _label(candidate)
     late = f"{label} was not among the clients when the run began"

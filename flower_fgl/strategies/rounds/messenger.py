@@ -101,15 +101,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Upload:
-    """A checked upload of one client.
-
-    Parameters
-    ----------
-    payload : Payload
-        Its content.
-    num_examples : float
-        The client's weight by the setting ``weight-by``.
-    """
+    """A checked upload of one client, and its weight by the setting ``weight-by``."""
 
     payload: Any
     num_examples: float
@@ -117,16 +109,10 @@ class Upload:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Replies of one exchange.
+    """Replies with content of one exchange, by partition-id, ascending, and the failures.
 
-    Parameters
-    ----------
-    replies : dict of int to Message
-        Replies with content, by partition-id, ascending.
-    failures : list of Failure
-        Clients that failed or did not reply.
-    seconds_send, seconds_wait : float
-        Seconds until all messages were pushed, and from then until the last reply.
+    ``seconds_send`` counts until all messages were pushed, ``seconds_wait`` from then
+    until the last reply.
     """
 
     replies: dict[int, Message]
@@ -138,21 +124,8 @@ class Exchange:
 class Messenger:
     """Address payloads to clients, send them, read the replies.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Time and size limits, weights of the clients.
-    loop : LoopState
-        The clients and the log of the current round.
-    recorder : Recorder, optional
-        Writer of the run folder.
-
-    Attributes
-    ----------
-    grid : Grid
-        Flower's grid; set when the run starts.
-    secure : KeyStore or None
-        Secure aggregation, ``None`` when it is off.
+    ``grid`` is set when the run starts; ``secure`` is secure aggregation, ``None`` when
+    it is off.
     """
 
     grid: Grid
@@ -183,18 +156,11 @@ class Messenger:
         settings: Mapping[int, ConfigRecord] | ConfigRecord,
         server_round: int,
     ) -> list[Message]:
-        """Build one message per client.
+        """Build one message per client; ``contents`` by partition-id is completed in place.
 
-        Parameters
-        ----------
-        contents : mapping of int to RecordDict
-            Packed payloads by partition-id; completed in place.
-        message_type : str
-            Flower's message type, with the action of a query.
-        settings : ConfigRecord, or mapping of int to ConfigRecord
-            Record ``config``, one for all messages or one per partition-id.
-        server_round : int
-            Round, for Flower's logs.
+        ``message_type`` is Flower's, with the action of a query. ``settings`` is the
+        record ``config``, one for all messages or one per partition-id; Flower's logs
+        show the round.
         """
         federation = self.loop.federation
         messages: list[Message] = []
@@ -227,10 +193,7 @@ class Messenger:
     def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
         """Send training messages, wait for the replies, log failures and seconds.
 
-        Returns
-        -------
-        dict of int to Message
-            Replies by partition-id, ascending.
+        The replies are by partition-id, ascending.
         """
         exchange = self.send(self.by_receiver(messages))
         self.loop.log.add_exchange(
@@ -301,21 +264,10 @@ class Messenger:
         contents: Mapping[int, Content],
         read: Callable[[int, Content], Read],
     ) -> dict[int, Read]:
-        """Read the replies one by one; drop, count and name a client that cannot be read.
+        """Read replies, or their contents, one by one by partition-id.
 
-        No exception that one reply causes reaches the others.
-
-        Parameters
-        ----------
-        contents : mapping of int to object
-            Replies or their contents, by partition-id.
-        read : callable
-            Takes a partition-id and a reply; returns what the reply holds.
-
-        Returns
-        -------
-        dict of int to object
-            What ``read`` returned, for the replies without an exception.
+        A client whose reply raises an exception is dropped, counted and named; no
+        exception that one reply causes reaches the others.
         """
         out = {}
         for pid, content in contents.items():
@@ -350,17 +302,7 @@ class Messenger:
     ) -> dict[int, Upload]:
         """Check and unpack every reply; a malformed one is logged as a failure.
 
-        Parameters
-        ----------
-        replies : mapping of int to Message
-            Replies by partition-id.
-        read : callable
-            Takes a partition-id and a reply's content; returns the payload.
-
-        Returns
-        -------
-        dict of int to Upload
-            Valid uploads by partition-id.
+        ``read`` takes a partition-id and a reply's content, and returns the payload.
         """
         round_log = self.loop.log
 
@@ -440,18 +382,10 @@ def send_receive(
     timeout: float,
     max_mb: float = math.inf,
 ) -> Exchange:
-    """Send one message to each client and wait for the replies.
+    """Send one message to each client, by partition-id, and wait for the replies.
 
-    Parameters
-    ----------
-    grid : Grid
-        Any of Flower's grids, or the local engine's.
-    messages : mapping of int to Message
-        One message per partition-id.
-    timeout : float
-        Seconds after which a missing reply counts as a failure.
-    max_mb : float
-        ``max-message-mb``: a larger reply counts as a failure.
+    A reply counts as a failure if it is missing after ``timeout`` seconds, or larger than
+    ``max_mb`` (``max-message-mb``).
 
     Raises
     ------
@@ -527,13 +461,7 @@ def send_receive(
 
 
 def metrics_of(reply: Message) -> MetricRecord:
-    """Return the metrics of a reply.
-
-    Raises
-    ------
-    PayloadError
-        If there are none.
-    """
+    """Return the metrics of a reply, which a PayloadError says are missing."""
     metrics = find_record(reply.content, METRICS, MetricRecord)
     if metrics is None:
         raise PayloadError(f'the reply has no record "{METRICS}"')

@@ -52,15 +52,9 @@ class LateJoiners:
     ) -> None:
         """Request the descriptions of new nodes; reconnect, admit or reject these.
 
-        Parameters
-        ----------
-        messenger : Messenger
-            Messenger of the run. Its federation is replaced; the failures of its last
-            round show which clients are lost.
-        present : collection of int
-            Ids of all connected nodes.
-        server_round : int
-            The next round.
+        The failures of the last round show which clients are lost; the federation is
+        replaced. ``present`` has the ids of all connected nodes, and ``server_round`` is
+        the next round.
         """
         loop = messenger.loop
         self.refused &= set(present)

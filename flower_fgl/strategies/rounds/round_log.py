@@ -38,16 +38,10 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Failure:
-    """A missing, failed or malformed reply.
+    """A missing, failed or malformed reply of a client.
 
-    Parameters
-    ----------
-    partition_id : int
-        Client of the reply.
-    reason : str
-        Reason; shortened to one line, since a client may have written it.
-    is_silent : bool
-        Whether the client sent nothing at all, as if it were switched off.
+    The reason is shortened to one line, since a client may have written it. ``is_silent``
+    means that the client sent nothing at all, as if it were switched off.
     """
 
     partition_id: int
@@ -66,15 +60,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the log compares a reply's metrics with.
+    """What the log compares a reply's metrics with: the client's weight, and its node sets.
 
-    Parameters
-    ----------
-    num_examples : float
-        The client's weight.
-    columns : mapping of str to int or None
-        Node sets that the client scores, with the number of nodes that it described;
-        ``None`` if descriptions do not contain the number.
+    ``columns`` has the number of nodes that the client described for each set that it
+    scores, ``None`` if descriptions do not contain the number.
     """
 
     num_examples: float
@@ -84,14 +73,7 @@ class Expected:
 class RoundLog:
     """Collect a round's numbers and format them as lines of the run folder.
 
-    Parameters
-    ----------
-    number : int
-        The round, from 1.
-    is_scored : bool
-        Whether models are evaluated in this round.
-    phase : str
-        ``"train"``, or the name of a method's extra phase.
+    ``phase`` is ``"train"``, or the name of a method's extra phase.
     """
 
     def __init__(
@@ -168,19 +150,8 @@ class RoundLog:
     def add_reply(self, pid: int, metrics: MetricRecord, client: Expected) -> None:
         """Store loss, scores and seconds of one training reply.
 
-        Parameters
-        ----------
-        pid : int
-            Client of the reply.
-        metrics : MetricRecord
-            Its metrics.
-        client : Expected
-            What the client described; its counts are compared with the scores.
-
-        Raises
-        ------
-        PayloadError
-            If the metrics are malformed; then nothing is stored.
+        The counts that the client described are compared with the scores. If the metrics
+        are malformed, a PayloadError is raised and nothing is stored.
         """
         loss = read_loss(metrics)
         # read before, for the seconds of the workers
@@ -198,17 +169,10 @@ class RoundLog:
             self._clients[pid]["terms"] = found.terms
 
     def add_evaluation(self, pid: int, metrics: MetricRecord, client: Expected) -> bool:
-        """Store the scores of an evaluation reply.
+        """Store the scores of an evaluation reply; return whether there are any.
 
-        Returns
-        -------
-        bool
-            Whether there are any: a node config may withhold all.
-
-        Raises
-        ------
-        PayloadError
-            If the metrics are malformed; then nothing is stored.
+        A node config may withhold all. If the metrics are malformed, a PayloadError is
+        raised and nothing is stored.
         """
         scores = self._check_scores(pid, read_metrics(metrics), client)
         if scores:

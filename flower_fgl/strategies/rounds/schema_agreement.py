@@ -29,18 +29,10 @@ __all__ = [
 
 
 def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
-    """Assign a partition-id to every data owner.
+    """Assign a partition-id to every data owner, given and returned by Flower's node id.
 
-    Parameters
-    ----------
-    described : mapping of int to Description
-        Descriptions by Flower's node id; none is :func:`without_own_name`.
-
-    Returns
-    -------
-    dict of int to int
-        Partition-id by node id. A data owner keeps the partition-id of its description.
-        The others get the lowest free ones, in order of name.
+    A data owner keeps the partition-id of its description; the others get the lowest free
+    ones, in order of name. None may be :func:`without_own_name`.
     """
     numbers = {
         node: d.partition_id
@@ -54,20 +46,10 @@ def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
 
 
 def without_own_name(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why data owners cannot take part that share a name.
+    """Return why data owners cannot take part that share a name, by node id.
 
     Flower's node ids are drawn anew in every run. So nothing else orders owners of one
     name, unless each of them states its partition-id.
-
-    Parameters
-    ----------
-    described : mapping of int to Description
-        Descriptions by Flower's node id.
-
-    Returns
-    -------
-    dict of int to str
-        Reason by node id.
     """
     groups: dict[str, list[int]] = {}
     for node, one in described.items():
@@ -103,22 +85,12 @@ def agree_width(widths: Mapping[str, int]) -> int:
 
 
 def agree_features(described: Mapping[str, Description]) -> Description | None:
-    """Return a data owner whose features most data owners have.
+    """Return a data owner, by label, whose features most data owners have.
 
     Features are compared by name, in any order, if the names are shared, and else by the
-    hash of the names in their order.
-
-    Parameters
-    ----------
-    described : mapping of str to Description
-        Descriptions by the label of the data owner, of equal feature width.
-
-    Returns
-    -------
-    Description or None
-        The first data owner of the majority, in the order of ``described``, of those with
-        the most frequent recipe if some graphs were prepared; ``None`` if no graph has
-        names of its features.
+    hash of the names in their order. All data owners have the same feature width. The
+    first one of the majority is returned, of those with the most frequent recipe if some
+    graphs were prepared, or ``None`` if no graph has names of its features.
 
     Raises
     ------
@@ -155,11 +127,8 @@ def agree_features(described: Mapping[str, Description]) -> Description | None:
 def differing_features(candidate: Description, agreed: Description) -> str:
     """Describe how a data owner's features differ from the agreed ones.
 
-    Returns
-    -------
-    str
-        Empty if they have the same names (in any order, if the names are shared) and the
-        same recipe, or if one of the two has no names.
+    The text is empty if they have the same names (in any order, if the names are shared)
+    and the same recipe, or if one of the two has no names.
     """
     recipes = differing_recipes(candidate.prepared, agreed.prepared)
     if not candidate.features_sha256 or not agreed.features_sha256:
@@ -183,22 +152,11 @@ def in_agreed_order(
     class_names: tuple[str, ...],
     feature_names: tuple[str, ...] = (),
 ) -> Description:
-    """Rewrite a description in the agreed order of classes and features.
+    """Rewrite a description in the agreed order of C classes and d features.
 
-    Parameters
-    ----------
-    description : Description
-        Description in the data owner's own class order.
-    class_names : tuple of str
-        The C agreed class names, which include all classes of the data owner.
-    feature_names : tuple of str
-        The d agreed feature names; empty if the names are not shared.
-
-    Returns
-    -------
-    Description
-        Description with C class counts, 0 for classes that the data owner does not have.
-        If the data owner shares no counts, they stay empty.
+    ``class_names`` include all classes of the data owner; its counts become C, 0 for
+    classes that it does not have, and stay empty if it shares none. ``feature_names`` are
+    empty if the names are not shared.
     """
     own = dict(zip(description.class_names, description.class_counts, strict=False))
     counts = tuple(own.get(name, 0) for name in class_names) if own else ()

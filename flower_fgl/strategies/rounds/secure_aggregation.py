@@ -62,15 +62,6 @@ class _Joined(Payload):
 class SecureExchanges:
     """The exchange before the training exchange of a round, and the two after it.
 
-    Parameters
-    ----------
-    messenger : Messenger
-        Sends the messages; knows the clients.
-    strategy : type
-        The method's server half.
-    up : type of Payload
-        The method's upload.
-
     Raises
     ------
     RunError
@@ -125,10 +116,7 @@ class SecureExchanges:
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
         """Collect key shares of the sampled clients; return the clients that sent them.
 
-        Raises
-        ------
-        PayloadError
-            If fewer than the threshold sent shares.
+        If fewer than the threshold did, a PayloadError is raised.
         """
         current = self._round = SecureRound(
             {pid: self._keys[pid] for pid in partition_ids},
@@ -152,13 +140,7 @@ class SecureExchanges:
             content[name] = record
 
     def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
-        """Read a masked upload; outside a secure round return an empty payload.
-
-        Raises
-        ------
-        PayloadError
-            If the upload is missing, or its length or type is wrong.
-        """
+        """Read a masked upload; outside a secure round return an empty payload."""
         if self._round is None or self._round.number != server_round:
             return Empty()
         self._shapes = self._up.summand_shapes(spec)
@@ -168,15 +150,7 @@ class SecureExchanges:
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
         """Let the survivors confirm the sum, collect their shares, remove the masks.
 
-        Parameters
-        ----------
-        uploads : mapping of int to MaskedUpload
-            Masked uploads by partition-id.
-
-        Returns
-        -------
-        dict of str to Tensor, float64
-            Sum over the clients of each summand.
+        Returns the sum over the clients of each summand, in float64.
 
         Raises
         ------
@@ -221,23 +195,8 @@ class SecureExchanges:
     ) -> dict[str, Tensor]:
         """Sum the replies to a query over all of its clients, with all exchanges.
 
-        Parameters
-        ----------
-        server_round : int
-            Number of the exchange, of which clients answer each once.
-        action : str
-            Query action of the client half, which replies with a masked vector.
-        payloads : mapping of int to Payload
-            The same payload for each client.
-        up : type of AdditivePayload
-            What the clients sum.
-        spec : object
-            Its specification.
-
-        Returns
-        -------
-        dict of str to Tensor, float64
-            Sum over all clients of each summand.
+        All clients get the same payload, and each replies with a masked vector of the
+        numbers of ``up``, once for each ``server_round``. The sums are float64.
 
         Raises
         ------

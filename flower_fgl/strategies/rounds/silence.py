@@ -15,15 +15,7 @@ MAX_PAUSE = 32
 
 @dataclass(frozen=True)
 class Silence:
-    """Rounds that a client missed without a reply in between.
-
-    Parameters
-    ----------
-    missed : int
-        Their number, at least 1.
-    last : int
-        The last of them.
-    """
+    """Number of rounds that a client missed without a reply in between, and the last one."""
 
     missed: int
     last: int
@@ -48,18 +40,9 @@ def note_replies(
 ) -> None:
     """Note which clients were silent in an exchange; a reply ends the silence.
 
-    Parameters
-    ----------
-    silent : mutable mapping of int to Silence
-        The silent clients, by partition-id (or node id); changed in place.
-    server_round : int
-        Round of the exchange. Several exchanges of one round count once.
-    asked : collection of int
-        Clients that were sent a message.
-    lost : collection of int
-        Those of them that sent nothing.
-    kind : str
-        What the numbers identify, for the log.
+    ``silent`` has them by partition-id (or node id) and is changed in place. Several
+    exchanges of one round count once. ``kind`` says what the numbers identify, for the
+    log.
     """
     for key in sorted(asked):
         before = silent.get(key)
@@ -86,24 +69,10 @@ def without_paused(
     server_round: int,
     least: int,
 ) -> list[int]:
-    """Return the clients that a round may ask.
+    """Return the clients that a round may ask, ascending.
 
-    Parameters
-    ----------
-    able : collection of int
-        Clients, by partition-id.
-    silent : mapping of int to Silence
-        Those of them that were silent.
-    server_round : int
-        The round.
-    least : int
-        Number of clients that must remain, if there are so many. Paused clients fill up,
-        first those whose pause ends first.
-
-    Returns
-    -------
-    list of int
-        Ascending.
+    At least ``least`` clients remain, if there are so many: paused clients fill up, first
+    those whose pause ends first.
     """
     paused = [p for p in able if p in silent and silent[p].is_paused(server_round)]
     missing = max(0, least - (len(able) - len(paused)))
