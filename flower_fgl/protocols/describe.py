@@ -301,7 +301,7 @@ class ClassAgreement(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack; a PayloadError says that an entry is missing, of a wrong type or range."""
+        """Unpack; a PayloadError says that an entry is missing or out of range."""
         info = _record(content, AGREEMENT)
         most = MAX_PARTITIONS
         number = _read_integer(info, "partition-id", lowest=0, most=most)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -18,7 +19,13 @@ from flower_fgl.algorithms.fedlog.prompts import make_generator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import build_model, state_shapes
-from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Payload,
+    Shapes,
+    TensorPayload,
+    read_tensors,
+    write_tensors,
+)
 
 __all__ = [
     "PRETRAIN",
@@ -135,7 +142,7 @@ class FedLogShapes:
 
 
 @dataclass(frozen=True)
-class PromptUpload(Payload):
+class PromptUpload(TensorPayload):
     """Upload before round 1: 4·(C + P_pg) bytes; P_pg = 0 without generators.
 
     Parameters
@@ -149,19 +156,11 @@ class PromptUpload(Payload):
     rates: Tensor
     prompts: Mapping[str, Tensor]
     records = (RATES, PROMPTS)
-
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``class-rates`` and ``prompts``."""
-        return RecordDict(
-            {
-                RATES: write_tensors({RATES: self.rates}),
-                PROMPTS: write_tensors(self.prompts),
-            }
-        )
+    entries = MappingProxyType({RATES: RATES})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
-        """Unpack; a PayloadError names a malformed tensor, a negative rate or too large a sum."""
+        """Unpack; a PayloadError says that a tensor or the rates are malformed."""
         rates = read_tensors(content, RATES, {RATES: (spec.num_classes,)})[RATES]
         if float(rates.min()) < 0:
             raise PayloadError(
@@ -181,11 +180,6 @@ class PromptUpload(Payload):
     def in_range(self) -> Self:
         """Clamp rates to [0, 1]."""
         return replace(self, rates=self.rates.clamp(0, 1))
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(C + P_pg)."""
-        return 4 * self.rates.numel() + _bytes_of(self.prompts)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class FedGCN(FedAvg):
         read: Callable[[int, RecordDict], Read],
         asked: Mapping[int, object] | None = None,
     ) -> dict[int, Read]:
-        """Read the replies of an exchange that needs every client; else raise a RunError."""
+        """Read the replies of an exchange; raise a RunError if one client's is missing."""
         found = self.messenger.read_each(answers, read)
         self.require(found, self.federation.clients if asked is None else asked)
         return found

@@ -15,7 +15,7 @@ MAX_PAUSE = 32
 
 @dataclass(frozen=True)
 class Silence:
-    """Number of rounds that a client missed without a reply in between, and the last one."""
+    """Number of rounds that a client missed without a reply in between, and the last."""
 
     missed: int
     last: int
