@@ -158,7 +158,7 @@ def pack_masked(
     download. PayloadError if the upload cannot be masked, or the message holds arrays of
     no use.
     """
-    if Peers.record not in content or not isinstance(upload, AdditivePayload):
+    if Peers.records[0] not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()
     noise = None
     if client.config.upload_noise_model == "distributed":

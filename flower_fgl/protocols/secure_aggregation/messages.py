@@ -59,7 +59,9 @@ UNMASK = "secure_unmask"
 SEALED_BYTES = 2 * SHARE_BYTES + KEY_BYTES + SEAL_BYTES
 """Bytes of the shares of seed and mask key and the public mask key, encrypted together."""
 
-Field = tuple[tuple[int, ...], torch.dtype]
+Field = tuple[torch.dtype, *tuple[int | str, ...]]
+"""Type of a tensor, and its sizes: numbers, or names that :class:`_Arrays` explains."""
+Layout = Mapping[str, Field]
 
 
 def from_bytes(rows: list[bytes]) -> Tensor:
@@ -76,21 +78,13 @@ def to_bytes(row: Tensor) -> bytes:
 class _Arrays(Payload):
     """Payload whose fields are the tensors of one array record."""
 
-    record: ClassVar[str]
-
-    @property
-    def _tensors(self) -> dict[str, Tensor]:
-        """All fields by name."""
-        return dict(vars(self))
-
-    @classmethod
-    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        """Return the expected shape and type of each field."""
-        raise NotImplementedError
+    layout: ClassVar[Layout]
+    """Type and sizes of each field. ``N`` is the number of ``ids``, or the ``spec`` of a
+    payload without them; ``key`` is KEY_BYTES, or CARD_BYTES with an identity."""
 
     def to_record(self) -> RecordDict:
         """Pack into one record."""
-        return RecordDict({self.record: write_tensors(self._tensors)})
+        return RecordDict({self.records[0]: write_tensors(vars(self))})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
@@ -102,25 +96,28 @@ class _Arrays(Payload):
             If the record or an entry is missing, unexpected or malformed, or if
             partition-ids are not strictly ascending.
         """
-        tensors = read_tensors(content, cls.record, is_checked=False)
-        names = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
-        if set(names) != set(tensors):
+        record = cls.records[0]
+        tensors = read_tensors(content, record, is_checked=False)
+        if cls.layout.keys() != tensors.keys():
             raise PayloadError(
-                f'Record "{cls.record}" must have exactly the entries {names}, '
+                f'Record "{record}" must have exactly the entries {list(cls.layout)}, '
                 f"got {sorted(tensors)}."
             )
-        for name, (shape, dtype) in cls._fields(spec, tensors).items():
-            check_tensor(
-                f"{cls.record}/{name}", tensors[name], shape=shape, dtype=dtype
-            )
+        number = tensors["ids"].numel() if "ids" in tensors else spec
+        for name, (dtype, *sizes) in cls.layout.items():
+            tensor = tensors[name]
+            width = CARD_BYTES if tensor.shape[-1:] == (CARD_BYTES,) else KEY_BYTES
+            known = {"N": number, "key": width}
+            shape = tuple(known[n] if isinstance(n, str) else n for n in sizes)
+            check_tensor(f"{record}/{name}", tensor, shape=shape, dtype=dtype)
         if "ids" in tensors and not (tensors["ids"].diff() > 0).all():
-            raise PayloadError(f'"{cls.record}/ids" must be strictly ascending.')
+            raise PayloadError(f'"{record}/ids" must be strictly ascending.')
         return cls(**tensors)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all fields."""
-        return sum(t.numel() * t.element_size() for t in self._tensors.values())
+        return sum(tensor.nbytes for tensor in vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -135,8 +132,8 @@ class PublicKey(_Arrays):
     """
 
     bytes_: Tensor
-    record = "secure-key"
-    records = (record,)
+    records = ("secure-key",)
+    layout: ClassVar[Layout] = {"bytes_": (torch.uint8, "key")}
 
     @property
     def key(self) -> bytes:
@@ -147,11 +144,6 @@ class PublicKey(_Arrays):
     def of(cls, key: bytes) -> Self:
         """Wrap a key."""
         return cls(from_bytes([key])[0])
-
-    @classmethod
-    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        size = CARD_BYTES if tensors["bytes_"].numel() == CARD_BYTES else KEY_BYTES
-        return {"bytes_": ((size,), torch.uint8)}
 
 
 @dataclass(frozen=True)
@@ -169,17 +161,11 @@ class Roster(_Arrays):
 
     ids: Tensor
     keys: Tensor
-    record = "secure-roster"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        count, keys = tensors["ids"].numel(), tensors["keys"]
-        width = CARD_BYTES if keys.shape[1:] == (CARD_BYTES,) else KEY_BYTES
-        return {
-            "ids": ((count,), torch.int64),
-            "keys": ((count, width), torch.uint8),
-        }
+    records = ("secure-roster",)
+    layout: ClassVar[Layout] = {
+        "ids": (torch.int64, "N"),
+        "keys": (torch.uint8, "N", "key"),
+    }
 
 
 @dataclass(frozen=True)
@@ -203,17 +189,13 @@ class Offer(_Arrays):
     seed_digest: Tensor
     sealed: Tensor
     digests: Tensor
-    record = "secure-offer"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: int, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        return {
-            "mask_key": ((KEY_BYTES,), torch.uint8),
-            "seed_digest": ((DIGEST_BYTES,), torch.uint8),
-            "sealed": ((spec, SEALED_BYTES), torch.uint8),
-            "digests": ((spec, 2, DIGEST_BYTES), torch.uint8),
-        }
+    records = ("secure-offer",)
+    layout: ClassVar[Layout] = {
+        "mask_key": (torch.uint8, KEY_BYTES),
+        "seed_digest": (torch.uint8, DIGEST_BYTES),
+        "sealed": (torch.uint8, "N", SEALED_BYTES),
+        "digests": (torch.uint8, "N", 2, DIGEST_BYTES),
+    }
 
 
 @dataclass(frozen=True)
@@ -230,16 +212,11 @@ class Peers(_Arrays):
 
     ids: Tensor
     sealed: Tensor
-    record = "secure-peers"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        count = tensors["ids"].numel()
-        return {
-            "ids": ((count,), torch.int64),
-            "sealed": ((count, SEALED_BYTES), torch.uint8),
-        }
+    records = ("secure-peers",)
+    layout: ClassVar[Layout] = {
+        "ids": (torch.int64, "N"),
+        "sealed": (torch.uint8, "N", SEALED_BYTES),
+    }
 
 
 @dataclass(frozen=True)
@@ -253,12 +230,8 @@ class MaskedUpload(_Arrays):
     """
 
     vector: Tensor
-    record = "secure-sum"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: int, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        return {"vector": ((spec,), torch.int64)}
+    records = ("secure-sum",)
+    layout: ClassVar[Layout] = {"vector": (torch.int64, "N")}
 
 
 @dataclass(frozen=True)
@@ -272,12 +245,8 @@ class Survivors(_Arrays):
     """
 
     ids: Tensor
-    record = "secure-survivors"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        return {"ids": ((tensors["ids"].numel(),), torch.int64)}
+    records = ("secure-survivors",)
+    layout: ClassVar[Layout] = {"ids": (torch.int64, "N")}
 
 
 @dataclass(frozen=True)
@@ -291,12 +260,8 @@ class Tags(_Arrays):
     """
 
     tags: Tensor
-    record = "secure-tags"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: int, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        return {"tags": ((spec, TAG_BYTES), torch.uint8)}
+    records = ("secure-tags",)
+    layout: ClassVar[Layout] = {"tags": (torch.uint8, "N", TAG_BYTES)}
 
 
 @dataclass(frozen=True)
@@ -313,16 +278,11 @@ class Confirmations(_Arrays):
 
     ids: Tensor
     tags: Tensor
-    record = "secure-confirmations"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        count = tensors["ids"].numel()
-        return {
-            "ids": ((count,), torch.int64),
-            "tags": ((count, TAG_BYTES), torch.uint8),
-        }
+    records = ("secure-confirmations",)
+    layout: ClassVar[Layout] = {
+        "ids": (torch.int64, "N"),
+        "tags": (torch.uint8, "N", TAG_BYTES),
+    }
 
 
 @dataclass(frozen=True)
@@ -337,9 +297,5 @@ class Reveal(_Arrays):
     """
 
     shares: Tensor
-    record = "secure-reveal"
-    records = (record,)
-
-    @classmethod
-    def _fields(cls, spec: int, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        return {"shares": ((spec, SHARE_BYTES), torch.uint8)}
+    records = ("secure-reveal",)
+    layout: ClassVar[Layout] = {"shares": (torch.uint8, "N", SHARE_BYTES)}
