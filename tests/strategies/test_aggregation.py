@@ -73,6 +73,8 @@ def test_masked_sums_are_divided_by_their_weight() -> None:
     sums = {"weight": torch.tensor(4.0), "weights/a": torch.tensor([2.0, 6.0])}
     assert mean_of_sums(sums, 4.0, ["a"])["a"].tolist() == [0.5, 1.5]
     assert mean_of_sums(sums, 4.0, ["a"])["a"].dtype == torch.float32
+    half = {**sums, "weight": torch.tensor(0.5)}
+    assert mean_of_sums(half, 0.5, ["a"])["a"].tolist() == [4.0, 12.0]
     with pytest.raises(PayloadError, match=r"add up to 5, the total .* got 4"):
         mean_of_sums(sums, 5.0, ["a"])
     with pytest.raises(PayloadError, match="got 0"):

@@ -29,6 +29,8 @@ def test_the_printed_bound_sums_over_all_pairs() -> None:
     # each node: −1 + 9; summed over both
     bound = club_bound(column(1, -1), column(0, 0), column(2, -2), norm="literal")
     assert float(bound) == pytest.approx(16)
+    least = club_bound(column(1, 1), column(0, 0), column(2, 2), norm="literal")
+    assert float(least) == 0
 
 
 @pytest.mark.parametrize("norm", ["mean", "literal"])

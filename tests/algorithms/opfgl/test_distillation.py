@@ -65,5 +65,11 @@ def test_class_weights_are_inverse_counts_of_mean_one():
     assert weight.tolist() == pytest.approx([3 / 7, 12 / 7, 0, 6 / 7])
 
 
+def test_class_weights_of_large_classes_have_mean_one():
+    assert class_weights(torch.tensor([10, 10, 40])).tolist() == pytest.approx(
+        [4 / 3, 4 / 3, 1 / 3]
+    )
+
+
 def test_class_weights_without_any_label_are_zero():
     assert class_weights(torch.zeros(3, dtype=torch.int64)).tolist() == [0, 0, 0]

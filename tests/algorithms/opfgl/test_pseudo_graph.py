@@ -98,6 +98,14 @@ def test_the_adjacency_is_symmetric_thresholded_and_without_loops(
     torch.testing.assert_close(to_scores, a * (1 - a))  # zero where no edge is kept
 
 
+def test_links_are_kept_from_one_percent_on() -> None:
+    scores = torch.logit(torch.tensor([[0.5, 0.009], [0.009, 0.5]]))
+    assert not link_weights(scores).any()
+    kept = link_weights(torch.zeros(2, 2), threshold=0.5)  # σ(0) is the threshold
+    assert kept.tolist() == [[0.0, 0.5], [0.5, 0.0]]
+    assert link_weights(torch.zeros(2, 2)).tolist() == [[0.0, 0.5], [0.5, 0.0]]
+
+
 def test_a_hard_adjacency_is_zero_or_one_with_the_gradient_of_the_weight(
     generator: torch.Generator,
 ) -> None:
@@ -134,6 +142,16 @@ def test_the_alignment_loss_is_that_of_a_slow_loop(generator, target):
         want += float(COUNTS[c]) / 100 * float(term)
     got = alignment_loss(x, labels, mean, deviation, COUNTS)
     assert float(got) == pytest.approx(want, rel=1e-5)
+
+
+def test_a_class_without_pseudo_nodes_aligns_nothing() -> None:
+    mean, deviation = torch.tensor([[3.0], [99.0]]), torch.ones(2, 1)
+    one, labels = torch.tensor([[1.0]]), torch.tensor([0])
+    counts = torch.tensor([1, 3])
+    loss = alignment_loss(one, labels, mean, deviation, counts)
+    assert float(loss) == pytest.approx((3 - 1) ** 2 / 4)
+    alone = alignment_loss(one, labels, mean[:1], deviation[:1], counts[:1])
+    assert float(alone) == pytest.approx((3 - 1) ** 2)
 
 
 def slow_objective(

@@ -320,6 +320,8 @@ def test_the_prototype_term_is_a_sum_of_norms() -> None:
     assert float(total) == pytest.approx(20)
     mean = prototype_distance(local, target, present, is_mean=True)
     assert float(mean) == pytest.approx(20 / 3)
+    one = prototype_distance(local[:1], target[:1], present[:1], is_mean=True)
+    assert float(one) == pytest.approx(5)
     nothing = prototype_distance(local, target, present & False, is_mean=True)
     assert float(nothing) == 0
 
