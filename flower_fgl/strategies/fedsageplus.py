@@ -6,6 +6,7 @@ Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", Ne
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from flower_fgl.strategies.fedavg import FedAvg
 __all__ = ["FedSagePlus", "turn_offsets"]
 
 
+log = logging.getLogger(__name__)
+
+
 class FedSagePlus(FedAvg):
     """Let clients train generators of missing neighbours, then average their models.
 
@@ -45,9 +49,10 @@ class FedSagePlus(FedAvg):
     3. A client that once sends no reply within ``round-timeout`` gets no further message
        in this phase. Otherwise it could delay round 1 by ``round-timeout`` in each
        exchange, 19 times by default. A client that answers with an error is asked again.
-    4. An empty gradient means that the generator gives no finite one: the log then names
-       the client that trains the generator. With ``upload-noise`` a client sends zeros
-       with noise instead, and an empty gradient is a failure of the client that sent it.
+    4. An empty gradient means that the generator gives no finite one. The client that
+       trains it fails if two judges or more say so, and none sends a gradient: a single
+       judge may lie. With ``upload-noise`` a client sends zeros with noise instead, and
+       an empty gradient is a failure of the client that sent it.
     """
 
     config: RunConfig[FedSagePlusSettings]
@@ -129,6 +134,7 @@ class FedSagePlus(FedAvg):
         clients = self.federation.trainable
         number = len(clients)
         found: dict[int, list[Mapping[str, Any]]] = {}
+        empty: dict[int, list[int]] = {}
         offsets = turn_offsets(step, number, self.config.method_config.peers)
         # a client answers every number once, so each exchange has its own
         first = 1 + (step - 1) * len(offsets)
@@ -147,10 +153,14 @@ class FedSagePlus(FedAvg):
                 if gradient.tensors:
                     found.setdefault(author[judge], []).append(gradient.tensors)
                 else:
-                    self.messenger.drop(
-                        author[judge],
-                        f"its generator gives no finite gradient at client {judge}",
-                    )
+                    empty.setdefault(author[judge], []).append(judge)
+        for pid, judges in empty.items():
+            named = " and ".join(f"client {judge}" for judge in sorted(judges))
+            reason = f"its generator gives no finite gradient at {named}"
+            if len(judges) > 1 and pid not in found:
+                self.messenger.drop(pid, reason)
+            else:
+                log.warning("Client %d stays, although %s.", pid, reason)
         return {
             pid: FeatureGradient(weighted_mean(each, [1.0] * len(each)))
             for pid, each in found.items()

@@ -231,10 +231,16 @@ def test_a_generator_without_finite_gradient_names_the_client_that_trains_it(
     run = simulate(
         "fedsage+",
         **{**small, "rounds": 1},
-        **{"fedsage+": {"gen_rounds": 2, "gen_channels": 8, "gen_wide_channels": 16}},
+        **{
+            "fedsage+": {
+                "gen_rounds": 2,
+                "gen_channels": 8,
+                "gen_wide_channels": 16,
+                "peers": 2,
+            }
+        },
     )
-    # client 2 judges client 1 in the only round of judging
-    reason = "its generator gives no finite gradient at client 2"
+    reason = "its generator gives no finite gradient at client 0 and client 2"
     assert run.rounds[0]["failures"] == [{"partition_id": 1, "reason": reason}]
 
 

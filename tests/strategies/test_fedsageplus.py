@@ -114,13 +114,32 @@ def test_a_malformed_gradient_is_dropped_and_reported() -> None:
     assert [f.partition_id for f in strategy.loop.log.failures] == [3]
 
 
-def test_an_empty_gradient_names_the_client_whose_generator_gave_none() -> None:
-    strategy = server(peers=1)
-    strategy.messenger.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
+def test_two_empty_gradients_name_the_client_whose_generator_gave_none() -> None:
+    strategy = server(peers=2)
+    strategy.messenger.ask = lambda _, __, asked, **___: dict.fromkeys(  # type: ignore[method-assign,assignment]
+        asked, RecordDict()
+    )
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
     (failure,) = strategy.loop.log.failures
     assert failure.partition_id == 0
-    assert failure.reason == "its generator gives no finite gradient at client 3"
+    assert failure.reason == "its generator gives no finite gradient at client 3 and client 7"
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_one_judge_cannot_have_another_client_left_out(
+    peers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = server(peers=peers)
+    state = state_for(strategy)
+    zero = {n: torch.zeros_like(t) for n, t in state.tensors.items()}
+    honest = FeatureGradient(zero).to_record()
+    strategy.messenger.ask = lambda _, __, asked, **___: {  # type: ignore[method-assign,assignment]
+        judge: RecordDict() if judge == 3 else honest for judge in asked
+    }
+    found = strategy.judge(1, {0: state})
+    assert set(found) == ({0} if peers == 2 else set())
+    assert not strategy.loop.log.failures
+    assert "Client 0 stays, although its generator gives no finite" in caplog.text
 
 
 def test_with_noise_an_empty_gradient_names_the_client_that_sent_it() -> None:
