@@ -2,10 +2,12 @@
 
     python benchmarks/round_path.py
     python benchmarks/round_path.py --methods fedavg --functions
+    python benchmarks/round_path.py --methods fedavg --whole
 
 Traces the third round of a run with three clients and the local engine, since earlier
-rounds fill caches. A file is listed if one of its functions runs, in order of the first
-call. Files of which a round only uses definitions (dataclasses, constants) are not listed.
+rounds fill caches; with ``--whole`` the run from its start to its end, for which there is
+no limit. A file is listed if one of its functions runs, in order of the first call. Files
+of which only definitions are used (dataclasses, constants) are not listed.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -31,8 +34,10 @@ LIMITS = {"fedavg": 25, "fedpg": 32}
 """Maximum number of files for each method."""
 
 
-def trace_round(method: str, folder: Path) -> dict[str, list[str]]:
-    """Run three rounds and trace the third.
+def trace_round(
+    method: str, folder: Path, *, whole: bool = False
+) -> dict[str, list[str]]:
+    """Run three rounds, and trace the third, or all with ``whole``.
 
     Parameters
     ----------
@@ -53,14 +58,19 @@ def trace_round(method: str, folder: Path) -> dict[str, list[str]]:
             seen.setdefault(frame.f_code)
 
     def on_round(row: Any) -> None:
-        sys.setprofile(on_event if row["round"] == 2 else None)
+        if not whole:
+            sys.setprofile(on_event if row["round"] == 2 else None)
 
+    if whole:
+        sys.setprofile(on_event)
     try:
         simulate(method, on_round=on_round, output_dir=str(folder), **SETTINGS)
     finally:
         sys.setprofile(None)
     found: dict[str, list[str]] = {}
     for code in seen:
+        if not code.co_flags & CO_OPTIMIZED:  # a module or the body of a class
+            continue
         path = Path(code.co_filename)
         if path.is_relative_to(ROOT):
             name = path.relative_to(ROOT).as_posix()
@@ -73,13 +83,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--methods", nargs="+", default=list(LIMITS))
     parser.add_argument("--functions", action="store_true", help="list functions too")
+    parser.add_argument("--whole", action="store_true", help="trace the whole run")
     given = parser.parse_args()
     too_long = False
     for method in given.methods:
         with tempfile.TemporaryDirectory() as folder:
-            found = trace_round(method, Path(folder))
+            found = trace_round(method, Path(folder), whole=given.whole)
         functions = sum(map(len, found.values()))
-        limit = LIMITS.get(method)
+        limit = None if given.whole else LIMITS.get(method)
         too_long |= limit is not None and len(found) > limit
         most = f" (at most {limit})" if limit else ""
         print(f"{method}: {len(found)} files{most}, {functions} functions")
