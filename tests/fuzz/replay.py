@@ -231,7 +231,7 @@ class Recording:
         for text in found:
             if len(text) > 500 or not text.isprintable():
                 return Outcome("unexplained", f"long text: {text!r}")
-        if not is_state_finite(self.strategy):
+        if rows.rounds and not is_state_finite(self.strategy):
             return Outcome("poisoned", "the state is not finite")
         is_failed = any(row["status"] == "failed" for row in rows.rounds)
         if self.is_live and reason == "counts" and is_failed:
@@ -292,8 +292,8 @@ class Recording:
             return Outcome("dropped", text)
         if not reason:
             return Outcome("unexplained", "accepted")
-        error, _, _ = self._run()
-        if not is_state_finite(self.strategy):
+        error, _, rows = self._run()
+        if rows.rounds and not is_state_finite(self.strategy):
             return Outcome("poisoned", "the state is not finite")
         if error.startswith("RunError"):
             return Outcome("refused", error)
@@ -370,7 +370,8 @@ def fingerprint(strategy: Any, rows: Rows) -> str:
     digest = hashlib.sha256()
     if not hasattr(strategy.loop, "federation"):
         return ""
-    own = strategy.server_state()
+    # a run that ended before its first exchange has no state
+    own = strategy.server_state() if rows.rounds else Snapshot()
     for part in _flat({"tensors": own.tensors, "values": own.values}):
         digest.update(part)
     loop = strategy.loop

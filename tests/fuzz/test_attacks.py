@@ -1,4 +1,4 @@
-"""Group replies that ended, slowed or decided a run for all clients."""
+"""Single replies that ended, slowed or decided a run for all clients."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def silent() -> Iterator[None]:
 def test_replies_that_are_read_together_are_dropped_alone(
     label: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flower_fgl.strategies.base.MANY", 1)
+    monkeypatch.setattr("flower_fgl.strategies.hooks.MANY", 1)
     recording = Recording(label)
     draw = random.Random(f"together {label}")
     keys = sorted(key for key in recording.replies if key.kind == "train")

@@ -23,6 +23,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.fedprox import FedProxClientApp
 from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.lab.report.figures import draw_run
@@ -264,7 +265,7 @@ def test_a_local_layer_is_never_uploaded_and_stays_as_trained(
     trained = state_of(fit.model)
     client.state.set_group("model", trained)
     again = (
-        app_half.assemble(client, download)
+        app_half.assemble(Group(client), [download])
         if method == "fedper"
         else client.receive(download.tensors)
     ).state_dict()
@@ -499,7 +500,7 @@ def test_means_and_lowest_scores_of_owners_spread_over_draws() -> None:
         assert sign not in table + notes
     assert notes.startswith(
         "Values and gains: mean over the draws ± standard deviation. Gains are paired by "
-        "draw, in points over local. Group owners are not tested."
+        "draw, in points over local. Single owners are not tested."
     )
 
 

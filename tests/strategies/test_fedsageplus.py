@@ -122,7 +122,10 @@ def test_two_empty_gradients_name_the_client_whose_generator_gave_none() -> None
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
     (failure,) = strategy.loop.log.failures
     assert failure.partition_id == 0
-    assert failure.reason == "its generator gives no finite gradient at client 3 and client 7"
+    assert (
+        failure.reason
+        == "its generator gives no finite gradient at client 3 and client 7"
+    )
 
 
 @pytest.mark.parametrize("peers", [1, 2])

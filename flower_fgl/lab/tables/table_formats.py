@@ -146,7 +146,7 @@ def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[
         if any(len(line.cell.draws) > 1 for b in table.blocks for line in b.lines):
             text += " ± standard deviation"
         gains = f" Gains are paired by draw, in points over {name}." if name else ""
-        return [f"{text}.{gains} Group owners are not tested."]
+        return [f"{text}.{gains} Single owners are not tested."]
     notes = []
     if not table.is_cost and any(block.best for block in table.blocks):
         is_marked = layout != "summary"
