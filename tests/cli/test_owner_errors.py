@@ -55,7 +55,7 @@ CASES = [
     ("edge", {"time": lambda k: 100 - k}, "line 3: time 99 goes backwards"),
     ("node", {"label": lambda i: ["1", "2", "NA"][i % 3]}, 'have the class "NA"'),
     ("edge", {"edge_label": lambda k: ["p", "q", "?"][k % 3]}, 'have the class "?"'),
-    ("node", {"label": lambda i: f"Ann {i}"}, "40 labelled nodes have 40 different"),
+    ("node", {"label": lambda i: f"holder {i}"}, "40 labelled nodes have 40 different"),
     ("edge", {"edge_label": lambda k: f"t{k}"}, "80 labelled edges have 80 different"),
     (
         "node",

@@ -10,10 +10,10 @@ LARGE = 1_000_000_000_000_000_001
 """Account number that a float cannot hold."""
 
 ACCOUNTS = f"""account,opened,balance,country,business,holder,fraud
-{LARGE},2019-05-02,120.5,AT,no,Ann,0
-{LARGE + 1},2020-01-17,,DE,yes,Bob,1
-{LARGE + 2},,15000,AT,no,Cy,0
-{LARGE + 3},2021-11-30,88,FR,no,Di,
+{LARGE},2019-05-02,120.5,AT,no,h1,0
+{LARGE + 1},2020-01-17,,DE,yes,h2,1
+{LARGE + 2},,15000,AT,no,h3,0
+{LARGE + 3},2021-11-30,88,FR,no,h4,
 """
 TRANSFERS = f"""from,to,amount
 {LARGE},{LARGE + 1},10
@@ -144,7 +144,7 @@ def neo4j(folder: Path) -> list[Path]:
     """Write 4 nodes, one with two labels, and 2 relationships."""
     return write(
         folder,
-        nodes_csv='id:ID,name,:LABEL\na1,"Smith, Jo",Person\na2,Acme,Company\n'
-        "a3,Bo,Person;Client\na4,Cy,Person\n",
+        nodes_csv='id:ID,name,:LABEL\na1,"h6, h7",Person\na2,Acme,Company\n'
+        "a3,h5,Person;Client\na4,h3,Person\n",
         relationships_csv=":START_ID,:END_ID,:TYPE\na1,a2,WORKS_FOR\na3,a2,OWNS\n",
     )

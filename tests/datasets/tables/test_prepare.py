@@ -170,7 +170,7 @@ def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> No
         '<key id="b" for="node" attr.name="id" attr.type="string"/>'
         '<key id="c" for="edge" attr.name="sum" attr.type="double"/>'
         '<graph edgedefault="directed">'
-        f'<node id="{LARGE}"><data key="a">31</data><data key="b">Ann</data></node>'
+        f'<node id="{LARGE}"><data key="a">31</data><data key="b">h1</data></node>'
         '<node id="n1"><data key="a">40</data></node>'
         f'<edge source="n1" target="{LARGE}"><data key="c">2.5</data></edge>'
         "</graph></graphml>",
@@ -198,7 +198,7 @@ def test_parquet_keeps_large_integers_dates_and_gaps(tmp_path: Path) -> None:
             "balance": [120.5, None, 15000, 88],
             "country": pd.Categorical(["AT", "DE", "AT", "FR"]),
             "business": [False, True, False, False],
-            "holder": ["Ann", "Bob", "Cy", "Di"],
+            "holder": ["h1", "h2", "h3", "h4"],
             "fraud": pd.array([0, 1, 0, None], dtype="Int64"),
         }
     )
@@ -300,7 +300,7 @@ CHANGES = {
         {
             "recipe_toml": RECIPE.replace(
                 'holder = "ignore"',
-                'holder = {kind = "split", parts = {Ann = "first"}}',
+                'holder = {kind = "split", parts = {h1 = "first"}}',
             )
         },
         "parts must be train, val or test",
@@ -322,7 +322,7 @@ CHANGES = {
         'row 3, column "country": expected a category, got an empty cell. Declare what',
     ),
     "class": (
-        {"accounts_csv": ACCOUNTS.replace("Bob,1", "Bob,2")},
+        {"accounts_csv": ACCOUNTS.replace("h2,1", "h2,2")},
         'row 3, column "fraud": expected one of 1, 0, got "2"',
     ),
     "repeated id": (
@@ -377,11 +377,11 @@ CHANGES = {
         'edges have columns of the kind number, but no label.*"ignore"',
     ),
     "ragged rows": (
-        {"accounts_csv": ACCOUNTS.replace("Cy,0", "Cy,0,1")},
+        {"accounts_csv": ACCOUNTS.replace("h3,0", "h3,0,1")},
         "accounts.csv is not a CSV table whose rows have equally many cells",
     ),
     "a first row that is too long": (
-        {"accounts_csv": ACCOUNTS.replace("Ann,0", "Ann,0,1")},
+        {"accounts_csv": ACCOUNTS.replace("h1,0", "h1,0,1")},
         "accounts.csv is not a CSV table whose rows have equally many cells",
     ),
     "table that is not given": (
