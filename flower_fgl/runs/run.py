@@ -40,19 +40,8 @@ IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"
 class RunFolder:
     """Content of a run folder; its ``repr`` is a short table of the results.
 
-    Parameters
-    ----------
-    path : Path
-        Run folder.
-    config : dict
-        All settings; those of a method are a table under its name.
-    sources : dict of str to str
-        Sources of the settings, by dotted key.
-    summary : dict
-        Summary as :func:`summarise` returns it. For a run that is active or was killed,
-        computed from the rows written so far.
-    rounds, clients : list of dict
-        Rows of ``rounds.jsonl`` and ``clients.jsonl``.
+    :class:`flower_fgl.Run` describes the fields. ``summary`` is what :func:`summarise`
+    returns.
     """
 
     path: Path

@@ -219,13 +219,10 @@ class FedAvg(FglStrategy):
             self.weights = Weights(mean)
             return
         config, is_flower = self.config, self.config.server_moments == "flower"
-        factor = 1.0
+        beta1, beta2, factor = config.server_momentum, config.server_beta2, 1.0
         if kind == "adam" and is_flower:
-            betas, power = (
-                (config.server_momentum, config.server_beta2),
-                server_round + 1,
-            )
-            factor = (1 - betas[1] ** power) ** 0.5 / (1 - betas[0] ** power)
+            power = server_round + 1
+            factor = (1 - beta2**power) ** 0.5 / (1 - beta1**power)
         start = {n: t for n, t in self.weights.tensors.items() if n in self.trained}
         moved, self.moments = server_step(
             kind,
@@ -233,8 +230,8 @@ class FedAvg(FglStrategy):
             mean,
             self.moments,
             lr=config.server_lr or STEPS[kind],
-            beta1=config.server_momentum,
-            beta2=config.server_beta2,
+            beta1=beta1,
+            beta2=beta2,
             tau=config.server_tau,
             correction=factor,
             starts_at_zero=is_flower,
@@ -253,19 +250,16 @@ class FedAvg(FglStrategy):
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore the weights; names and shapes must be the model's."""
+        weights = dict(state.tensors)
         moments = {
-            name.removeprefix(MOMENTS): tensor
-            for name, tensor in state.tensors.items()
+            name.removeprefix(MOMENTS): weights.pop(name)
+            for name in state.tensors
             if name.startswith(MOMENTS)
         }
-        found = {
-            name: tuple(tensor.shape)
-            for name, tensor in state.tensors.items()
-            if not name.startswith(MOMENTS)
-        }
+        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         if found != self.shapes:
             raise ValueError(f"weights of shapes {found}, expected {self.shapes}")
-        self.weights = Weights({name: state.tensors[name] for name in self.shapes})
+        self.weights = Weights({name: weights[name] for name in self.shapes})
         self.moments = moments
 
     def finish(self) -> None:

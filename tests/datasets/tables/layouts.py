@@ -1,4 +1,4 @@
-"""Small tables in the layouts of public data sets, and a table of accounts."""
+"""Small tables in the layouts of public datasets, and a table of accounts."""
 
 from __future__ import annotations
 
