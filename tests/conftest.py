@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from tests.support.short_runs import SMALL
 
@@ -59,7 +60,7 @@ def toy() -> NodeDataset:
         x=torch.eye(6),
         edge_index=torch.tensor(both).T.contiguous(),
         y=torch.tensor([0, 0, 0, 1, 1, 1]),
-        class_names=("left", "right"),
+        target=Target.classes(("left", "right")),
     )
 
 

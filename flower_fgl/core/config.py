@@ -32,7 +32,9 @@ from flower_fgl.core.settings import (
     is_file,
     main_score_of,
     owners_name,
+    predicted_kind,
 )
+from flower_fgl.core.targets import LABELS, NUMBERS, TargetKind
 
 __all__ = ["RunConfig", "S", "pyproject_table"]
 
@@ -73,9 +75,9 @@ class RunConfig(GeneralSettings, Generic[S]):
         General settings without effect on the method.
     needs_cross_edges : bool
         Whether the method needs each client's edges to nodes of other clients.
-    main_score : {"accuracy", "auroc"}
-        Score by which rounds and settings are compared; it follows from the dataset and
-        the setting.
+    main_score : {"accuracy", "auroc", "rmse"}
+        Score by which rounds and settings are compared; it follows from the dataset, the
+        setting and the kind of target. See :func:`flower_fgl.core.targets.headline`.
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
@@ -111,9 +113,19 @@ class RunConfig(GeneralSettings, Generic[S]):
         return self.setting in (LINK, EDGE)
 
     @property
+    def predicts(self) -> TargetKind:
+        """What the run predicts: ``classes``, ``labels`` or ``numbers``."""
+        return predicted_kind(self)
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Whether the run predicts numbers instead of classes."""
+        return self.predicts == NUMBERS
+
+    @property
     def is_multi_label(self) -> bool:
         """Whether the run learns all labels of items that may have several at once."""
-        return self.target == ALL_TARGETS and has_targets(self)
+        return self.predicts == LABELS
 
     def decoder(self, num_classes: int, num_edge_features: int) -> str:
         """Return the decoder of pairs of nodes; empty if the run has no pairs.
@@ -228,7 +240,11 @@ class RunConfig(GeneralSettings, Generic[S]):
             unread=method.unread,
             needs_cross_edges=method.needs_cross_edges,
             main_score=main_score_of(
-                read.dataset, read.owners, read.setting, read.positive_class
+                read.dataset,
+                read.owners,
+                read.setting,
+                read.positive_class,
+                predicted_kind(read),
             ),
         )
 

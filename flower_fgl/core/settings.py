@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
 from flower_fgl.core.options import option
+from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, TargetKind
 
 __all__ = [
     "ALL_TARGETS",
@@ -17,6 +18,7 @@ __all__ = [
     "EDGE_PARTITIONS",
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
+    "NUMBER_DATASETS",
     "PARTITIONS",
     "TARGETS",
     "TRACKERS",
@@ -32,6 +34,7 @@ __all__ = [
     "names_of_trackers",
     "needs_classes",
     "owners_name",
+    "predicted_kind",
     "read_num_neighbors",
 ]
 
@@ -47,7 +50,8 @@ DATASETS = [
     *("ogbn-papers100m", "ogbn-proteins", "mutag", "proteins", "nci1", "imdb-binary"),
     *("collab", "ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp", "ogbg-molclintox"),
     *("ogbg-molmuv", "ogbg-molpcba", "ogbg-molsider", "ogbg-moltox21"),
-    *("ogbg-moltoxcast", "ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi"),
+    *("ogbg-moltoxcast", "ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo"),
+    *("ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi"),
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
 
@@ -83,21 +87,20 @@ AUROC_DATASETS = frozenset(
 )
 """Datasets of two classes, one of them rare, whose papers report the area under the ROC
 curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020), and one target of several."""
-_REGRESSION = "the labels are numbers, not classes"
+NUMBER_DATASETS = frozenset(["ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo"])
+"""Datasets whose targets are numbers."""
 UNSUPPORTED = {
     "ogbn-mag": "nodes and edges have several types",
     "ogbg-code2": "the label is a sequence of words",
-    "ogbg-molesol": _REGRESSION,
-    "ogbg-molfreesolv": _REGRESSION,
-    "ogbg-mollipo": _REGRESSION,
     "ogbg-molchembl": "every graph has 1,310 labels at once, which need 5 GB to read",
 }
 """Known datasets that cannot be used, and the reason."""
 
 PARTITIONS = (
-    "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
+    "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform quantile "
+    "network"
 )
-GRAPH_PARTITIONS = ("dirichlet", "uniform")
+GRAPH_PARTITIONS = ("dirichlet", "uniform", "quantile")
 """Rules that assign whole graphs to clients (a test compares them)."""
 EDGE_PARTITIONS = ("metis", "louvain", "uniform")
 """Rules that read no classes of nodes."""
@@ -158,9 +161,17 @@ class GeneralSettings:
         "",
         "name of the one label that is predicted, of a dataset whose nodes or graphs may "
         'have several at once: classes are "no <target>" and "<target>"; all: every '
-        "label at once; empty: the dataset has one label (docs/data.md)",
+        "label at once; of numbers, the one that is predicted, all and empty: every one; "
+        "empty: the dataset has one label (docs/data.md)",
         keeps_commas=True,
         may_be_number=True,
+    )
+    target_kind: str = option(
+        "auto",
+        "what is predicted; classes: one class of each item, labels: any of several "
+        "labels, numbers: one or several numbers, auto: as the dataset says, of graph "
+        "files classes (docs/data.md)",
+        choices="auto classes labels numbers",
     )
     feature_align: str = option(
         "name",
@@ -609,9 +620,18 @@ def owners_name(owners: str) -> str:
 
 
 def main_score_of(
-    dataset: str, owners: str = "", setting: str = "", positive_class: str = ""
+    dataset: str,
+    owners: str = "",
+    setting: str = "",
+    positive_class: str = "",
+    kind: str = CLASSES,
 ) -> str:
-    """Return the score by which runs are compared: ``accuracy``, or ``auroc``."""
+    """Return the score by which runs are compared: ``accuracy``, ``auroc`` or ``rmse``.
+
+    ``kind`` is what the run predicts, see :func:`predicted_kind`.
+    """
+    if kind == NUMBERS:
+        return "rmse"
     is_ranked = setting in (LINK, EDGE) or bool(positive_class)
     is_ranked |= dataset in AUROC_DATASETS and not owners
     return "auroc" if is_ranked else "accuracy"
@@ -627,6 +647,19 @@ def has_targets(settings: Any) -> bool:
     """Return whether a run chooses one of several labels, see :data:`TARGETS`."""
     is_known = settings.dataset in TARGETS and not settings.owners
     return is_known and needs_classes(settings)
+
+
+def predicted_kind(settings: Any) -> TargetKind:
+    """Return what a run predicts: classes, several labels, or numbers."""
+    if settings.setting == LINK:
+        return CLASSES
+    given: TargetKind = settings.target_kind
+    if given in KINDS:
+        return given
+    if settings.dataset in NUMBER_DATASETS and not settings.owners:
+        return NUMBERS
+    has_all = settings.target == ALL_TARGETS and has_targets(settings)
+    return LABELS if has_all else CLASSES
 
 
 def is_file(dataset: str) -> bool:

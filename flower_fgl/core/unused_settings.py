@@ -11,7 +11,13 @@ from typing import Any
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, nearest, removed_settings
-from flower_fgl.core.settings import TARGETS, UNSEEN_SETTINGS, has_targets
+from flower_fgl.core.settings import (
+    TARGETS,
+    UNSEEN_SETTINGS,
+    has_targets,
+    predicted_kind,
+)
+from flower_fgl.core.targets import NUMBERS
 
 __all__ = [
     "DATA_SETTINGS",
@@ -59,8 +65,9 @@ NEEDED: Mapping[str, Rule] = {
     "partition": _PARTITIONED,
     "dataset": _PARTITIONED,
     "target": (
-        f"a dataset with several labels ({', '.join(TARGETS)}) whose classes are read",
-        has_targets,
+        f"a dataset with several labels ({', '.join(TARGETS)}) whose classes are read, or "
+        'target-kind = "numbers"',
+        lambda config: has_targets(config) or predicted_kind(config) == NUMBERS,
     ),
     "dirichlet-alpha": (
         'partition = "dirichlet"',
@@ -101,6 +108,8 @@ NEEDED: Mapping[str, Rule] = {
 }
 """Settings that depend on another one: the condition as text and as a function."""
 _FILE_SETTINGS = {
+    "target",
+    "target-kind",
     "setting",
     "time-cuts",
     "shots",
@@ -113,7 +122,6 @@ _FILE_SETTINGS = {
 }
 DATA_SETTINGS = frozenset(_FILE_SETTINGS) | {
     "dataset",
-    "target",
     "clients",
     "data-dir",
     "partition",

@@ -20,6 +20,7 @@ from flower_fgl.datasets.client_graph import (
     NodeDataset,
     OutsideEdges,
 )
+from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.partition.partition import (
     IntArray,
@@ -33,7 +34,7 @@ from flower_fgl.datasets.sources.load import (
     find_source,
     load,
 )
-from flower_fgl.datasets.sources.synthetic import synthetic_dataset
+from flower_fgl.datasets.sources.synthetic import synthetic_dataset, with_numbers
 from flower_fgl.datasets.splits.edges import (
     edge_client,
     require_edges,
@@ -50,6 +51,7 @@ from flower_fgl.datasets.splits.split import (
     parse_split,
     published_split,
     split_nodes,
+    strata,
 )
 from flower_fgl.datasets.splits.unseen import (
     UNSEEN_SPLIT,
@@ -73,6 +75,8 @@ from flower_fgl.datasets.transforms.subgraph import (
 
 __all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
 
+DIRICHLET_BINS = 10
+"""Bins of a number that stand for classes in a partition by ``dirichlet``."""
 FILE_SPLIT = "20/40/40"
 """Default split of a graph file without masks."""
 
@@ -90,7 +94,11 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
     _check_task(config)
     if config.dataset == "synthetic":
         made = synthetic_dataset(config.synthetic, config.partition_seed)
-        return with_edge_classes(made) if config.classifies_edges else made
+        if config.classifies_edges:
+            made = with_edge_classes(made)
+        elif config.predicts_numbers:
+            made = with_numbers(made, config.partition_seed)
+        return _expected(made, config)
     if is_file(config.dataset):
         owned = load_graph_file(config.dataset, needs_labels=needs_classes(config))
         if owned.evaluation:
@@ -99,13 +107,27 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
                 "evaluation graphs, which cannot be partitioned again. Use it as a "
                 "SuperNode's graph (graph=...), or export it in the transductive setting."
             )
-        return owned.dataset
-    return load(
+        return _expected(owned.dataset, config)
+    dataset = load(
         config.dataset,
         data_dir=data_folder(config.data_dir),
         cache_dir=cache_folder(),
         target=config.target if has_targets(config) else "",
+        kind=config.predicts,
     )
+    return _expected(dataset, config)
+
+
+def _expected(
+    dataset: NodeDataset | GraphDataset, config: RunConfig
+) -> NodeDataset | GraphDataset:
+    """Return a dataset with the target that a run predicts, of nodes, graphs or edges."""
+    if not config.has_pairs:
+        return expect_target(dataset, config, config.dataset)
+    if isinstance(dataset, GraphDataset) or config.predicts_links or not dataset.edges:
+        return dataset
+    edges = expect_target(dataset.edges, config, f"{config.dataset}, edges")
+    return replace(dataset, edges=edges)
 
 
 def _check_task(config: RunConfig) -> None:
@@ -169,7 +191,7 @@ def build_clients(
     if config.has_pairs:
         (require_links if config.predicts_links else require_edges)(clients)
         sha256 = links_sha256(sha256, clients)
-    if has_targets(config):
+    if has_targets(config) or config.predicts_numbers:
         sha256 = hashlib.sha256(f"{sha256} target={config.target}".encode()).hexdigest()
     is_dense = can_standardize(dataset.x)
     kind = config.scale_of_features(is_dense=is_dense)
@@ -183,15 +205,23 @@ def _build_graphs(
 ) -> tuple[list[ClientGraph], str, int]:
     """Partition and split the graphs of a graph classification dataset."""
     parts = partition_graphs(
-        dataset.y,
+        _order(dataset, config),
         config.partition,
         num_clients,
         seed=config.partition_seed,
         alpha=config.dirichlet_alpha,
     )
-    masks = _split_clients(dataset.y, dataset.masks, parts, config)
+    masks = _split_clients(dataset, parts, config)
     clients = cut_graph_clients(dataset, parts, masks)
     return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+
+
+def _order(dataset: NodeDataset | GraphDataset, config: RunConfig) -> Tensor:
+    """Return what the rule of the partition reads: classes, or bins of a number."""
+    if dataset.targets is None or config.partition not in ("dirichlet", "quantile"):
+        return dataset.y
+    bins = DIRICHLET_BINS if config.partition == "dirichlet" else len(dataset.y)
+    return strata(dataset.y, dataset.targets, bins)
 
 
 def _build_nodes(
@@ -199,7 +229,7 @@ def _build_nodes(
 ) -> tuple[list[ClientGraph], str, int]:
     """Partition and split the nodes of a graph."""
     parts = partition_nodes(
-        dataset,
+        replace(dataset, y=_order(dataset, config)),
         config.partition,
         num_clients,
         seed=config.partition_seed,
@@ -214,7 +244,7 @@ def _build_nodes(
         sampled = [mask[name] for mask in masks for name in ("train", "test")]
         hashed = [*parts, *(mask.nonzero().flatten().numpy() for mask in sampled)]
     else:
-        masks = _split_clients(dataset.y, dataset.masks, parts, config)
+        masks = _split_clients(dataset, parts, config)
     clients = _node_clients(dataset, parts, masks, config)
     sha256 = sparsity_sha256(partition_sha256(hashed), Sparsity.of(config))
     return clients, sha256, dataset.edge_index.shape[1] // 2
@@ -232,9 +262,10 @@ def _build_unseen(
         hops=expansion_hops(config.dataset, config.expansion_hops),
         seed=config.partition_seed,
     )
-    at_random = component.y.clamp(max=0)  # one class: the split is not per class
+    # one class: the split is not per class
+    at_random = replace(component, y=component.y.clamp(max=0))
     nodes = [part.nodes for part in partition.parts]
-    masks = _split_clients(at_random, component.masks, nodes, config)
+    masks = _split_clients(at_random, nodes, config)
     clients = cut_unseen_clients(component, node_ids, partition, masks)
     in_source = [node_ids.numpy()[array] for array in partition.arrays]
     return clients, partition_sha256(in_source), component.edge_index.shape[1] // 2
@@ -258,12 +289,12 @@ def _sample_few_shots(
 
 
 def _split_clients(
-    y: Tensor,
-    published: Mapping[str, Tensor],
+    dataset: NodeDataset | GraphDataset,
     parts: Sequence[IntArray],
     config: RunConfig,
 ) -> list[dict[str, Tensor]]:
     """Split each client's nodes (or graphs) into train, val and test."""
+    published = dataset.masks
     fractions = parse_split(default_split(config, published))
     masks = []
     for partition_id, part in enumerate(parts):
@@ -271,7 +302,10 @@ def _split_clients(
             masks.append(published_split(published, part))
         else:
             generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
-            labels = y[torch.from_numpy(part)]
+            items, targets = torch.from_numpy(part), dataset.targets
+            labels = strata(
+                dataset.y[items], None if targets is None else targets[items]
+            )
             masks.append(split_nodes(labels, fractions, generator=generator))
     return masks
 
@@ -304,7 +338,7 @@ def _node_clients(
         client = ClientGraph(
             partition_id,
             graph,
-            dataset.class_names,
+            dataset.target,
             nodes,
             feature_names=dataset.feature_names,
         )

@@ -14,6 +14,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
@@ -125,7 +126,7 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
 
 
 def unpack_client(
-    tensors: dict[str, Tensor], partition_id: int, class_names: tuple[str, ...]
+    tensors: dict[str, Tensor], partition_id: int, target: Target
 ) -> ClientGraph:
     """Build a client from the tensors of its file, see :func:`pack_client`."""
     node_ids = tensors.pop("node_ids")
@@ -142,7 +143,7 @@ def unpack_client(
     return ClientGraph(
         partition_id,
         graph,
-        class_names,
+        target,
         node_ids,
         tuple(others),
         scaling,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import NUMBERS, Target
 
 __all__ = [
     "ClientGraph",
@@ -21,9 +22,25 @@ __all__ = [
 ]
 
 
+class _HasTarget:
+    """Whatever knows what is predicted of its items."""
+
+    target: Target
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the C classes, or of the T labels or numbers."""
+        return self.target.names
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.target.names)
+
+
 @dataclass(frozen=True, eq=False)
-class EdgeTable:
-    """The edges of a graph with their classes, as their owner lists them.
+class EdgeTable(_HasTarget):
+    """The edges of a graph with what is predicted of them, as their owner lists them.
 
     An edge has a direction here, and two nodes may have several edges.
 
@@ -32,9 +49,9 @@ class EdgeTable:
     pairs : Tensor of shape (2, M), int64
         Source and target of each edge.
     y : Tensor of shape (M,), int64
-        Class of each edge; -1 if unknown.
-    class_names : tuple of str
-        Length C; class c has the name ``class_names[c]``.
+        Class of each edge, -1 if unknown; 0 for an edge with a known number, else -1.
+    target : Target
+        Names of the classes, or of the numbers.
     x : Tensor of shape (M, a), float32
         Features of the edges; a may be 0.
     feature_names : tuple of str
@@ -43,15 +60,18 @@ class EdgeTable:
         Time of each edge, ascending; ``None`` if edges have no times.
     masks : mapping of str to Tensor of shape (M,), bool
         The owner's split (``train``, ``val``, ``test``); empty if there is none.
+    targets : Tensor of shape (M, T), float64, or None
+        Numbers of the edges, NaN if unknown; ``None`` for classes.
     """
 
     pairs: Tensor
     y: Tensor
-    class_names: tuple[str, ...]
+    target: Target
     x: Tensor
     feature_names: tuple[str, ...] = ()
     time: Tensor | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
+    targets: Tensor | None = None
 
     @property
     def num_edges(self) -> int:
@@ -66,6 +86,7 @@ class EdgeTable:
             y=self.y[chosen],
             x=self.x[chosen],
             time=None if self.time is None else self.time[chosen],
+            targets=None if self.targets is None else self.targets[chosen],
             masks={name: mask[chosen] for name, mask in self.masks.items()},
         )
 
@@ -80,26 +101,20 @@ class EdgeTable:
         return replace(kept, pairs=place[kept.pairs])
 
 
-class _Dataset:
+class _Dataset(_HasTarget):
     """What all complete datasets have."""
 
     x: Tensor
-    class_names: tuple[str, ...]
 
     @property
     def num_features(self) -> int:
         """Feature width d."""
         return int(self.x.shape[1])
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C."""
-        return len(self.class_names)
-
 
 @dataclass(frozen=True, eq=False)
 class NodeDataset(_Dataset):
-    """One complete graph with node labels, as loaded from a source.
+    """One complete graph, as loaded from a source.
 
     Parameters
     ----------
@@ -111,9 +126,10 @@ class NodeDataset(_Dataset):
         Undirected and simple: both directions, sorted by (row, column), without
         self-loops or duplicates.
     y : Tensor of shape (N,), int64
-        Class of each node; -1 if unknown.
-    class_names : tuple of str
-        Length C; label c has the name ``class_names[c]``.
+        Class of each node, -1 if unknown; with ``targets`` 0 for a node of which one is
+        known, else -1.
+    target : Target
+        Names of the classes, labels or numbers.
     masks : mapping of str to Tensor of shape (N,), bool
         Published split (``train``, ``val``, ``test``); empty if there is none.
     network : Tensor of shape (N,), int64, or None
@@ -122,17 +138,16 @@ class NodeDataset(_Dataset):
         Length d: names of the feature columns; empty if they have none.
     edges : EdgeTable or None
         The edges with their classes; ``None`` if edges have none.
-    targets : Tensor of shape (N, C), int8, or None
-        Whether each node has each of C labels, -1 if unknown, for nodes that may have
-        several; ``class_names`` are those of the labels, and ``y`` is 0 for a node with a
-        known label, else -1.
+    targets : Tensor of shape (N, T), int8 or float64, or None
+        Whether each node has each of T labels, -1 if unknown; or T numbers of each node,
+        NaN if unknown. ``None`` for classes.
     """
 
     name: str
     x: Tensor
     edge_index: Tensor
     y: Tensor
-    class_names: tuple[str, ...]
+    target: Target
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None
     feature_names: tuple[str, ...] = ()
@@ -147,7 +162,7 @@ class NodeDataset(_Dataset):
 
 @dataclass(frozen=True, eq=False)
 class GraphDataset(_Dataset):
-    """Many small graphs with one label each, stored as one disjoint union.
+    """Many small graphs, stored as one disjoint union.
 
     Parameters
     ----------
@@ -161,13 +176,13 @@ class GraphDataset(_Dataset):
     batch : Tensor of shape (N,), int64
         Graph of each node, non-decreasing.
     y : Tensor of shape (G,), int64
-        Class of each graph.
-    class_names : tuple of str
-        Length C.
+        Class of each graph, or as in :class:`NodeDataset`.
+    target : Target
+        Names of the classes, labels or numbers.
     masks : mapping of str to Tensor of shape (G,), bool
         Published split (``train``, ``val``, ``test``); empty if there is none.
-    targets : Tensor of shape (G, C), int8, or None
-        Labels of graphs that may have several, as in :class:`NodeDataset`.
+    targets : Tensor of shape (G, T), int8 or float64, or None
+        Labels or numbers of the graphs, as in :class:`NodeDataset`.
     """
 
     name: str
@@ -175,7 +190,7 @@ class GraphDataset(_Dataset):
     edge_index: Tensor
     batch: Tensor
     y: Tensor
-    class_names: tuple[str, ...]
+    target: Target
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     targets: Tensor | None = None
 
@@ -211,8 +226,8 @@ class Graph:
         training edges only.
     pair_x : Tensor of shape (P, a), float32, or None
         Features of the pairs if they are edges to classify, else ``None``.
-    targets : Tensor of shape (N, C) or (G, C), int8, or None
-        Labels of items that may have several, as in :class:`NodeDataset`.
+    targets : Tensor of shape (N, T), (G, T) or (P, T), int8 or float64, or None
+        Labels or numbers of the items, as in :class:`NodeDataset`.
     """
 
     x: Tensor
@@ -235,14 +250,16 @@ class Graph:
         return int(self.y.numel())
 
     def class_counts(self, num_classes: int, chosen: Tensor | None = None) -> Tensor:
-        """Count the items of each class, (C,); of several labels, the items that have each.
+        """Count the items of each class, (C,); of labels and numbers those that have each.
 
         ``chosen`` is a boolean mask of items, by default all.
         """
         known = self.y >= 0
         known = known if chosen is None else known & chosen
         if self.targets is not None:
-            return (self.targets[known] == 1).sum(dim=0)
+            values = self.targets[known]
+            has = ~values.isnan() if values.is_floating_point() else values == 1
+            return has.sum(dim=0)
         return torch.bincount(self.y[known], minlength=num_classes)
 
 
@@ -302,7 +319,7 @@ class OutsideEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientGraph:
+class ClientGraph(_HasTarget):
     """All graphs of one client.
 
     Parameters
@@ -315,8 +332,8 @@ class ClientGraph:
     evaluation : tuple of Graph
         Additional graphs for evaluation only (inductive validation and test graphs, unseen
         nodes, a new client's graph); each mask is one metric column.
-    class_names : tuple of str
-        Length C, the same on every client.
+    target : Target
+        Names of the classes, labels or numbers, the same on every client.
     node_ids : Tensor of shape (N,) or (G,), int64
         Number of each node of ``graph`` (with ``batch``, of each graph) in the source
         dataset; ascending.
@@ -343,7 +360,7 @@ class ClientGraph:
 
     partition_id: int
     graph: Graph
-    class_names: tuple[str, ...]
+    target: Target
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
     scaling: Scaling | None = None
@@ -364,11 +381,6 @@ class ClientGraph:
     def num_edge_features(self) -> int:
         """Width a of the features of classified edges, else 0."""
         return 0 if self.graph.pair_x is None else int(self.graph.pair_x.shape[1])
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C."""
-        return len(self.class_names)
 
     @property
     def scale(self) -> str:
@@ -395,42 +407,45 @@ class ClientGraph:
         """Count the nodes (or graphs) of each class in a mask of ``graph``: (C,), int64."""
         return self.graph.class_counts(self.num_classes, self.graph.masks[mask])
 
-    def renumbered(
-        self, partition_id: int, class_names: tuple[str, ...]
-    ) -> ClientGraph:
-        """Return the graph with the number and class order of the federation.
+    def renumbered(self, partition_id: int, names: tuple[str, ...]) -> ClientGraph:
+        """Return the graph with its number, and with the order of the federation.
 
-        Labels become indices into ``class_names``; -1 stays -1. Of several labels the
-        columns of ``targets`` are in this order, -1 for a label that the graph lacks.
+        ``names`` are those of the classes, labels or numbers. Classes become indices into
+        them; -1 stays -1. Columns of ``targets`` are in this order, and unknown for a
+        label or number that the graph lacks.
 
         Raises
         ------
         DataError
-            If the graph has a class that is not in ``class_names``.
+            If the graph has a name that is not in ``names``.
         """
-        unknown = sorted(set(self.class_names) - set(class_names))
+        own = self.target
+        unknown = sorted(set(own.names) - set(names))
         if unknown:
             raise DataError(
-                f"The graph has classes that the federation does not know: "
-                f"{', '.join(unknown)}. A graph file must not change during a run; start "
-                "the run again."
+                f"The graph has {'targets' if own.has_numbers else own.kind} that the "
+                f"federation does not know: {', '.join(unknown)}. A graph file must not "
+                "change during a run; start the run again."
             )
-        if class_names == self.class_names:
+        if names == own.names:
             return replace(self, partition_id=partition_id)
+        unit = dict(zip(own.names, own.units, strict=False))
+        units = tuple(unit.get(name, "") for name in names) if unit else ()
         return replace(
             self,
             partition_id=partition_id,
-            class_names=class_names,
-            graph=self._in_order(self.graph, class_names),
-            evaluation=tuple(self._in_order(g, class_names) for g in self.evaluation),
+            target=Target(own.kind, names, units),
+            graph=self._in_order(self.graph, names),
+            evaluation=tuple(self._in_order(g, names) for g in self.evaluation),
         )
 
-    def _in_order(self, graph: Graph, class_names: tuple[str, ...]) -> Graph:
-        """Return one of the graphs with its labels in the order of ``class_names``."""
-        numbers = [class_names.index(name) for name in self.class_names]
+    def _in_order(self, graph: Graph, names: tuple[str, ...]) -> Graph:
+        """Return one of the graphs with what is predicted in the order of ``names``."""
+        numbers = [names.index(name) for name in self.target.names]
         if graph.targets is None:
             # the last entry maps the label -1 to itself
             return replace(graph, y=torch.tensor([*numbers, -1])[graph.y])
-        targets = graph.targets.new_full((len(graph.targets), len(class_names)), -1)
+        unknown = torch.nan if self.target.kind == NUMBERS else -1
+        targets = graph.targets.new_full((len(graph.targets), len(names)), unknown)
         targets[:, numbers] = graph.targets
         return replace(graph, targets=targets)  # y only says which items have a label

@@ -18,6 +18,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
+from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.split import (
@@ -25,6 +26,7 @@ from flower_fgl.datasets.splits.split import (
     SplitFractions,
     parse_split,
     split_nodes,
+    strata,
 )
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
@@ -141,6 +143,7 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         owned = replace(owned, outside=None)
     if not config.classifies_edges:
         owned = replace(owned, dataset=replace(owned.dataset, edges=None))
+    owned = _expected(owned, config)
     _check_evaluation_graphs(owned, config)
     masks = dict(owned.dataset.masks)
     split = config.split
@@ -178,6 +181,23 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     if config.feature_norm == "columns":  # a file holds features of edges as they are
         return scale_client(client, "columns")
     return client
+
+
+def _expected(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
+    """Return an owner's graph with the target that the run predicts."""
+    dataset, where = owned.dataset, owned.dataset.name
+    if config.has_pairs:
+        if not config.classifies_edges or dataset.edges is None:
+            return owned
+        edges = expect_target(dataset.edges, config, f"{where}, edges")
+        return replace(owned, dataset=replace(dataset, edges=edges))
+    found = expect_target(dataset, config, where)
+    if found is not dataset and owned.evaluation:
+        raise DataError(
+            f"{where} contains evaluation graphs, of which target = {config.target} cannot "
+            "choose one number. Set target = all."
+        )
+    return replace(owned, dataset=found)
 
 
 def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]:
@@ -278,4 +298,5 @@ def _split_owned(
             partition_id=0,
         )
     generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    return split_nodes(dataset.y, fractions, generator=generator)
+    labels = strata(dataset.y, dataset.targets)
+    return split_nodes(labels, fractions, generator=generator)

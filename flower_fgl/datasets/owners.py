@@ -29,8 +29,10 @@ from flower_fgl.core.feature_names import (
 )
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.core.settings import TARGETS, needs_classes
+from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
+from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.problems import clip, show_path
@@ -44,7 +46,7 @@ from flower_fgl.datasets.sources.load import (
 from flower_fgl.datasets.splits.edges import require_edges
 from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
 from flower_fgl.datasets.splits.links import require_links
-from flower_fgl.datasets.splits.split import parse_split, split_nodes
+from flower_fgl.datasets.splits.split import parse_split, split_nodes, strata
 from flower_fgl.datasets.transforms.columns import order_columns
 
 __all__ = [
@@ -256,7 +258,7 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     if not config.has_local_heads:
         names = _agree_on_classes(clients, config)
     clients = [
-        client.renumbered(number, names or client.class_names)
+        client.renumbered(number, names or client.target.names)
         for number, client in enumerate(clients)
     ]
     if config.has_pairs:
@@ -284,7 +286,10 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
         owned = load_graph_file(owner.source, needs_labels=not config.has_pairs)
         return _owned_client(owned, config)
     dataset = load(
-        owner.source, data_dir=data_folder(config.data_dir), cache_dir=cache_folder()
+        owner.source,
+        data_dir=data_folder(config.data_dir),
+        cache_dir=cache_folder(),
+        kind=config.predicts,
     )
     if isinstance(dataset, GraphDataset) != config.classifies_graphs:
         kind, need = (
@@ -299,6 +304,7 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
     if isinstance(dataset, NodeDataset):
         ids = torch.arange(dataset.num_nodes)
         return _owned_client(LocalGraphFile(dataset, ids), config)
+    dataset = expect_target(dataset, config, owner.source)
     client = _graph_set(dataset, owner.source, config)
     return client, client.num_edges
 
@@ -317,7 +323,8 @@ def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGra
     if fractions is None:
         raise ConfigError(f'{name} has no published split: split = "public".')
     generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    masks = split_nodes(dataset.y, fractions, generator=generator)
+    labels = strata(dataset.y, dataset.targets)
+    masks = split_nodes(labels, fractions, generator=generator)
     whole = torch.arange(dataset.num_graphs).numpy()
     return cut_graph_clients(dataset, [whole], [masks])[0]
 
@@ -326,6 +333,8 @@ def _agree_on_classes(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> tuple[str, ...]:
     """Return one numbering of all classes; reject classes that are spelled differently."""
+    if config.predicts != CLASSES:
+        return _agree_on_targets(clients)
     lists = {client.name: client.class_names for client in clients}
     odd = odd_spellings(lists, is_trusted=True)
     _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
@@ -335,6 +344,16 @@ def _agree_on_classes(
     for warning in warnings:
         log.warning("%s", warning)
     return agree_classes(list(lists.values()))
+
+
+def _agree_on_targets(clients: Sequence[ClientGraph]) -> tuple[str, ...]:
+    """Return one order of all labels or numbers; reject different units."""
+    targets = {client.name: client.target for client in clients}
+    agreed, odd = agree_targets(targets)
+    _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
+    if reason := targets_apart(targets):
+        raise DataError(reason)
+    return agreed.names
 
 
 def _agree_on_features(
@@ -421,6 +440,8 @@ def _sha256(clients: Sequence[ClientGraph]) -> str:
                 "labels": graph.y,
                 **dict(sorted(graph.masks.items())),
             }
+            if graph.targets is not None:
+                parts = {**parts, "targets": graph.targets}
             if graph.pairs is not None:
                 parts = {**parts, "pairs": graph.pairs}
             if graph.pair_x is not None:

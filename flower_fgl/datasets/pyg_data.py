@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import CLASSES, KINDS, Target, TargetKind
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,
@@ -21,6 +22,7 @@ from flower_fgl.datasets.client_graph import (
     NodeDataset,
 )
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
+from flower_fgl.datasets.graph_files.target_arrays import TargetValues
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
     doubtful_labels,
@@ -37,6 +39,7 @@ from flower_fgl.datasets.pyg_read import (
     name_classes,
     read_inputs,
     read_labels,
+    read_several,
     warn_of_unread,
 )
 from flower_fgl.datasets.pyg_split import own_masks
@@ -59,13 +62,19 @@ NO_CLASSES = ("",)
 
 @dataclass(frozen=True)
 class GivenNames:
-    """Names that a caller of :func:`to_npz` gives; classes are numbers by default."""
+    """What a caller of :func:`to_npz` says; classes are numbers by default."""
 
     classes: Sequence[str] | None = None
     features: Sequence[str] = ()
     edge_classes: Sequence[str] | None = None
     edge_features: Sequence[str] = ()
     declared: Sequence[str] = ()
+    target: Target | None = None  # labels or numbers; without names they are read
+
+    @classmethod
+    def of_kind(cls, kind: TargetKind) -> GivenNames:
+        """Return that ``y`` holds targets of this kind, whose names the graph holds."""
+        return cls(target=_given_target(kind, (), ()))
 
 
 NO_NAMES = GivenNames()
@@ -87,6 +96,9 @@ def to_npz(
     edge_class_names: Sequence[str] | None = None,
     edge_feature_names: Sequence[str] = (),
     declared_classes: Sequence[str] = (),
+    target_kind: TargetKind = CLASSES,
+    target_names: Sequence[str] = (),
+    target_units: Sequence[str] = (),
 ) -> Path:
     """Write a PyG graph as a data owner's graph file.
 
@@ -109,6 +121,12 @@ def to_npz(
         Names of the classes of edges, by default the numbers 0, 1, ….
     edge_feature_names : sequence of str
         Length a: names of the columns of ``edge_attr``.
+    target_kind : {"classes", "labels", "numbers"}
+        What ``y`` holds: classes, or in (N, T) labels (1, 0, NaN if unknown) or numbers
+        (NaN if unknown).
+    target_names, target_units : sequence of str
+        Length T: names of the labels or numbers, and the units of numbers. By default
+        those of ``data.target_names`` and ``data.target_units``, or numbers.
     declared_classes : sequence of str
         Classes of nodes or edges that are classes although their name usually marks an
         unknown class (``unknown``, ``NA``), or although nearly every class has one item.
@@ -142,6 +160,7 @@ def to_npz(
         edge_class_names,
         edge_feature_names,
         declared_classes,
+        _given_target(target_kind, target_names, target_units),
     )
     dataset = node_dataset(data, path.name, names)
     if data.get("y") is None and dataset.edges is None:
@@ -158,10 +177,10 @@ def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeData
     Errors are those of :func:`to_npz`; ``name`` is for messages.
     """
     dataset = _converted(data, name, names)
-    warn_of_unread([data], name)
+    warn_of_unread([data], name, has_values=dataset.targets is not None)
     check_class_names(names.declared, f"{name}: declared_classes")
     _check_labels([dataset], names.declared)
-    if names.classes is None:
+    if names.classes is None and dataset.targets is None:
         check_numbering(dataset.y, name)
     if names.edge_classes is None and dataset.edges is not None:
         check_numbering(dataset.edges.y, name, "edge")
@@ -177,15 +196,19 @@ def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDatase
         )
     x, edge_index = read_inputs(data, name, given.features)
     edges = _edges(data, name, given)
+    targets = None
     if data.get("y") is None:  # enough for links and edges; other runs report it
         y = torch.full((x.shape[0],), -1)
         names: tuple[str, ...] = NO_CLASSES
         if given.classes is not None and len(given.classes):
             check_class_names(given.classes, f"{name}: class_names")
             names = tuple(given.classes)
+        target = Target.classes(names)
+    elif given.target is not None:
+        target, y, targets = read_several(data, name, given.target, int(x.shape[0]))
     else:
         y = read_labels(data, name)
-        names = name_classes(y, given.classes, name)
+        target = Target.classes(name_classes(y, given.classes, name))
     if y.numel() != x.shape[0]:
         raise DataError(
             f"{name}: expected one class for each of the {x.shape[0]} nodes, got "
@@ -197,13 +220,27 @@ def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDatase
         x=x,
         edge_index=edge_index,
         y=y,
-        class_names=names,
+        target=target,
         masks=own_masks(data, name),
         feature_names=tuple(given.features),
         edges=edges,
+        targets=targets,
     )
     validate_node_dataset(dataset)
     return dataset
+
+
+def _given_target(
+    kind: TargetKind, names: Sequence[str], units: Sequence[str]
+) -> Target | None:
+    """Return the labels or numbers that a caller names; ``None`` for classes."""
+    if kind not in KINDS:
+        raise DataError(f"target_kind must be one of {', '.join(KINDS)}, got {kind}.")
+    if kind == CLASSES and (names or units):
+        raise DataError(
+            'target_names and target_units need target_kind = "labels" or "numbers".'
+        )
+    return None if kind == CLASSES else Target(kind, tuple(names), tuple(units))
 
 
 def _edges(data: Any, name: str, given: GivenNames) -> EdgeTable | None:
@@ -237,7 +274,7 @@ def _edges(data: Any, name: str, given: GivenNames) -> EdgeTable | None:
     table = EdgeTable(
         data.edge_index.detach().cpu().to(torch.int64),
         y,
-        name_classes(y, given.edge_classes, name, "edge"),
+        Target.classes(name_classes(y, given.edge_classes, name, "edge")),
         x,
         tuple(given.edge_features),
         None if time is None else time.detach().cpu().to(torch.float64),
@@ -251,7 +288,7 @@ def _check_labels(
     datasets: Sequence[NodeDataset], declared: Collection[str] = ()
 ) -> None:
     """Reject classes that are probably none, in a graph and in all of them together."""
-    of_nodes = [(d.name, d.y, d.class_names) for d in datasets]
+    of_nodes = [(d.name, d.y, d.class_names) for d in datasets if d.targets is None]
     tables = [(d.name, d.edges) for d in datasets if d.edges is not None]
     of_edges = [(name, table.y, table.class_names) for name, table in tables]
     for key, item, parts in (("y", "node", of_nodes), ("edge_label", "edge", of_edges)):
@@ -274,8 +311,12 @@ def _check_labels(
                 raise DataError(f"{name}, {key}: {doubt}")
 
 
-def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
-    """Convert G PyG graphs with ``x``, ``edge_index`` and one class each to a dataset.
+def graph_dataset(
+    graphs: Sequence[Any], name: str, kind: TargetKind = CLASSES
+) -> GraphDataset:
+    """Convert G PyG graphs with ``x``, ``edge_index`` and ``y`` to a dataset.
+
+    With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T).
 
     Raises
     ------
@@ -290,22 +331,33 @@ def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
         )
     union = Batch.from_data_list(list(graphs))
     x, edge_index = read_inputs(union, name)
-    y = read_labels(union, name)
-    if y.numel() != len(graphs):
-        raise DataError(
-            f"{name}: expected one class for each of the {len(graphs)} graphs, got "
-            f"{y.numel()}."
-        )
+    if kind == CLASSES:
+        y = read_labels(union, name)
+        if y.numel() != len(graphs):
+            raise DataError(
+                f"{name}: expected one class for each of the {len(graphs)} graphs, got "
+                f"{y.numel()}."
+            )
+        values = TargetValues(Target.classes(name_classes(y, None, name)), y)
+        check_numbering(y, name, "graph")
+    else:
+        for key in ("y", "y_mask"):
+            if union.get(key) is not None:  # PyG joins values (T,) of graphs to (G T,)
+                union[key] = union[key].reshape(len(graphs), -1)
+        for key in ("target_names", "target_units", "label_names"):
+            if graphs[0].get(key) is not None:
+                union[key] = graphs[0][key]
+        values = read_several(union, name, Target(kind, ()), len(graphs))
+    target, y, targets = values
     dataset = GraphDataset(
-        name, x.to_dense(), edge_index, union.batch, y, name_classes(y, None, name)
+        name, x.to_dense(), edge_index, union.batch, y, target, targets=targets
     )
-    warn_of_unread(graphs, name)
-    check_numbering(y, name, "graph")
+    warn_of_unread(graphs, name, has_values=targets is not None)
     validate_graph_dataset(dataset)
     return dataset
 
 
-def store_graph(data: Any, folder: Path) -> Path:
+def store_graph(data: Any, folder: Path, kind: TargetKind = CLASSES) -> Path:
     """Write a PyG graph to a folder, under a name that depends on its content.
 
     An equal graph gives the same path and is written once.
@@ -315,12 +367,14 @@ def store_graph(data: Any, folder: Path) -> Path:
     DataError
         If the graph is malformed, or the file cannot be written.
     """
-    dataset = node_dataset(data, "the graph")
+    dataset = node_dataset(data, "the graph", GivenNames.of_kind(kind))
     path = folder / f"graph-{_digest(dataset)}.npz"
     return _stored([(path, dataset)], path)
 
 
-def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
+def store_graphs(
+    graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES
+) -> Path:
     """Write PyG graphs, one per client, to a folder of their own below ``folder``.
 
     Returns
@@ -335,10 +389,14 @@ def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
     """
     if not graphs:
         raise DataError("The list of graphs is empty: give one graph for each client.")
-    datasets = [_converted(g, f"graph {k} of the list") for k, g in enumerate(graphs)]
-    warn_of_unread(graphs, "the list of graphs")
+    names = GivenNames.of_kind(kind)
+    datasets = [
+        _converted(g, f"graph {k} of the list", names) for k, g in enumerate(graphs)
+    ]
+    warn_of_unread(graphs, "the list of graphs", has_values=kind != CLASSES)
     _check_labels(datasets)
-    check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
+    if kind == CLASSES:
+        check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
     tables = [d.edges.y for d in datasets if d.edges is not None]
     check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
     digests = "".join(map(_digest, datasets))
@@ -366,12 +424,18 @@ def _stored(files: Sequence[tuple[Path, NodeDataset]], result: Path) -> Path:
 
 def _save(dataset: NodeDataset, path: Path) -> None:
     """Write a dataset as a graph file."""
-    graph = Graph(dataset.x, dataset.edge_index, dataset.y, dict(dataset.masks))
+    graph = Graph(
+        dataset.x,
+        dataset.edge_index,
+        dataset.y,
+        dict(dataset.masks),
+        targets=dataset.targets,
+    )
     nodes = torch.arange(dataset.num_nodes)
     client = ClientGraph(
         0,
         graph,
-        dataset.class_names,
+        dataset.target,
         nodes,
         feature_names=dataset.feature_names,
         edges=dataset.edges,
@@ -382,9 +446,12 @@ def _save(dataset: NodeDataset, path: Path) -> None:
 def _digest(dataset: NodeDataset) -> str:
     """Return a hash of a dataset's content."""
     x, found = dataset.x, hashlib.sha256(repr(dataset.class_names).encode())
+    if dataset.targets is not None:
+        found.update(repr(dataset.target).encode())
     is_sparse = x.layout == torch.sparse_csr
     parts = [x.crow_indices(), x.col_indices(), x.values()] if is_sparse else [x]
     masks = [dataset.masks[name] for name in sorted(dataset.masks)]
+    masks += [] if dataset.targets is None else [dataset.targets]
     if (edges := dataset.edges) is not None:
         found.update(repr((edges.class_names, edges.feature_names)).encode())
         masks += [edges.pairs, edges.y, edges.x]

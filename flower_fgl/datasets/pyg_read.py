@@ -6,12 +6,19 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
+from flower_fgl.datasets.graph_files.target_arrays import (
+    TargetValues,
+    read_names,
+    read_values,
+)
 from flower_fgl.datasets.graph_files.validate import (
     MOST_CLASSES,
     check_class_names,
@@ -27,6 +34,7 @@ __all__ = [
     "name_classes",
     "read_inputs",
     "read_labels",
+    "read_several",
     "warn_of_unread",
 ]
 
@@ -34,6 +42,7 @@ log = logging.getLogger(__name__)
 
 EDGE_LABELS = ("edge_label", "edge_y")
 KINDS = ("node_type", "edge_type")
+TARGET_KEYS = ("y_mask", "target_names", "target_units", "label_names")
 READ = {"x", "edge_index", "y", "num_nodes", *KINDS}
 READ_WITH_LABELS = {*EDGE_LABELS, "edge_attr", "edge_time"}
 BOOKKEEPING = {"batch", "ptr", "n_id", "e_id", "input_id", "batch_size"}
@@ -105,12 +114,18 @@ def _reject_kinds(data: Any, name: str) -> None:
         )
 
 
-def warn_of_unread(graphs: Sequence[Any], name: str) -> None:
-    """Log the attributes that none of the graphs is read with, once."""
+def warn_of_unread(
+    graphs: Sequence[Any], name: str, *, has_values: bool = False
+) -> None:
+    """Log the attributes that none of the graphs is read with, once.
+
+    With ``has_values`` labels or numbers were read.
+    """
     unread: set[str] = set()
     for data in graphs:
         has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
         known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
+        known |= set(TARGET_KEYS) if has_values else set()
         used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
         parts, _ = split_names(used)
         unread |= set(data.keys()).difference(known, *parts.values())
@@ -134,7 +149,8 @@ def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
         raise DataError(
             f"{name}: expected {key} with one class each, of shape ({item}s,), got {got}. "
-            f"Several labels per {item} are not supported."
+            'For several labels or numbers of each item set target-kind = "labels" or '
+            '"numbers".'
         )
     y = y.detach().cpu().flatten()
     if y.is_complex() or y.is_floating_point():
@@ -143,10 +159,50 @@ def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
         raise DataError(
             f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got "
             f"{y.dtype}{' with NaN' if has_nan else ''}. If these are classes, convert "
-            f"them to integers: data.{key} = data.{key}.{cast}. Other numbers cannot be "
-            "predicted."
+            f"them to integers: data.{key} = data.{key}.{cast}. Set target-kind = "
+            '"numbers" to predict them as numbers.'
         )
     return y.to(torch.int64)
+
+
+def read_several(data: Any, name: str, given: Target, num_items: int) -> TargetValues:
+    """Return labels or numbers of each node or graph; ``given`` may lack names.
+
+    Names and units are also read from the attributes ``label_names``, ``target_names`` and
+    ``target_units``; by default the columns are numbered, and a single one is ``target``.
+    ``y_mask`` (I, T) is False where a value is unknown.
+    """
+    y, mask = data.get("y"), data.get("y_mask")
+    key = "target_names" if given.has_numbers else "label_names"
+    if not isinstance(y, Tensor) or y.is_complex() or y.dim() not in (1, 2):
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise DataError(f"{name}: expected y of shape (items, {key}), got {got}.")
+    values = y.detach().cpu().to(torch.float64)
+    values = values[:, None] if values.dim() == 1 else values
+    if mask is not None:
+        known = mask.detach().cpu().bool()
+        known = known[:, None] if known.dim() == 1 else known
+        if known.shape != values.shape:
+            raise DataError(
+                f"{name}: y_mask must have the shape of y, {tuple(values.shape)}, got "
+                f"{tuple(known.shape)}."
+            )
+        values = values.masked_fill(~known, torch.nan)
+    names = given.names or tuple(map(str, data.get(key) or ()))
+    if not names:
+        width = values.shape[1]
+        names = ("target",) if width == 1 else tuple(map(str, range(width)))
+    arrays = {"y": values.numpy(), key: np.array(names, dtype=np.str_)}
+    units = given.units or tuple(map(str, data.get("target_units") or ()))
+    if units:
+        arrays["target_units"] = np.array(units, dtype=np.str_)
+    if not given.has_numbers:
+        whole = values.nan_to_num(nan=-1.0)
+        arrays["y"] = (
+            whole.long() if bool((whole == whole.round()).all()) else whole
+        ).numpy()
+    target = read_names(arrays, name)
+    return read_values(arrays, name, target, num_items)
 
 
 def check_numbering(y: Tensor, name: str, item: str = "node") -> None:

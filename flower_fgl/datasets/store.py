@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.settings import has_targets, is_file
+from flower_fgl.core.targets import CLASSES, Target
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_file import (
     GraphSizes,
@@ -85,14 +86,14 @@ class StoreIndex:
         Hash of the partition.
     files : list of str
         SHA-256 of each client's file.
-    class_names : list of str
-        Length C.
+    target : dict
+        Fields of the :class:`~flower_fgl.core.targets.Target`.
     num_edges : int
         Undirected edges of the complete graph, including those between clients.
     feature_names : list of str
         Length d; empty if the dataset has no names.
     owners : list of dict
-        Length K with natural owners, else empty: each owner's ``name``, ``class_names``,
+        Length K with natural owners, else empty: each owner's ``name``, ``target``,
         ``feature_names`` and ``prepared``.
     notes : list of list of str
         Length K: notes of :func:`suspect_data` on each client's data; none on the
@@ -101,7 +102,7 @@ class StoreIndex:
 
     partition_sha256: str
     files: list[str]
-    class_names: list[str]
+    target: dict[str, Any]
     num_edges: int
     feature_names: list[str] = field(default_factory=list)
     owners: list[dict[str, Any]] = field(default_factory=list)
@@ -160,12 +161,12 @@ class ClientStore:
                 f"Cannot read {self.folder} after writing it. Check the disk."
             )
         schema: dict[str, Any] = {
-            "class_names": index.class_names,
+            "target": index.target,
             "feature_names": index.feature_names,
         }
         schema |= index.owners[partition_id] if index.owners else {}
         client = replace(
-            unpack_client(data, partition_id, tuple(schema["class_names"])),
+            unpack_client(data, partition_id, _read_target(schema["target"])),
             feature_names=tuple(schema["feature_names"]),
             name=schema.get("name", ""),
             prepared=schema.get("prepared", ""),
@@ -360,8 +361,10 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["time-cuts"] = config.time_cuts
     if config.needs_cross_edges:
         key["cross_edges"] = True
-    if has_targets(config):
+    if has_targets(config) or config.predicts != CLASSES:
         key["target"] = config.target
+    if config.predicts != CLASSES:
+        key["target-kind"] = config.predicts
     sparsity = Sparsity.of(config)
     if sparsity:
         key["sparsity"] = asdict(sparsity)
@@ -459,6 +462,11 @@ def _own_data(config: RunConfig, num_clients: int) -> list[bool]:
     ]
 
 
+def _read_target(fields: Mapping[str, Any]) -> Target:
+    """Return the target of an index."""
+    return Target(fields["kind"], tuple(fields["names"]), tuple(fields["units"]))
+
+
 def _fill(
     folder: Path,
     clients: Sequence[ClientGraph],
@@ -475,13 +483,13 @@ def _fill(
     index = StoreIndex(
         sha256,
         hashes,
-        list(clients[0].class_names),
+        asdict(clients[0].target),
         num_edges,
         list(clients[0].feature_names),
         [
             {
                 "name": client.name,
-                "class_names": list(client.class_names),
+                "target": asdict(client.target),
                 "feature_names": list(client.feature_names),
                 "prepared": client.prepared,
             }

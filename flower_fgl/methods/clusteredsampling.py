@@ -37,4 +37,5 @@ METHOD = Method(
     samples_neighbors=True,
     weighs_classes=True,
     multi_label=True,
+    numbers=True,
 )

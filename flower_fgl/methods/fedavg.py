@@ -40,5 +40,6 @@ METHOD = Method(
     predicts_links=True,
     weighs_classes=True,
     multi_label=True,
+    numbers=True,
     samples_neighbors=True,
 )

@@ -35,4 +35,5 @@ METHOD = Method(
     counts_steps=True,
     weighs_classes=True,
     multi_label=True,
+    numbers=True,
 )

@@ -20,6 +20,7 @@ METHOD = Method(
     predicts_links=True,
     weighs_classes=True,
     multi_label=True,
+    numbers=True,
     samples_neighbors=True,
     unread=("weight-by",),
 )

@@ -79,6 +79,9 @@ class Method:
     weighs_classes : bool
         Whether its loss is the cross-entropy of ``Client.train``, which weighs the classes
         by ``class-weights``.
+    numbers : bool
+        Whether it can predict numbers: its loss is :meth:`Client.task_loss`, and nothing
+        reads classes.
     multi_label : bool
         Whether the method trains with ``target = "all"``: its loss is that of
         ``Client.task_loss``, and nothing else in it reads classes or probabilities.
@@ -128,6 +131,7 @@ class Method:
     keeps_head: bool = False
     predicts_links: bool = False
     weighs_classes: bool = False
+    numbers: bool = False
     multi_label: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True

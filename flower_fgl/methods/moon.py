@@ -42,4 +42,5 @@ METHOD = Method(
     predicts_links=True,
     weighs_classes=True,
     multi_label=True,
+    numbers=True,
 )

@@ -35,5 +35,6 @@ METHOD = Method(
     weighs_classes=True,
     counts_steps=True,
     multi_label=True,
+    numbers=True,
     unread=("weight-by",),
 )

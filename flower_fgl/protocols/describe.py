@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.feature_names import hash_names
+from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
 from flower_fgl.protocols.base import INFO, Payload
 
 __all__ = [
@@ -46,6 +47,7 @@ KEY_SIZES = (0, 32, 128)
 SCALES = ("none", "rows", "columns")
 EDGE_FEATURES = "num-edge-features"
 PREPARED = "prepared-sha256"
+KIND, UNITS = "target-kind", "target-units"
 _INTEGERS = {
     "partition-id": MAX_PARTITIONS - 1,
     "num-partitions": MAX_PARTITIONS,
@@ -76,7 +78,7 @@ class Description(Payload):
     num_features : int
         Feature width d.
     class_names : tuple of str
-        Length C, in the client's own order.
+        Length C, in the client's own order; or T names of labels or numbers.
     class_counts : tuple of int
         Training nodes (or graphs) per class; empty without ``share-class-counts``.
     model : str
@@ -101,6 +103,10 @@ class Description(Payload):
     prepared : str
         Hash of the recipe and vocabulary of the client's file, see ``flower-fgl prepare``.
         The record has it only if the file was made so.
+    target_kind : {"classes", "labels", "numbers"}
+        What ``class_names`` names; the record has it only if it is not ``classes``.
+    target_units : tuple of str
+        Length T: units of the numbers. The record has them only if one is given.
     """
 
     partition_id: int
@@ -122,12 +128,19 @@ class Description(Payload):
     features_sha256: str = ""
     num_edge_features: int = 0
     prepared: str = ""
+    target_kind: TargetKind = CLASSES
+    target_units: tuple[str, ...] = ()
     records = (INFO,)
 
     @property
     def is_owned(self) -> bool:
         """Whether the graph is a data owner's own file."""
         return not self.partition_sha256
+
+    @property
+    def target(self) -> Target:
+        """What the client's graph holds to be predicted."""
+        return Target(self.target_kind, self.class_names, self.target_units)
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``info``."""
@@ -146,6 +159,10 @@ class Description(Payload):
             values[EDGE_FEATURES] = self.num_edge_features
         if self.prepared:
             values[PREPARED] = self.prepared
+        if self.target_kind != CLASSES:
+            values[KIND] = self.target_kind
+        if self.target_units:
+            values[UNITS] = list(self.target_units)
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -208,6 +225,7 @@ class Description(Payload):
         prepared = _read_text(info, PREPARED) if PREPARED in info else ""
         if len(prepared) not in (0, 64):
             raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
+        kind = _read_kind(info)
         return cls(
             feature_names=feature_names,
             features_sha256=features_sha256,
@@ -220,6 +238,8 @@ class Description(Payload):
             scale=scale,
             num_edge_features=num_edge_features,
             prepared=prepared,
+            target_kind=kind,
+            target_units=_read_units(info, kind, len(names)),
             **values,
         )
 
@@ -229,7 +249,9 @@ class Description(Payload):
         names = sum(
             len(name.encode()) for name in (*self.class_names, *self.feature_names)
         )
-        texts = (self.model, self.partition_sha256, self.name, self.scale)
+        texts = [self.model, self.partition_sha256, self.name, self.scale]
+        texts += self.target_units
+        texts += [self.target_kind] * (self.target_kind != CLASSES)
         names += len(self.features_sha256) + len(self.prepared)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         numbers = len(_INTEGERS) + bool(self.num_edge_features) + len(self.class_counts)
@@ -342,6 +364,28 @@ def _read_text(info: ConfigRecord, key: str) -> str:
             f"{str(value)[:50]!r}."
         )
     return value
+
+
+def _read_kind(info: ConfigRecord) -> TargetKind:
+    """Read the kind of target, by default classes."""
+    found = [kind for kind in KINDS if kind == info.get(KIND, CLASSES)]
+    if not found:
+        raise PayloadError(
+            f'"{KIND}" must be one of {", ".join(KINDS)}, got {str(info.get(KIND))[:50]!r}.'
+        )
+    return found[0]
+
+
+def _read_units(info: ConfigRecord, kind: TargetKind, width: int) -> tuple[str, ...]:
+    """Read the unit of each number; none for other kinds."""
+    values = info.get(UNITS, [])
+    units = values if isinstance(values, list) else [None]
+    is_text = all(
+        isinstance(u, str) and len(u) <= MAX_TEXT and u.isprintable() for u in units
+    )
+    if not is_text or len(units) not in ((0, width) if kind == NUMBERS else (0,)):
+        raise PayloadError(f'"{UNITS}" must be {width} units of numbers, or none.')
+    return tuple(map(str, units))
 
 
 def _read_names(info: ConfigRecord) -> tuple[str, ...]:

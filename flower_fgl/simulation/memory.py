@@ -189,10 +189,10 @@ def _shapes(
         name,
         in_channels=sizes.num_features,
         hidden_channels=config.hidden_channels,
-        num_classes=len(store.index.class_names),
+        num_classes=len(store.index.target["names"]),
         num_layers=config.num_layers,
         readout=config.classifies_graphs,
-        link=config.decoder(len(store.index.class_names), sizes.num_edge_features),
+        link=config.decoder(len(store.index.target["names"]), sizes.num_edge_features),
     )
 
 

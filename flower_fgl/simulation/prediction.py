@@ -21,6 +21,7 @@ from flower_fgl.core.feature_names import (
     differing_recipes,
     hash_names,
 )
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset, Scaling
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
@@ -175,7 +176,7 @@ def _read(graph: Path | str | Any) -> tuple[LocalGraphFile, Path | str]:
     dataset = try_node_dataset(
         {"x": x.detach().cpu().numpy(), "edge_index": edge_index.cpu().numpy()},
         where,
-        ("",),
+        Target.classes(("",)),
         ErrorCollector(),
         has_labels=False,
     )

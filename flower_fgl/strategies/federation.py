@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import ClassAgreement, Description, Rejection
 
 __all__ = ["Federation", "client_lines", "node_label"]
@@ -108,6 +109,11 @@ class Federation:
     def class_names(self) -> tuple[str, ...]:
         """Names of the C classes."""
         return self._first.class_names
+
+    @property
+    def target(self) -> Target:
+        """What all clients predict."""
+        return self._first.target
 
     @property
     def num_classes(self) -> int:

@@ -15,6 +15,7 @@ from flower_fgl.client_apps.feded import (
 )
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.client_apps.stacked.group import Rows
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.runtime.test_client import client_of
@@ -156,7 +157,9 @@ def test_one_absent_class_leaves_the_loss_finite(toy: NodeDataset) -> None:
 
 def test_the_loss_is_the_weighted_sum_of_its_terms(toy: NodeDataset) -> None:
     names = ("a", "b", "c", "d")
-    wide = NodeDataset(toy.name, toy.x, toy.edge_index, toy.y * 2, names)
+    wide = NodeDataset(
+        toy.name, toy.x, toy.edge_index, toy.y * 2, Target.classes(names)
+    )
     client = client_of(wide, method="feded")  # all training nodes are of class 0
     model = client.build_model(initialise=True)
     loss = FedEDClientApp().data_loss(client, model, Weights(state_of(model)))

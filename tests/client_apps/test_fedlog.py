@@ -25,6 +25,7 @@ from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.errors import FglError, PayloadError, RunError
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
@@ -56,7 +57,9 @@ def make_client(y: Tensor | None = None, **settings: Any) -> Client:
     masks["val"][20:25] = True
     masks["test"][25:] = True
     names = tuple("abc")
-    graph = ClientGraph(0, Graph(x, edges, labels, masks), names, torch.arange(N))
+    graph = ClientGraph(
+        0, Graph(x, edges, labels, masks), Target.classes(names), torch.arange(N)
+    )
     general = {k: v for k, v in settings.items() if "-" in k or k == "lr"}
     method_config = {**SHORT, **{k: v for k, v in settings.items() if k not in general}}
     config = parse_config(

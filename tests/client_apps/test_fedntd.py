@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.client_apps.fedntd import FedNTDClientApp, not_true_distillation
 from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.runtime.test_client import client_of
@@ -75,7 +76,7 @@ def test_the_first_loss_is_the_plain_cross_entropy(toy: NodeDataset) -> None:
 def test_the_loss_compares_rows_with_the_received_logits_of_the_same_nodes(
     toy: NodeDataset,
 ) -> None:
-    wide = NodeDataset(toy.name, toy.x, toy.edge_index, toy.y, ("a", "b", "c", "d"))
+    wide = NodeDataset(toy.name, toy.x, toy.edge_index, toy.y, Target.classes("abcd"))
     client = client_of(wide, method="fedntd", **{"fedntd.beta": 0.3, "fedntd.tau": 2.0})
     model = client.build_model(initialise=True)
     loss = FedNTDClientApp().data_loss(client, model, Weights(state_of(model)))

@@ -15,6 +15,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import computation_graph
@@ -44,7 +45,7 @@ def make_client(
     masks["train"][:train], masks["test"][train:] = True, True
     edge_index = (upper | upper.T).nonzero().T.contiguous()
     graph = ClientGraph(
-        0, Graph(x, edge_index, y, masks), tuple("abcde"), torch.arange(N)
+        0, Graph(x, edge_index, y, masks), Target.classes("abcde"), torch.arange(N)
     )
     config = parse_config(
         {

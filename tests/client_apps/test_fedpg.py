@@ -15,6 +15,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.stacked.group import Rows
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.methods import METHODS, parse_config
@@ -50,7 +51,7 @@ def make_client(
     masks["val"][1::4] = True
     masks["test"][3::4] = True
     graph = ClientGraph(
-        0, Graph(x, edge_index, labels, masks), ("a", "b", "c"), torch.arange(N)
+        0, Graph(x, edge_index, labels, masks), Target.classes("abc"), torch.arange(N)
     )
     config = parse_config(
         {

@@ -15,6 +15,7 @@ from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
@@ -59,7 +60,7 @@ def make_client(
     graph = ClientGraph(
         0,
         union(y, 1, "train"),
-        ("a", "b", "c"),
+        Target.classes("abc"),
         torch.arange(len(y)),
         (union(test_y, test_seed, "test"),),
     )

@@ -24,6 +24,7 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
     mended_data,
 )
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.protocols.base import LARGEST, read_tensors
 from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
@@ -285,7 +286,9 @@ def test_a_client_with_one_class_and_one_training_node_trains(
     toy: NodeDataset,
 ) -> None:
     names = ("left", "right")
-    same = NodeDataset(toy.name, toy.x, toy.edge_index, 0 * toy.y, names)
+    same = NodeDataset(
+        toy.name, toy.x, toy.edge_index, 0 * toy.y, Target.classes(names)
+    )
     client = client_of(same, has_val=False, method="fedsage+", **SHORT)
     data = client.data
     masks = {**data.graph.graph.masks, "train": torch.arange(6) < 1}

@@ -26,6 +26,7 @@ from flower_fgl.client_apps.opfgl import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.methods import parse_config
 from flower_fgl.methods.opfgl import VARIANTS
@@ -49,7 +50,7 @@ def client_of(
     masks["val"][val] = True
     masks["test"][5] = True
     graph = Graph(toy.x, toy.edge_index, toy.y if y is None else y, masks)
-    data = ClientGraph(0, graph, toy.class_names, torch.arange(6))
+    data = ClientGraph(0, graph, toy.target, torch.arange(6))
     general = {
         k: method_config.pop(k) for k in ("setting", "model") if k in method_config
     }
@@ -105,7 +106,8 @@ def test_a_class_whose_neighbours_are_one_hub_is_not_uploaded() -> None:
     masks["train"][1:6] = True
     graph = Graph(x, torch.cat([pairs, pairs.flip(0)], dim=1), y, masks)
     built = ClientData.build(
-        ClientGraph(0, graph, ("a", "b"), torch.arange(9)), torch.device("cpu")
+        ClientGraph(0, graph, Target.classes(("a", "b")), torch.arange(9)),
+        torch.device("cpu"),
     )
     found = []
     for least in (1, 5):

@@ -18,6 +18,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.adpfedgnn import SharedWeights
@@ -59,7 +60,7 @@ def client_of(method: str, *, lr: float = LR, **settings: Any) -> Client:
     own = {f"{method}.{key.replace('_', '-')}": v for key, v in settings.items()}
     device = torch.device("cpu")
     data = ClientData.build(
-        ClientGraph(0, graph, tuple("abc"), torch.arange(N)), device
+        ClientGraph(0, graph, Target.classes(tuple("abc")), torch.arange(N)), device
     )
     return Client(parse_config(config | own), 0, 2, data, ClientState(), device)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients, load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.label_columns import label_columns
@@ -31,7 +32,9 @@ def draw() -> torch.Generator:
 
 def client(x: Tensor, y: Tensor, num_classes: int = 0) -> ClientGraph:
     names = tuple(f"class {c}" for c in range(num_classes or int(y.max()) + 1))
-    return ClientGraph(0, Graph(x, NO_EDGES, y, {}), names, torch.arange(len(y)))
+    return ClientGraph(
+        0, Graph(x, NO_EDGES, y, {}), Target.classes(names), torch.arange(len(y))
+    )
 
 
 def among_noise(column: Tensor) -> Tensor:

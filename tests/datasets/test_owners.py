@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.owned import client_from_file
@@ -295,7 +296,9 @@ def test_a_dataset_of_another_version_is_another_content(
 
 def spelled(graphs: list[Any], *names: tuple[str, ...]) -> list[Any]:
     """Give the classes of each owner these names."""
-    return [replace(g, class_names=n) for g, n in zip(graphs, names, strict=True)]
+    return [
+        replace(g, target=Target.classes(n)) for g, n in zip(graphs, names, strict=True)
+    ]
 
 
 def test_owners_that_spell_a_class_differently_are_refused(

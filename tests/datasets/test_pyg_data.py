@@ -87,7 +87,7 @@ def test_a_graph_without_labels_predicts_links(
         ({"x": None}, "expected features x"),
         ({"x": torch.ones(4)}, r"got \(4,\)"),
         ({"x": torch.full((4, 3), torch.nan)}, "NaN or infinite"),
-        ({"y": torch.ones(4, 2)}, "Several labels per node"),
+        ({"y": torch.ones(4, 2)}, 'target-kind = "labels" or "numbers"'),
         ({"y": torch.tensor([0, 0.5, 1, 1])}, "class numbers"),
         ({"y": torch.tensor([0, 1])}, "each of the 4 nodes, got 2"),
         ({"y": torch.full((4,), -1)}, "no node has a class"),

@@ -17,6 +17,7 @@ from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core import extensions
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, OutsideEdges, Scaling
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.lab.experiments.jobs import Job, run_jobs
@@ -241,7 +242,7 @@ def test_the_first_partition_logs_the_notes_of_all_once(
 def client(x: torch.Tensor, **changes: Any) -> ClientGraph:
     nothing = torch.empty(2, 0, dtype=torch.int64)
     held = Graph(x, nothing, torch.zeros(len(x), dtype=torch.int64), {})
-    return ClientGraph(0, held, ("a",), torch.arange(len(x)), **changes)
+    return ClientGraph(0, held, Target.classes(("a",)), torch.arange(len(x)), **changes)
 
 
 def test_the_advice_is_one_that_the_run_accepts() -> None:
@@ -271,7 +272,9 @@ def test_standardised_columns_are_not_noted_for_an_outlier() -> None:
         (Scaling("columns", one, one), ["Not scaled: edge: column 0 ("]),
         (Scaling("columns", one, one, one, one), []),
     ):
-        both = ClientGraph(0, edges, ("a",), torch.arange(2), scaling=scaling)
+        both = ClientGraph(
+            0, edges, Target.classes(("a",)), torch.arange(2), scaling=scaling
+        )
         notes = " ".join(suspect_data(both))
         assert all(text in notes for text in named)
         assert bool(notes) == bool(named)

@@ -1005,7 +1005,7 @@ def broken_promise(owned: LocalGraphFile) -> str:
         for i, graph in enumerate(owned.evaluation):
             other = NodeDataset(
                 f"evaluation {i}", graph.x, graph.edge_index, graph.y,
-                dataset.class_names, graph.masks,
+                dataset.target, graph.masks,
             )  # fmt: skip
             validate_node_dataset(other)
             if other.num_features != dataset.num_features:

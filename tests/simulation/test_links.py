@@ -14,6 +14,7 @@ from flower_fgl import Run, resume, simulate
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.links import LinkTrainingSet
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owners import build_owners
 from flower_fgl.datasets.splits.links import link_client
@@ -147,7 +148,9 @@ def test_training_negatives_join_the_sides_of_the_training_graph() -> None:
         {},
     )
     config = parse_config({"setting": "link"})
-    client = link_client(ClientGraph(0, whole, ("a",), torch.arange(240)), config)
+    client = link_client(
+        ClientGraph(0, whole, Target.classes(("a",)), torch.arange(240)), config
+    )
     training = ClientData.build(client, torch.device("cpu")).training
     drawn = training.epoch(torch.Generator().manual_seed(0))
     assert isinstance(drawn, LinkTrainingSet)

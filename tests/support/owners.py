@@ -15,6 +15,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
@@ -34,7 +35,9 @@ def owner_graphs(num: int = 3, method: str = "fedavg") -> list[ClientGraph]:
         method=method, dataset="synthetic", clients=num, seed=0, settings=settings
     )
     store = open_store(parse_config(values), num)
-    graphs = [replace(store.load(i), class_names=CLASSES) for i in range(num)]
+    graphs = [
+        replace(store.load(i), target=Target.classes(CLASSES)) for i in range(num)
+    ]
     y = graphs[1].graph.y.clone()
     y[y == 2] = -1
     graphs[1] = replace(graphs[1], graph=replace(graphs[1].graph, y=y))
@@ -48,7 +51,9 @@ def in_own_order(client: ClientGraph, names: Sequence[str]) -> ClientGraph:
         table[CLASSES.index(name)] = number
     y = table[client.graph.y]
     assert int((y >= 0).sum()) == int((client.graph.y >= 0).sum())
-    return replace(client, class_names=tuple(names), graph=replace(client.graph, y=y))
+    return replace(
+        client, target=Target.classes(names), graph=replace(client.graph, y=y)
+    )
 
 
 def run_owners(

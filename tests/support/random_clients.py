@@ -10,6 +10,7 @@ import torch
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
 
@@ -47,7 +48,7 @@ def random_client(
     graph = ClientGraph(
         partition_id,
         Graph(x, (upper | upper.T).nonzero().T.contiguous(), y, masks),
-        tuple(f"class {c}" for c in range(num_classes)),
+        Target.classes([f"class {c}" for c in range(num_classes)]),
         torch.arange(num_nodes),
     )
     config = parse_config(

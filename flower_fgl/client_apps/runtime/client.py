@@ -428,10 +428,10 @@ class Client(Generic[S]):
             if is_few_shot and "test" in names:
                 own = logits.masked_fill(~data.own_classes, -math.inf)
                 scores[MASKED] = self._plain_score(own, y, masks["test"])
-        if self.config.positive_class in data.graph.class_names:
+        if self.config.positive_class in data.graph.target.names:
             from flower_fgl.core.rare_class import score_positive_class
 
-            positive = data.graph.class_names.index(self.config.positive_class)
+            positive = data.graph.target.names.index(self.config.positive_class)
             k = self.config.precision_k
             scores = score_positive_class(scores, items, positive, k=k)
         return scores

@@ -145,4 +145,6 @@ def describe(
         features_sha256=hash_names(graph.feature_names),
         num_edge_features=graph.num_edge_features,
         prepared=graph.prepared,
+        target_kind=graph.target.kind,
+        target_units=graph.target.units,
     )

@@ -7,18 +7,27 @@ from flower_fgl.core.links import EDGE, LINK, read_time_cuts
 from flower_fgl.core.options import kebab
 from flower_fgl.core.settings import (
     ALL_TARGETS,
+    DATASETS,
     EDGE_PARTITIONS,
     GRAPH_PARTITIONS,
+    NUMBER_DATASETS,
     TARGETS,
     UNSEEN_SETTINGS,
     GeneralSettings,
     has_local_heads,
     has_targets,
     is_file,
+    predicted_kind,
 )
+from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS
 
 __all__ = ["MAX_SHOTS", "check_data"]
 
+CLASS_SETTINGS = (
+    *("class_weights", "positive_class", "precision_k", "absent_classes"),
+    *("min_class_count", "class_align", "shots"),
+)
+"""Settings that labels and numbers do not have."""
 MAX_SHOTS = 11
 """A kept class has at least 26 nodes, 15 of which are test nodes (a test compares)."""
 
@@ -27,6 +36,15 @@ def check_data(settings: GeneralSettings) -> None:
     """Reject a dataset, task, partition, split or sparsity that contradict each other."""
     if has_targets(settings):
         _check_target(settings)
+    if settings.target_kind != "auto":
+        _check_target_kind(settings)
+    if predicted_kind(settings) != CLASSES:
+        _check_values(settings)
+    elif settings.partition == "quantile":
+        raise ConfigError(
+            'partition = "quantile" sorts items by the number that is predicted: set '
+            'target-kind = "numbers", or use partition = "dirichlet".'
+        )
     _check_owners(settings)
     if settings.setting == "graph":
         _check_graphs(settings)
@@ -87,6 +105,64 @@ def _check_all_targets(settings: GeneralSettings) -> None:
             f"{kebab(name)} is about one class of each item, but {text} has several "
             f"labels: remove {kebab(name)}. {instead}"
         )
+
+
+def _check_target_kind(settings: GeneralSettings) -> None:
+    """Reject a kind of target that the task or the dataset does not have."""
+    kind, name = settings.target_kind, settings.dataset
+    if settings.setting == LINK and kind != CLASSES:
+        raise ConfigError(
+            f'setting = "{LINK}" predicts whether two nodes are linked: target-kind = '
+            f'"{kind}" is not possible. Remove target-kind.'
+        )
+    if settings.setting == EDGE and kind == LABELS:
+        raise ConfigError(
+            f'setting = "{EDGE}" predicts a class or numbers of each edge: target-kind = '
+            f'"{LABELS}" is not possible.'
+        )
+    if settings.owners or is_file(name):
+        return
+    is_made = name == "synthetic" and settings.setting != EDGE
+    is_ours = name == "synthetic" or name in {*TARGETS, *NUMBER_DATASETS}
+    due = CLASSES
+    if has_targets(settings) and settings.target == ALL_TARGETS:
+        due = LABELS
+    elif name in NUMBER_DATASETS or (is_made and kind == NUMBERS):
+        due = NUMBERS
+    if (is_ours or name in DATASETS) and kind != due:
+        raise ConfigError(
+            f'{name} has {due}: target-kind = "{kind}" is not possible. Remove '
+            "target-kind, or choose another dataset or target."
+        )
+
+
+def _check_values(settings: GeneralSettings) -> None:
+    """Reject what needs one class of each item, where labels or numbers are predicted."""
+    kind = predicted_kind(settings)
+    names = CLASS_SETTINGS if kind == NUMBERS else CLASS_SETTINGS[:2]
+    for name in _changed(settings, *names):
+        raise ConfigError(
+            f"{kebab(name)} = {_shown(getattr(settings, name))} is for classes, but the "
+            f"targets are {kind}. Remove {kebab(name)}."
+        )
+    able = ("transductive", "inductive", "graph", EDGE)
+    if settings.setting not in able:
+        raise ConfigError(
+            f'setting = "{settings.setting}" is for classes, but the targets are {kind}. '
+            f"Use one of {', '.join(able)}."
+        )
+    free = EDGE_PARTITIONS
+    free += ("network", "dirichlet", "quantile") if kind == NUMBERS else ()
+    if settings.partition not in free and not settings.owners:
+        raise ConfigError(
+            f'partition = "{settings.partition}" reads classes, but the targets are '
+            f"{kind}. Use one of {', '.join(free)}."
+        )
+
+
+def _shown(value: object) -> str:
+    """Return a value as in pyproject.toml."""
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
 def _changed(settings: GeneralSettings, *names: str) -> list[str]:

@@ -13,7 +13,9 @@ from flower_fgl.core.settings import (
     GeneralSettings,
     has_local_heads,
     has_targets,
+    predicted_kind,
 )
+from flower_fgl.core.targets import LABELS, NUMBERS
 
 __all__ = ["NEEDS", "Need", "able_methods", "check_needs"]
 
@@ -44,14 +46,33 @@ class Need(NamedTuple):
         return " ".join(filter(None, parts))
 
 
+def _learns_all(settings: GeneralSettings) -> bool:
+    """Return whether a run learns all labels of a dataset with several."""
+    return settings.target == ALL_TARGETS and has_targets(settings)
+
+
 NEEDS = (
     Need(
         f'target = "{ALL_TARGETS}"',
-        lambda s: s.target == ALL_TARGETS and has_targets(s),
+        lambda s: _learns_all(s),
         lambda method: method.multi_label,
         "predicts one class of each item",
         can="predict several labels",
         remedy='Choose one target, e.g. target = "{example}".',
+    ),
+    Need(
+        'target-kind = "labels"',
+        lambda s: s.target_kind == LABELS and not _learns_all(s),
+        lambda method: method.multi_label,
+        "predicts one class of each item",
+        can="predict several labels",
+    ),
+    Need(
+        'target-kind = "numbers"',
+        lambda s: predicted_kind(s) == NUMBERS,
+        lambda method: method.numbers,
+        "learns classes, and cannot predict numbers",
+        can="can",
     ),
     Need(
         'evaluate = "mixed"',

@@ -13,7 +13,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,10 +24,11 @@ from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.own_split import is_split_name
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 
-__all__ = ["Array", "no_file", "read_arrays"]
+__all__ = ["Array", "integers", "no_file", "read_arrays"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+INT64_MAX = np.iinfo(np.int64).max
 PLAIN_BYTES = 256 << 20
 """Uncompressed bytes that any archive may hold."""
 LARGEST_RATIO = 100
@@ -62,6 +63,27 @@ ENTRY = (
 )
 HEADER = re.compile(rf"\{{(?:\s*(?:{ENTRY})\s*,?){{3}}\s*\}}\s*", re.ASCII)
 """Three entries of an ``.npy`` header in any order."""
+
+
+def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
+    """Return one array of integers as int64, in its original shape.
+
+    Raises
+    ------
+    DataError
+        If the array is missing, or does not hold integers that fit int64.
+    """
+    if key not in arrays:
+        raise DataError(f"{where}: array {key} is missing. Add it to the file.")
+    array: Array = arrays[key]
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"{where}: {key} must hold integers, got {array.dtype}.")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
+        raise DataError(
+            f"{where}: {key} holds {array.max()}, which does not fit int64. Save it as "
+            "signed integers."
+        )
+    return array.astype(np.int64)
 
 
 def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
@@ -108,7 +130,9 @@ KNOWN_ARRAYS = (
     *("outside_edges", "outside_ids", "edge_label", "edge_class_names", "edge_time"),
     *("edge_attr", "edge_attr_names", "edge_train_mask", "edge_val_mask"),
     *("edge_test_mask", "declared_classes", "edge_declared_classes"),
-    *("feature_std", "train_mask", "val_mask", "test_mask"),
+    *("feature_std", "train_mask", "val_mask", "test_mask", "label_names"),
+    *("target_names", "target_units", "edge_target", "edge_target_names"),
+    "edge_target_units",
 )
 """Arrays of a graph file, for messages."""
 UNREAD = {

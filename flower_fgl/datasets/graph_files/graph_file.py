@@ -8,7 +8,9 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``edge_index`` or ``edges``
     (2, M) or (M, 2) integers in [0, N); one direction of each edge is enough.
 ``y``
-    (N,) integers in [-1, C), -1 if the class is unknown.
+    (N,) integers in [-1, C), -1 if the class is unknown. In place of classes it may hold
+    several labels (``label_names``) or numbers (``target_names``), see
+    ``target_arrays.py``.
 ``class_names``
     (C,) text: the name of each class number in ``y``. Data owners may number classes
     differently and lack some; the server agrees with all owners on one numbering, by name.
@@ -35,6 +37,8 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     (M,) integers and two (C,) texts, optional: classes of the edges, as ``y``,
     ``class_names`` and ``declared_classes`` are those of nodes. Edges then have a direction
     and may be repeated.
+``edge_target``, ``edge_target_names``, ``edge_target_units``
+    Numbers of the edges in place of their classes.
 ``edge_time``, ``edge_attr``, ``edge_attr_names``
     (M,) numbers, ascending, (M, a) numbers and (a,) text, optional: times of the edges, and
     their features.
@@ -63,6 +67,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
@@ -70,21 +75,18 @@ from flower_fgl.datasets.client_graph import (
     OutsideEdges,
     Scaling,
 )
-from flower_fgl.datasets.graph_files.archive import Array, read_arrays
+from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     EDGE_KEYS,
     GRAPH_KEYS,
     check_labels,
-    integers,
     node_dataset,
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
-from flower_fgl.datasets.graph_files.validate import (
-    check_class_names,
-    check_feature_names,
-)
+from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
+from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
@@ -96,6 +98,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+NO_CLASSES = Target.classes(("",))
+"""Target of a file that is read without labels."""
 EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
@@ -155,9 +159,13 @@ class LocalGraphFile:
         return ClientGraph(
             partition_id=partition_id,
             graph=Graph(
-                self.dataset.x, self.dataset.edge_index, self.dataset.y, dict(masks)
+                self.dataset.x,
+                self.dataset.edge_index,
+                self.dataset.y,
+                dict(masks),
+                targets=self.dataset.targets,
             ),
-            class_names=self.dataset.class_names,
+            target=self.dataset.target,
             node_ids=self.node_ids,
             evaluation=self.evaluation,
             scaling=self.scaling,
@@ -230,23 +238,23 @@ def _load(
         if not needs_labels:
             arrays = _without_labels(arrays)
     where = show_path(path)
-    class_names = attempt(_class_names, arrays, where) if needs_labels else ("",)
-    if class_names is None:  # labels cannot be validated, but all other arrays can
+    target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
+    if target is None:  # labels cannot be validated, but all other arrays can
         arrays = _without_labels(arrays)
     dataset = try_node_dataset(
         arrays,
         where,
-        class_names or ("",),
+        target or NO_CLASSES,
         attempt,
-        has_labels=needs_labels and class_names is not None,
+        has_labels=needs_labels and target is not None,
     )
     if dataset is None:
         return None
-    if class_names and needs_labels:
-        attempt(check_labels, dataset.y, class_names, arrays, where)
+    if target and needs_labels and target.has_classes:
+        attempt(check_labels, dataset.y, target.names, arrays, where)
     node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
     evaluation = attempt(
-        _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
+        _evaluation_graphs, arrays, where, dataset.target, dataset.num_features
     )
     scaling = attempt(_scaling, arrays, dataset.num_features, where)
     outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
@@ -287,7 +295,7 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {
         key: array
         for key, array in arrays.items()
-        if key not in ("y", "class_names")
+        if key not in TARGET_KEYS
         and (not key.endswith("_mask") or key in EDGE_KEYS)
         and not EVALUATION.fullmatch(key)
     }
@@ -297,7 +305,7 @@ def _is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
     single = (
-        "class_names",
+        *TARGET_KEYS[1:],
         "declared_classes",
         "feature_names",
         "node_ids",
@@ -369,29 +377,6 @@ def _feature_names(
     return tuple(found)
 
 
-def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
-    """Return the class names of the file."""
-    if "class_names" not in arrays:
-        raise DataError(
-            f"{where}: array class_names is missing. Add the names of the classes 0, 1, … "
-            "in y, spelled as the other data owners spell them."
-        )
-    names = arrays["class_names"]
-    if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
-        raise DataError(
-            f"{where}: class_names must be a non-empty list of text, got {names.dtype} of "
-            f"shape {names.shape}."
-        )
-    if "" in names:
-        raise DataError(
-            f"{where}: class_names holds an empty name. Name every class; a graph without "
-            'classes, such as one of to_npz without y, is of use with setting = "link" or '
-            '"edge" only.'
-        )
-    check_class_names(names.tolist(), f"{where}: class_names")
-    return tuple(names.tolist())
-
-
 def _node_ids(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
     """Return the owner's node numbers; 0..N-1 if the file has none."""
     if "node_ids" not in arrays:
@@ -453,7 +438,7 @@ def _outside_edges(
 def _evaluation_graphs(
     arrays: Mapping[str, Array],
     where: str,
-    class_names: tuple[str, ...],
+    target: Target,
     num_features: int,
 ) -> tuple[Graph, ...]:
     """Return the evaluation graphs of the file in the order of their numbers."""
@@ -469,11 +454,19 @@ def _evaluation_graphs(
     graphs = []
     for i in range(len(nested)):
         part = f"{where}, evaluation_{i}"
-        dataset = node_dataset(nested[i], part, class_names)
+        dataset = node_dataset(nested[i], part, target)
         if dataset.num_features != num_features:
             raise DataError(
                 f"{part}: expected {num_features} features as in the graph itself, got "
                 f"{dataset.num_features}."
             )
-        graphs.append(Graph(dataset.x, dataset.edge_index, dataset.y, dataset.masks))
+        graphs.append(
+            Graph(
+                dataset.x,
+                dataset.edge_index,
+                dataset.y,
+                dataset.masks,
+                targets=dataset.targets,
+            )
+        )
     return tuple(graphs)

@@ -15,12 +15,18 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
-from flower_fgl.datasets.graph_files.archive import Array, no_file
+from flower_fgl.datasets.graph_files.archive import Array, integers, no_file
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
+from flower_fgl.datasets.graph_files.target_arrays import (
+    EDGE_TARGET_KEYS,
+    TargetValues,
+    read_names,
+    read_values,
+)
 from flower_fgl.datasets.graph_files.validate import (
-    check_class_names,
     doubtful_labels,
     validate_edges,
     validate_node_dataset,
@@ -36,7 +42,6 @@ __all__ = [
     "GRAPH_KEYS",
     "MASKS",
     "check_labels",
-    "integers",
     "node_dataset",
     "read_bytes",
     "try_node_dataset",
@@ -54,14 +59,13 @@ GRAPH_KEYS = {
 }
 
 EDGE_KEYS = (
-    *("edge_label", "edge_class_names", "edge_declared_classes", "edge_time"),
-    *("edge_attr", "edge_attr_names"),
+    *EDGE_TARGET_KEYS,
+    *("edge_declared_classes", "edge_time", "edge_attr", "edge_attr_names"),
     *("edge_train_mask", "edge_val_mask", "edge_test_mask"),
 )
 """Arrays of an :class:`~flower_fgl.datasets.client_graph.EdgeTable`."""
 EDGES = frozenset(EDGE_KEYS)
 
-INT64_MAX = np.iinfo(np.int64).max
 MAX_FEATURES = 10_000_000
 """Largest feature width; a hidden layer of 64 then takes 2.6 GB."""
 
@@ -82,10 +86,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def node_dataset(
-    arrays: Mapping[str, Array], where: str, class_names: tuple[str, ...]
+    arrays: Mapping[str, Array], where: str, target: Target
 ) -> NodeDataset:
     """Build one graph as :func:`try_node_dataset`, and raise its first error."""
-    dataset = try_node_dataset(arrays, where, class_names, ErrorCollector())
+    dataset = try_node_dataset(arrays, where, target, ErrorCollector())
     assert dataset is not None  # the collector raises the first error
     return dataset
 
@@ -93,7 +97,7 @@ def node_dataset(
 def try_node_dataset(
     arrays: Mapping[str, Array],
     where: str,
-    class_names: tuple[str, ...],
+    target: Target,
     attempt: ErrorCollector,
     *,
     has_labels: bool = True,
@@ -117,7 +121,10 @@ def try_node_dataset(
         return None
     num_nodes = x.shape[0]
     none = torch.full((num_nodes,), -1)
-    y = attempt(_labels, arrays, num_nodes, where) if has_labels else none
+    values = TargetValues(target, none)
+    read = (
+        attempt(read_values, arrays, where, target, num_nodes) if has_labels else values
+    )
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
     masks = attempt(_masks, arrays, where)
     has_edges = edge_index is not None and not EDGES.isdisjoint(arrays)
@@ -129,29 +136,21 @@ def try_node_dataset(
         edge_index=torch.empty(2, 0, dtype=torch.int64)
         if edge_index is None
         else edge_index,
-        y=none if y is None else y,
-        class_names=class_names,
+        y=(read or values).y,
+        target=target,
         masks=masks or {},
         edges=edges,
+        targets=(read or values).targets,
     )
     found = ErrorCollector(collect=True)
     validate_node_dataset(dataset, found)
     for problem in found.problems:
         attempt.add(f"{where}: {problem}")
-    is_valid = not (found.problems or y is None or edge_index is None or masks is None)
+    is_valid = not (
+        found.problems or read is None or edge_index is None or masks is None
+    )
     is_valid &= edges is not None or not has_edges
     return dataset if is_valid else None
-
-
-def _labels(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
-    """Return the labels, shape (N,)."""
-    y = torch.from_numpy(integers(arrays, "y", where))
-    if y.shape != (num_nodes,):
-        raise DataError(
-            f"{where}: y must have one label per row of x, shape ({num_nodes},), got "
-            f"{tuple(y.shape)}."
-        )
-    return y
 
 
 def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
@@ -176,21 +175,15 @@ def _edge_table(
     """Return the edges with their classes, in the order of the file."""
     pairs = torch.from_numpy(np.ascontiguousarray(_edge_index(arrays, where)))
     num_edges = pairs.shape[1]
-    if "edge_label" not in arrays:
+    if not {"edge_label", "edge_target"} & arrays.keys():
         held = sorted(EDGES.intersection(arrays))
         raise DataError(
-            f"{where}: array edge_label is missing, the class of each edge. Add it, or "
-            f"remove {', '.join(held)}: without classes of edges nothing reads "
-            f"{'them' if len(held) > 1 else 'it'}."
+            f"{where}: array edge_label is missing, the class of each edge (or "
+            f"edge_target, its numbers). Add it, or remove {', '.join(held)}: without it "
+            f"nothing reads {'them' if len(held) > 1 else 'it'}."
         )
-    y = torch.from_numpy(integers(arrays, "edge_label", where))
-    names = arrays.get("edge_class_names", np.empty(0))
-    if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
-        raise DataError(
-            f"{where}: edge_class_names must be a non-empty list of text, the names of the "
-            f"classes 0, 1, … in edge_label; got {names.dtype} of shape {names.shape}."
-        )
-    check_class_names(names.tolist(), f"{where}: edge_class_names")
+    names = read_names(arrays, where, item="edge")
+    target, y, targets = read_values(arrays, where, names, num_edges, item="edge")
     features = arrays.get("edge_attr", np.zeros((num_edges, 0), dtype=np.float32))
     columns = arrays.get("edge_attr_names", np.empty(0, dtype=np.str_))
     time = arrays.get("edge_time")
@@ -209,14 +202,16 @@ def _edge_table(
     table = EdgeTable(
         pairs,
         y,
-        tuple(names.tolist()),
+        target,
         x,
         tuple(columns.tolist()),
         None if time is None else torch.from_numpy(time.astype(np.float64)),
         masks,
+        targets,
     )
     validate_edges(table, where)
-    check_labels(table.y, table.class_names, arrays, where, of="edge")
+    if target.has_classes:
+        check_labels(table.y, target.names, arrays, where, of="edge")
     return table
 
 
@@ -421,24 +416,3 @@ def _mask(mask: Array, key: str, where: str) -> Tensor:
         )
     is_whole = mask.dtype.kind in "iu"
     return torch.from_numpy(mask.astype(np.int64) if is_whole else mask)
-
-
-def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
-    """Return one array of integers as int64, in its original shape.
-
-    Raises
-    ------
-    DataError
-        If the array is missing, or does not hold integers that fit int64.
-    """
-    if key not in arrays:
-        raise DataError(f"{where}: array {key} is missing. Add it to the file.")
-    array = arrays[key]
-    if not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"{where}: {key} must hold integers, got {array.dtype}.")
-    if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
-        raise DataError(
-            f"{where}: {key} holds {array.max()}, which does not fit int64. Save it as "
-            "signed integers."
-        )
-    return array.astype(np.int64)

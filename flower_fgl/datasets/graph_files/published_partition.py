@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.splits.split import SPLITS
@@ -102,7 +103,8 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
             f"{folder}: the clients have different numbers of features, {widths}. Convert "
             "datasets of equal width only."
         )
-    names = tuple(str(c) for c in range(max(client.num_classes for client in clients)))
+    classes = max(client.num_classes for client in clients)
+    target_of = Target.classes([str(c) for c in range(classes)])
     width = len(str(len(clients) - 1))
     paths = [target / f"client-{k:0{width}d}.npz" for k in numbers]
     if others := sorted({*target.glob("*.npz")} - {*paths}):
@@ -114,7 +116,7 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
         target.mkdir(parents=True, exist_ok=True)
         for number, (path, client) in enumerate(zip(paths, clients, strict=True)):
             graph = Graph(client.x, client.edge_index, client.y, client.masks)
-            save_client_graph(path, ClientGraph(number, graph, names, client.ids))
+            save_client_graph(path, ClientGraph(number, graph, target_of, client.ids))
     except OSError as error:
         raise DataError(f"Cannot write to {target}: {error}.") from error
     return paths

@@ -13,6 +13,7 @@ from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
 from flower_fgl.datasets.graph_files.npz import MASKS
+from flower_fgl.datasets.graph_files.target_arrays import target_arrays
 from flower_fgl.datasets.graph_files.validate import doubtful_labels
 from flower_fgl.datasets.transforms.canonical import scipy_csr
 
@@ -40,11 +41,11 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
             f"a graph file supports {', '.join(MASKS)}. Rename or remove the others."
         )
     arrays = _graph_arrays(client.graph, "")
-    arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
-    if doubtful_labels(client.graph.y, client.class_names):  # its source declared them
-        arrays["declared_classes"] = arrays["class_names"]
-    if client.class_names == ("",) and client.edges is not None:
-        del arrays["y"], arrays["class_names"]  # only the edges have classes
+    if client.class_names != ("",) or client.edges is None:
+        arrays |= target_arrays(client.target, client.graph.y, client.graph.targets)
+        is_plain = client.target.has_classes
+        if is_plain and doubtful_labels(client.graph.y, client.class_names):
+            arrays["declared_classes"] = arrays["class_names"]  # by its source
     arrays["node_ids"] = client.node_ids.numpy()
     if client.outside is not None:
         ends = torch.stack([client.outside.own, client.outside.other], dim=1)
@@ -64,6 +65,8 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         arrays["prepared"] = np.array(client.prepared)
     for i, graph in enumerate(client.evaluation):
         arrays |= _graph_arrays(graph, f"evaluation_{i}_")
+        values = graph.y if graph.targets is None else graph.targets
+        arrays[f"evaluation_{i}_y"] = values.numpy()
     with replacing(path) as file:
         np.savez(file, **arrays)
 
@@ -72,12 +75,11 @@ def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:
     """Return the arrays of edges with classes; ``edge_index`` then lists these edges."""
     arrays = {
         "edge_index": edges.pairs.numpy(),
-        "edge_label": edges.y.numpy(),
-        "edge_class_names": np.array(edges.class_names, dtype=np.str_),
+        **target_arrays(edges.target, edges.y, edges.targets, item="edge"),
         "edge_attr": edges.x.numpy(),
         "edge_attr_names": np.array(edges.feature_names, dtype=np.str_),
     }
-    if doubtful_labels(edges.y, edges.class_names):
+    if edges.target.has_classes and doubtful_labels(edges.y, edges.class_names):
         arrays["edge_declared_classes"] = arrays["edge_class_names"]
     if edges.time is not None:
         arrays["edge_time"] = edges.time.numpy()
@@ -96,6 +98,6 @@ def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
         }
     else:
         arrays = {"x": graph.x.numpy()}
-    arrays |= {"edge_index": graph.edge_index.numpy(), "y": graph.y.numpy()}
+    arrays["edge_index"] = graph.edge_index.numpy()
     arrays |= {f"{name}_mask": mask.numpy() for name, mask in graph.masks.items()}
     return {prefix + key: array for key, array in arrays.items()}

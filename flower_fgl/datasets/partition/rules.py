@@ -144,6 +144,13 @@ def _network(given: PartitionInput) -> list[IntArray]:
     return draw_networks(given.labels, given.num_clients, seed=given.seed)
 
 
+def _quantile(given: PartitionInput) -> list[IntArray]:
+    # unknown values, -1, come last
+    order = np.argsort(given.labels.astype(np.uint64), kind="stable")
+    parts = np.array_split(order, given.num_clients)
+    return [np.sort(part).astype(np.int64) for part in parts]
+
+
 UNEQUAL = "the sizes of the clients differ widely"
 
 _DIRICHLET = PartitionRule(
@@ -152,6 +159,12 @@ _DIRICHLET = PartitionRule(
     f"each client gets at least {MIN_CLIENT_SIZE} nodes or graphs",
     options=("alpha",),
     libraries=("numpy",),
+)
+
+_QUANTILE = PartitionRule(
+    "consecutive pieces of the items, sorted by the number that is predicted",
+    _quantile,
+    "needs a single number; items without one come last",
 )
 
 NODE_RULES: dict[str, PartitionRule] = {
@@ -192,6 +205,7 @@ NODE_RULES: dict[str, PartitionRule] = {
         _uniform,
         libraries=("numpy",),
     ),
+    "quantile": _QUANTILE,
 }
 """Rules that partition the nodes of one graph."""
 
@@ -202,6 +216,7 @@ GRAPH_RULES: dict[str, PartitionRule] = {
         _uniform_by_class,
         libraries=("numpy",),
     ),
+    "quantile": _QUANTILE,
 }
 """Rules that partition a set of graphs."""
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.settings import TARGETS
+from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
 from flower_fgl.datasets.graph_files.archive import read_arrays
 from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.datasets.sources.targets import read_targets
@@ -251,6 +251,8 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     y, targets = table("raw/graph-label"), None
     if name in TARGETS and y.shape[1] > 1:
         y, targets = read_targets(y, name), _ogb_targets(folder, y.shape[1])
+    elif name in NUMBER_DATASETS:
+        y, targets = y.to(torch.float64), _ogb_targets(folder, y.shape[1])
     elif y.shape[1] != 1 or y.is_floating_point():
         raise DataError(
             f"{name}: expected one class per graph, got {y.shape[1]} labels of type "

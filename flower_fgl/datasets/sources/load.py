@@ -21,12 +21,13 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import owner_of, refusal
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import SyntheticSettings
+from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS, Target, TargetKind
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.validate import (
     validate_graph_dataset,
     validate_node_dataset,
 )
-from flower_fgl.datasets.pyg_data import graph_dataset, node_dataset
+from flower_fgl.datasets.pyg_data import GivenNames, graph_dataset, node_dataset
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.download import is_on_disk, obtain
 from flower_fgl.datasets.sources.raw_readers import Raw
@@ -132,6 +133,7 @@ def load(
     allow_download: bool = True,
     check: bool = True,
     target: str = "",
+    kind: TargetKind = CLASSES,
 ) -> NodeDataset | GraphDataset:
     """Load a complete dataset.
 
@@ -151,6 +153,8 @@ def load(
     target : str
         Target of a dataset with several, or ``all``, see ``core/settings.py``; empty: the
         first, for a run that does not read classes.
+    kind : {"classes", "labels", "numbers"}
+        What ``y`` of another package's dataset holds.
 
     Returns
     -------
@@ -167,7 +171,7 @@ def load(
     """
     source = find_source(name)
     if source.loader:
-        dataset = _call(name, source)
+        dataset = _call(name, source, kind)
         if check:
             _check_statistics(name, source.statistics, _measure(dataset))
         return dataset
@@ -186,7 +190,7 @@ def load(
     return dataset
 
 
-def _call(name: str, source: Source) -> NodeDataset | GraphDataset:
+def _call(name: str, source: Source, kind: TargetKind) -> NodeDataset | GraphDataset:
     """Call the loader of another package's dataset, and convert what it returns."""
     loader = source.loader
     try:
@@ -206,9 +210,9 @@ def _call(name: str, source: Source) -> NodeDataset | GraphDataset:
         dataset = replace(found, name=name)
         validate_node_dataset(dataset)
     elif isinstance(found, list | tuple):
-        dataset = graph_dataset(found, name)
+        dataset = graph_dataset(found, name, kind)
     else:
-        dataset = node_dataset(found, name)
+        dataset = node_dataset(found, name, GivenNames.of_kind(kind))
     if isinstance(dataset, GraphDataset) != (source.task == "graph"):
         raise DataError(
             f'The dataset "{name}" is declared with task = "{source.task}", but its '
@@ -227,7 +231,11 @@ def _one_target(raw: Raw, name: str, target: str) -> Raw:
 def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     """Add name and class names to a reader's result, and validate it."""
     num_classes = int(raw.y.max()) + 1 if raw.y.numel() else 0
-    class_names = raw.class_names or tuple(str(c) for c in range(num_classes))
+    names = raw.class_names or tuple(str(c) for c in range(num_classes))
+    kind = CLASSES
+    if raw.targets is not None:
+        kind = NUMBERS if raw.targets.is_floating_point() else LABELS
+    target = Target(kind, names)
     if raw.batch is not None:
         graphs = GraphDataset(
             name,
@@ -235,7 +243,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
             raw.edge_index,
             raw.batch,
             raw.y,
-            class_names,
+            target,
             raw.masks,
             raw.targets,
         )
@@ -246,7 +254,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
         x=raw.x,
         edge_index=raw.edge_index,
         y=raw.y,
-        class_names=class_names,
+        target=target,
         masks=raw.masks,
         network=raw.network,
         targets=raw.targets,
@@ -267,11 +275,18 @@ def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Sta
         nodes=int(whole.x.shape[0]),
         edges=whole.edge_index.shape[1] // 2,
         features=dataset.num_features,
-        classes=dataset.num_classes if dataset.targets is None else 2,  # of each target
+        classes=_num_classes(dataset),
         entries=None if raw is None else raw.entries,
         graphs=graphs,
         targets=whole.y.shape[1] if whole.y.dim() == 2 else None,
     )
+
+
+def _num_classes(dataset: NodeDataset | GraphDataset) -> int | None:
+    """Return the number of classes, or those of each label; ``None`` for numbers."""
+    if dataset.targets is None:
+        return dataset.num_classes
+    return None if dataset.target.has_numbers else 2
 
 
 def _check_statistics(name: str, published: Statistics, found: Statistics) -> None:

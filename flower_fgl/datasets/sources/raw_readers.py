@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.graph_files.archive import read_arrays
-from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, integers, node_dataset
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.graph_files.archive import integers, read_arrays
+from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, node_dataset
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,
@@ -41,9 +42,9 @@ class Raw:
         Features, strided or sparse CSR; graphs without features have width 0.
     edge_index : Tensor of shape (2, 2E), int64
         Undirected, simple, sorted.
-    y : Tensor of shape (N,), int64, or (N, T), int8
+    y : Tensor of shape (N,), int64, or (N, T), int8 or float64
         Class of each node (or of G graphs), -1 where unknown; with several targets
-        whether an item belongs to each.
+        whether an item belongs to each; or T numbers, NaN where unknown.
     batch : Tensor of shape (N,), int64, optional
         Graph of each node, ascending; ``None`` for one graph.
     entries : int, optional
@@ -54,8 +55,8 @@ class Raw:
         Published split.
     network : Tensor of shape (N,), int64, optional
         Network of each node, if the dataset has several.
-    targets : Tensor of shape (N, T) or (G, T), int8, optional
-        Labels of all targets, if none of them was chosen.
+    targets : Tensor of shape (N, T) or (G, T), int8 or float64, optional
+        Labels of all targets, if none of them was chosen; or the numbers.
     """
 
     x: Tensor
@@ -206,7 +207,7 @@ def fold_ppi(folder: Path) -> Raw:
     arrays = read_arrays(path, known.__contains__)
     network = torch.from_numpy(integers(arrays, "network", str(path)))
     names = tuple(str(name) for name in arrays.get("class_names", ()))
-    dataset = node_dataset(arrays, str(path), names)
+    dataset = node_dataset(arrays, str(path), Target.classes(names))
     if network.shape != dataset.y.shape:
         raise DataError(
             f"{path}: network must have shape {tuple(dataset.y.shape)}, one number per "

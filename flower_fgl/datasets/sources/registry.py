@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, version_of
-from flower_fgl.core.settings import TARGETS
+from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.layout import Layout
 
@@ -115,11 +115,12 @@ def _graphs(
 
 
 def _ogb_graphs(
-    name: str, num_graphs: int, features: int, classes: int, *, archive: str
+    name: str, num_graphs: int, features: int, classes: int | None, *, archive: str
 ) -> Source:
     """Make the row of a graph dataset of OGB, whose split is published."""
     kind = "Species of a protein network" if name == "ogbg-ppa" else "Molecules"
     targets = TARGETS[name].number if name in TARGETS else None
+    targets = 1 if name in NUMBER_DATASETS else targets
     published = Statistics(
         features=features, classes=classes, graphs=num_graphs, targets=targets
     )
@@ -405,6 +406,9 @@ _OWN: dict[str, Source] = {
             ("molsider", "sider", 1427, 174, 2),
             ("moltox21", "tox21", 7831, 174, 2),
             ("moltoxcast", "toxcast", 8576, 174, 2),
+            ("molesol", "esol", 1128, 174, None),
+            ("molfreesolv", "freesolv", 642, 174, None),
+            ("mollipo", "lipophilicity", 4200, 174, None),
             ("ppa", "ogbg_ppi_medium", 158100, 0, 37),
         )
     },

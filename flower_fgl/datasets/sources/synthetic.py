@@ -8,6 +8,7 @@ clients with different class distributions.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.settings import SyntheticSettings
+from flower_fgl.core.targets import NUMBERS, Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
@@ -22,7 +24,12 @@ from flower_fgl.datasets.transforms.canonical import (
     undirected_simple,
 )
 
-__all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset"]
+__all__ = [
+    "SyntheticSettings",
+    "contextual_sbm",
+    "synthetic_dataset",
+    "with_numbers",
+]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -132,7 +139,29 @@ def contextual_sbm(
         x=compact_features(torch.from_numpy(x)),
         edge_index=undirected_simple(torch.from_numpy(pairs), num_nodes),
         y=torch.from_numpy(y),
-        class_names=tuple(str(c) for c in range(num_classes)),
+        target=Target.classes([str(c) for c in range(num_classes)]),
+    )
+
+
+def with_numbers(dataset: NodeDataset, seed: int) -> NodeDataset:
+    """Give each node a number that follows from its features and its neighbours'.
+
+    ``y_i = w · Σ_j x_j / sqrt(d_i + 1) + 0.5 ξ`` over node i and its d_i neighbours, with
+    w of variance 1/d and ξ standard normal, drawn from the seed.
+    """
+    draw = np.random.default_rng([seed, 1])
+    weight = draw.standard_normal(dataset.num_features) / np.sqrt(dataset.num_features)
+    row, column = dataset.edge_index
+    share = dataset.x.to_dense().double() @ torch.from_numpy(weight)
+    total = share.index_add(0, row, share[column])
+    degree = torch.bincount(row, minlength=dataset.num_nodes)
+    noise = torch.from_numpy(draw.standard_normal(dataset.num_nodes))
+    values = total / (degree + 1).double().sqrt() + 0.5 * noise
+    return replace(
+        dataset,
+        y=torch.zeros(dataset.num_nodes, dtype=torch.int64),
+        target=Target(NUMBERS, ("target",)),
+        targets=values[:, None],
     )
 
 

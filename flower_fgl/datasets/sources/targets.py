@@ -43,11 +43,12 @@ def read_targets(y: Tensor, name: str) -> Tensor:
 
 
 def choose_target(raw: Raw, name: str, target: str) -> Raw:
-    """Reduce several targets to one, with the classes ``no <target>`` and ``<target>``.
+    """Reduce several labels to one, with the classes ``no <target>`` and ``<target>``.
 
-    The target ``all`` keeps all of them, with their names as classes and ``y`` 0 for items
-    with a known label. A node without a label stays in the graph, with class -1. A graph
-    without one is left out, and a warning counts such graphs.
+    The target ``all`` keeps all of them, and ``y`` is 0 for items with a known label.
+    Numbers are kept too; :func:`expect_target` then chooses. A node without a label stays
+    in the graph, with class -1. A graph without one is left out, and a warning counts such
+    graphs.
 
     Raises
     ------
@@ -57,6 +58,11 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
         If no graph has a label.
     """
     names = raw.class_names or ()
+    if raw.y.is_floating_point():
+        is_known = ~raw.y.isnan().all(dim=1)
+        return _labelled(
+            replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y), name, target
+        )
     if target == ALL_TARGETS:
         is_known = (raw.y >= 0).any(dim=1)
         every = replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y)

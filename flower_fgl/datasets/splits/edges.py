@@ -20,6 +20,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.links import EDGE_SPLIT, MIN_EDGES, read_time_cuts
 from flower_fgl.core.seeds import numpy_generator
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,
@@ -200,6 +201,7 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             {n: (masks[n] if n in scored else none)[chosen] for n in SPLITS},
             pairs=table.pairs[:, chosen].contiguous(),
             pair_x=table.x[chosen],
+            targets=None if table.targets is None else table.targets[chosen],
         )
 
     evaluation: tuple[Graph, ...] = ()
@@ -225,7 +227,7 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
         client,
         graph=graph,
         evaluation=evaluation,
-        class_names=table.class_names,
+        target=table.target,
         feature_names=names,
         edges=None,
     )
@@ -288,6 +290,9 @@ def with_edge_classes(dataset: NodeDataset) -> NodeDataset:
     pairs = dataset.edge_index[:, dataset.edge_index[0] < dataset.edge_index[1]]
     one, other = dataset.y[pairs]
     table = EdgeTable(
-        pairs, (one != other).long(), ("same", "different"), torch.zeros(len(one), 0)
+        pairs,
+        (one != other).long(),
+        Target.classes(("same", "different")),
+        torch.zeros(len(one), 0),
     )
     return replace(dataset, edges=table)

@@ -80,9 +80,7 @@ def cut_graph_clients(
         train = replace(train, masks={**train.masks, "val": none, "test": none.clone()})
         chosen = graphs[mask["train"]]
         clients.append(
-            ClientGraph(
-                partition_id, train, dataset.class_names, chosen, tuple(evaluation)
-            )
+            ClientGraph(partition_id, train, dataset.target, chosen, tuple(evaluation))
         )
     return clients
 

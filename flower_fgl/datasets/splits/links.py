@@ -26,6 +26,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.links import LINK_CLASSES, LINK_SPLIT, MIN_EDGES
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.splits.split import parse_split
 from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
@@ -176,7 +177,7 @@ def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
     return replace(
         client,
         graph=Graph(x, edge_index, y, masks, pairs=pairs),
-        class_names=LINK_CLASSES,
+        target=Target.classes(LINK_CLASSES),
         feature_names=names,
         scaling=scaling,
     )

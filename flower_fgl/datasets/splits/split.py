@@ -21,6 +21,7 @@ __all__ = [
     "parse_split",
     "published_split",
     "split_nodes",
+    "strata",
 ]
 
 PUBLIC = "public"
@@ -29,6 +30,8 @@ PUBLIC = "public"
 SPLITS = ("train", "val", "test")
 """Names of the masks of a split."""
 
+VALUES_OF_BIN, MOST_BINS = 5, 10
+"""Known values per bin of a number, and the most bins."""
 MAX_DENOMINATOR = 10**6
 
 
@@ -79,6 +82,31 @@ def parse_split(text: str) -> SplitFractions | None:
             'above 0, as in "20/40/40".'
         )
     return SplitFractions(*shares)
+
+
+def strata(y: Tensor, targets: Tensor | None, num_bins: int = 0) -> Tensor:
+    """Return groups of items that a stratified split treats alike, (I,), int64.
+
+    They are the classes ``y``, of several labels or numbers the known items, and of a
+    single number bins of about equal size: ``num_bins``, by default one for 5 known values
+    and at most 10. Unknown items have -1.
+    """
+    is_number = targets is not None and targets.is_floating_point()
+    if targets is None or not is_number or targets.shape[1] != 1:
+        return y
+    known = y >= 0
+    number = int(known.sum())
+    count = num_bins or max(1, min(MOST_BINS, number // VALUES_OF_BIN))
+    group = torch.full_like(y, -1)
+    group[known] = _ranks(targets[known, 0]) * count // max(number, 1)
+    return group
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the rank 0, 1, … of each value (n,); equal ones by their places."""
+    ranks = torch.empty(len(values), dtype=torch.int64)
+    ranks[values.argsort(stable=True)] = torch.arange(len(values))
+    return ranks
 
 
 def split_nodes(

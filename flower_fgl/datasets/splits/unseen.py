@@ -281,7 +281,7 @@ def cut_unseen_clients(
             ClientGraph(
                 pid,
                 Graph(x, edges, y, masks[pid]),
-                dataset.class_names,
+                dataset.target,
                 node_ids[nodes],
                 (_expanded(dataset, part), *shared),
                 feature_names=dataset.feature_names,

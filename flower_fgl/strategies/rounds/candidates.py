@@ -11,6 +11,7 @@ from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spelli
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import NOT_PREPARED
+from flower_fgl.core.targets import CLASSES, Target, agree_targets, targets_apart
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import (
     MAX_CLASSES,
@@ -46,6 +47,7 @@ SHARED: dict[str, Property] = {
     "feature width": lambda d: d.num_features,
     EDGE_FEATURES: lambda d: d.num_edge_features,
     "class names": lambda d: d.class_names,
+    "kind of target": lambda d: d.target_kind,
     "partition": lambda d: d.partition_sha256,
 }
 """What all clients of a run have in common."""
@@ -134,8 +136,12 @@ class Candidates:
         self._agree_on_features()
         self._leave_out(_claimed_twice(self.described, of=number))
         self._leave_out(_named_twice(self.described, of=number))
+        self._keep_kind()
         self._leave_out(_too_many_classes(self.described))
-        self._leave_out(_odd_spellings(self.described))
+        if self.config.predicts == CLASSES:
+            self._leave_out(_odd_spellings(self.described))
+        else:
+            self._leave_out(_other_units(self.described))
         for out in self.rejected:
             log.warning("Data owner %s does not take part: %s", out.name, out.reason)
         self._require_enough("data owners")
@@ -172,9 +178,24 @@ class Candidates:
         if len(others) < len(self.described) and others:
             log.warning(NOT_PREPARED, ", ".join(sorted(others)))
 
+    def _keep_kind(self) -> None:
+        """Leave out data owners whose targets are of another kind than the run's."""
+        due = self.config.predicts
+        other = {
+            node: f"its targets are {d.target_kind}, those of the other clients are {due}."
+            for node, d in self.described.items()
+            if d.target_kind != due
+        }
+        self._leave_out(other)
+
     def _compare_classes(self) -> None:
         """Warn of owners without a class in common with others; reject a run of such."""
         described = self.described.items()
+        if self.config.predicts != CLASSES:
+            targets = {node_label(node, d): d.target for node, d in described}
+            if reason := targets_apart(targets):
+                raise RunError(reason)
+            return
         lists = {node_label(node, d): d.class_names for node, d in described}
         reason, warnings = classes_apart(lists)
         if reason and self.config.setting != "few-shot":
@@ -194,12 +215,16 @@ class Candidates:
             total = max(total, config.clients)
         models = assign_models(config.model, total)
         ordered = sorted(fit, key=lambda node: (numbers[node], node))
-        class_names = agree_classes([fit[node].class_names for node in ordered])
+        if config.predicts == CLASSES:
+            names = agree_classes([fit[node].class_names for node in ordered])
+            target = Target.classes(names)
+        else:
+            target, _ = agree_targets({d.name: d.target for d in fit.values()})
         lists = (fit[node].feature_names for node in ordered)
         feature_names: tuple[str, ...] = next(filter(None, lists), ())
         self.described = {
             node: replace(
-                in_agreed_order(fit[node], class_names, feature_names),
+                in_agreed_order(fit[node], target, feature_names),
                 partition_id=numbers[node],
                 num_partitions=total,
                 model=models[numbers[node]],
@@ -289,6 +314,13 @@ def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
             f"{len(odd)} of {len(described)} data owners spell a class differently from "
             f"others, without a majority. {text}"
         )
+    return {nodes[name]: reason for name, reason in odd.items()}
+
+
+def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out that measure a number in another unit than most."""
+    nodes = {node_label(node, d): node for node, d in described.items()}
+    _, odd = agree_targets({name: described[n].target for name, n in nodes.items()})
     return {nodes[name]: reason for name, reason in odd.items()}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.targets import agree_targets
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 from flower_fgl.strategies.federation import Federation
@@ -44,7 +45,7 @@ def match_known_client(
         client, description = clients[pid], candidate
         if client.is_owned and set(candidate.class_names) <= set(client.class_names):
             description = replace(
-                in_agreed_order(candidate, client.class_names, client.feature_names),
+                in_agreed_order(candidate, client.target, client.feature_names),
                 partition_id=pid,
                 num_partitions=client.num_partitions,
                 model=client.model,
@@ -125,18 +126,32 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
     reason = differing_features(candidate, named[0]) if named else ""
     if reason:
         return f"{label} does not fit: {reason}"
+    if candidate.target_kind != federation.target.kind:
+        return (
+            f"{label} does not fit: its targets are {candidate.target_kind}, those of the "
+            f"other clients are {federation.target.kind}."
+        )
     unknown = [name for name in candidate.class_names if name not in names]
     if unknown:
         return (
-            f"{label} has classes that no client had when the run began "
-            f"({', '.join(unknown[:5])}). The classes cannot change during a run: "
+            f"{label} has {candidate.target_kind} that no client had when the run began "
+            f"({', '.join(unknown[:5])}). They cannot change during a run: "
             f"{', '.join(names[:20])}. {NEXT_RUN}"
         )
+    both = {
+        "the run": federation.target,
+        "": federation.target,
+        label: candidate.target,
+    }
+    if other_unit := agree_targets(both)[1].get(label):
+        return f"{label} does not fit: {other_unit}"
     total = federation.num_partitions
     free = [pid for pid in range(total) if pid not in federation.clients]
     number = candidate.partition_id if candidate.partition_id in free else free[0]
     return replace(
-        in_agreed_order(candidate, names, named[0].feature_names if named else ()),
+        in_agreed_order(
+            candidate, federation.target, named[0].feature_names if named else ()
+        ),
         partition_id=number,
         num_partitions=total,
     )

@@ -16,6 +16,7 @@ from flower_fgl.core.feature_names import (
     differing_recipes,
     hash_names,
 )
+from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
 __all__ = [
@@ -149,21 +150,26 @@ def differing_features(candidate: Description, agreed: Description) -> str:
 
 def in_agreed_order(
     description: Description,
-    class_names: tuple[str, ...],
+    target: Target,
     feature_names: tuple[str, ...] = (),
 ) -> Description:
-    """Rewrite a description in the agreed order of C classes and d features.
+    """Rewrite a description with the agreed target, and in the order of d features.
 
-    ``class_names`` include all classes of the data owner; its counts become C, 0 for
-    classes that it does not have, and stay empty if it shares none. ``feature_names`` are
+    ``target`` includes all classes of the data owner; its counts become C, 0 for classes
+    that it does not have, and stay empty if it shares none. ``feature_names`` are
     empty if the names are not shared.
     """
     own = dict(zip(description.class_names, description.class_counts, strict=False))
-    counts = tuple(own.get(name, 0) for name in class_names) if own else ()
+    counts = tuple(own.get(name, 0) for name in target.names) if own else ()
     if feature_names and set(description.feature_names) == set(feature_names):
         description = replace(
             description,
             feature_names=feature_names,
             features_sha256=hash_names(feature_names),
         )
-    return replace(description, class_names=class_names, class_counts=counts)
+    return replace(
+        description,
+        class_names=target.names,
+        class_counts=counts,
+        target_units=target.units,
+    )

@@ -15,6 +15,7 @@ from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import make_optimizer
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import kebab
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput, SparseOperator
@@ -25,7 +26,7 @@ def data_of(toy: NodeDataset, *, has_val: bool = True) -> ClientData:
     none = torch.zeros(6, dtype=torch.bool)
     masks = {"train": half, "val": ~half if has_val else none, "test": none}
     graph = Graph(toy.x, toy.edge_index, toy.y, masks)
-    client = ClientGraph(0, graph, toy.class_names, torch.arange(6))
+    client = ClientGraph(0, graph, toy.target, torch.arange(6))
     return ClientData.build(client, torch.device("cpu"))
 
 
@@ -145,7 +146,7 @@ def test_without_validation_nodes_the_validation_score_is_undefined(
 
 def test_absent_classes_count_as_zero_with_that_setting(toy: NodeDataset) -> None:
     """Two of three classes are predicted or true: the third is ignored, or counts as 0."""
-    three = replace(toy, class_names=("left", "right", "none"))
+    three = replace(toy, target=Target.classes(("left", "right", "none")))
     kept, zero = (client_of(three, absent_classes=c) for c in ("ignore", "zero"))
     model = kept.build_model(initialise=True).eval()
     with torch.no_grad():
@@ -177,7 +178,7 @@ def test_few_shot_runs_also_score_test_nodes_over_own_classes(
     nodes = torch.arange(6)
     masks = {"train": nodes == 0, "val": nodes > 5, "test": (nodes > 0) & (nodes < 4)}
     graph = Graph(toy.x, toy.edge_index, toy.y, masks)
-    owned = ClientGraph(0, graph, toy.class_names, nodes)
+    owned = ClientGraph(0, graph, toy.target, nodes)
     cpu = torch.device("cpu")
     config = parse_config({"setting": setting})
     data = ClientData.build(owned, cpu)
@@ -238,7 +239,7 @@ def test_a_cached_receptive_field_counts_toward_the_cache_size() -> None:
     masks = {"train": few, "val": none, "test": ~few}
     y = torch.arange(40) % 2
     graph = Graph(torch.rand(40, 5), edges, y, masks)
-    client = ClientGraph(0, graph, ("a", "b"), torch.arange(40))
+    client = ClientGraph(0, graph, Target.classes(("a", "b")), torch.arange(40))
     data = ClientData.build(client, torch.device("cpu"))
     config = parse_config({})
     before = data_bytes(data)

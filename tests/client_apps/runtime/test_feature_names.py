@@ -16,6 +16,7 @@ from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import DataError, PayloadError, RunError
 from flower_fgl.core.feature_names import hash_names
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
@@ -246,7 +247,8 @@ def test_statistics_of_edges_move_with_their_columns() -> None:
     )  # fmt: skip
     ones, numbers = torch.ones(1).double(), torch.tensor([3.0, 4.0]).double()
     client = ClientGraph(
-        0, graph, ("a",), torch.arange(2), feature_names=("x", "edge: a", "edge: b"),
+        0, graph, Target.classes("a"), torch.arange(2),
+        feature_names=("x", "edge: a", "edge: b"),
         scaling=Scaling("columns", ones, ones, numbers, numbers + 2),
     )  # fmt: skip
     moved = order_columns(client, ("x", "edge: b", "edge: a"))

@@ -44,9 +44,7 @@ def client_of(toy: NodeDataset, val: list[int], **settings: Any) -> Client:
     }
     graph = Graph(toy.x, toy.edge_index, toy.y, masks)
     device = torch.device("cpu")
-    data = ClientData.build(
-        ClientGraph(0, graph, toy.class_names, torch.arange(6)), device
-    )
+    data = ClientData.build(ClientGraph(0, graph, toy.target, torch.arange(6)), device)
     config = parse_config({"model": "gcn", **settings})
     return Client(config, 0, 1, data, ClientState(), device)
 

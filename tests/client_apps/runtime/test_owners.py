@@ -19,6 +19,7 @@ from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.class_names import agree_classes
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.methods import parse_config
@@ -281,7 +282,9 @@ def test_data_owners_that_do_not_fit_are_rejected_by_name(
 def renamed(nodes: list[dict[str, Any]], *names: tuple[str, ...]) -> None:
     """Give the classes of each owner's file these names."""
     for node, graph, own in zip(nodes, owner_graphs(), names, strict=True):
-        save_client_graph(Path(node["graph"]), replace(graph, class_names=own))
+        save_client_graph(
+            Path(node["graph"]), replace(graph, target=Target.classes(own))
+        )
 
 
 def test_an_owner_that_spells_classes_differently_is_left_out(
@@ -485,10 +488,11 @@ def test_classes_are_agreed_by_name(
 
 
 def test_class_counts_are_reordered_with_their_classes() -> None:
-    agreed = in_agreed_order(description("ash"), ("c", "b", "a"))
+    order = Target.classes("cba")
+    agreed = in_agreed_order(description("ash"), order)
     assert agreed.class_names == ("c", "b", "a")
     assert agreed.class_counts == (0, 1, 3)
-    hidden = in_agreed_order(description("ash", class_counts=()), ("c", "b", "a"))
+    hidden = in_agreed_order(description("ash", class_counts=()), order)
     assert hidden.class_counts == ()
 
 
@@ -508,7 +512,9 @@ def test_several_labels_are_renumbered_by_name() -> None:
     targets = torch.tensor([[0, 1], [1, -1], [-1, -1]], dtype=torch.int8)
     y = torch.tensor([0, 0, -1])  # only says which nodes have a known label
     graph = Graph(torch.ones(3, 2), torch.empty(2, 0).long(), y, {}, targets=targets)
-    client = ClientGraph(0, graph, ("toxic", "acid"), torch.arange(3), (graph,))
+    client = ClientGraph(
+        0, graph, Target.classes(("toxic", "acid")), torch.arange(3), (graph,)
+    )
     agreed = client.renumbered(1, ("acid", "salt", "toxic"))
     for found in (agreed.graph, *agreed.evaluation):
         assert found.targets is not None

@@ -15,6 +15,7 @@ from flower_fgl import simulate
 from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
@@ -213,5 +214,5 @@ def test_small_parts_of_a_dataset_of_many_classes_can_be_used(tmp_path: Path) ->
     graph = replace(client.graph, y=y)
     names = tuple(f"field {c}" for c in range(number))
     path = tmp_path / "part.npz"
-    save_client_graph(path, replace(client, graph=graph, class_names=names))
+    save_client_graph(path, replace(client, graph=graph, target=Target.classes(names)))
     assert torch.equal(load_graph_file(path).dataset.y, y)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
@@ -62,7 +63,11 @@ def client(*, is_sparse: bool = False) -> ClientGraph:
         x, torch.empty((2, 0), dtype=torch.int64), graph.y, {"unseen": masks["test"]}
     )
     return ClientGraph(
-        3, graph, ("a", "b", "ö c"), torch.tensor([1, 5, 6, 9, 20, 21]), (graph, unseen)
+        3,
+        graph,
+        Target.classes(("a", "b", "ö c")),
+        torch.tensor([1, 5, 6, 9, 20, 21]),
+        (graph, unseen),
     )
 
 
@@ -130,7 +135,9 @@ def test_any_finite_client_graph_is_restored_from_its_file(tmp_path_factory, x, 
     simple = undirected_simple(edge_index.contiguous(), nodes)
     graph = Graph(torch.from_numpy(x), simple, y, masks)
     path = tmp_path_factory.mktemp("any") / "client.npz"
-    save_client_graph(path, ClientGraph(0, graph, ("a", "b"), torch.arange(nodes)))
+    save_client_graph(
+        path, ClientGraph(0, graph, Target.classes(("a", "b")), torch.arange(nodes))
+    )
     assert_same_graph(load_graph_file(path).client_graph(0).graph, graph)
 
 
@@ -501,7 +508,7 @@ def test_a_mask_that_graph_files_do_not_support_is_rejected(path):
     odd = ClientGraph(
         0,
         Graph(graph.x, graph.edge_index, graph.y, masks),
-        ("a", "b", "c"),
+        Target.classes("abc"),
         torch.arange(6),
     )
     with pytest.raises(DataError, match="masks holdout cannot be stored"):
@@ -815,7 +822,7 @@ def test_sparse_features_are_those_below_a_share_of_15_percent_and_wide():
 )
 def test_an_invalid_dataset_is_rejected(change, message, toy):
     validate_node_dataset(toy)
-    fields = {"name": "toy", "class_names": toy.class_names}
+    fields = {"name": "toy", "target": toy.target}
     fields |= {"x": toy.x, "edge_index": toy.edge_index, "y": toy.y}
     with pytest.raises(DataError, match=message):
         validate_node_dataset(NodeDataset(**(fields | change)))

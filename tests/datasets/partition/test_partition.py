@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.partition.communities import (
     MAX_SIZE_DIFFERENCE,
@@ -96,7 +97,9 @@ def planetoid(real_data, tmp_path_factory):
             edge_index = to_undirected(remove_self_loops(data.edge_index)[0])
             num_classes = int(data.y.max()) + 1
             names = tuple(str(label) for label in range(num_classes))
-            loaded[name] = NodeDataset(name, data.x, edge_index, data.y, names)
+            loaded[name] = NodeDataset(
+                name, data.x, edge_index, data.y, Target.classes(names)
+            )
         return loaded[name]
 
     return load
@@ -122,7 +125,7 @@ def dataset_of(source, target, label, num_classes):
         x=torch.zeros(len(label), 1),
         edge_index=edge_index,
         y=torch.as_tensor(np.asarray(label, dtype=np.int64)),
-        class_names=tuple(str(c) for c in range(num_classes)),
+        target=Target.classes([str(c) for c in range(num_classes)]),
     )
 
 
@@ -334,7 +337,7 @@ def test_dirichlet_gives_each_of_ten_mutag_clients_five_graphs(alpha):
 def test_an_unknown_rule_is_an_error_with_known_rules_and_the_nearest(toy):
     with pytest.raises(ConfigError, match=r'"metiss" for nodes.*mean "metis"'):
         partition_nodes(toy, "metiss", 2, seed=0)
-    with pytest.raises(ConfigError, match=r'"metis" for graphs. Known: dirichlet, uni'):
+    with pytest.raises(ConfigError, match=r'"metis" for graphs. Known: dirichlet, qua'):
         partition_graphs(toy.y, "metis", 2, seed=0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from tests.datasets.partition.summary import describe_partition
 
@@ -31,7 +32,7 @@ def test_nodes_of_unknown_class_count_for_size_only(toy):
         toy.x,
         toy.edge_index,
         torch.tensor([-1, -1, -1, 1, 0, 1]),
-        toy.class_names,
+        toy.target,
     )
     summary = describe_partition(hidden, [np.array([0, 1, 2]), np.array([3, 4, 5])])
     assert summary.sizes.tolist() == [3, 3]
@@ -45,7 +46,7 @@ def test_edges_of_unassigned_nodes_are_not_kept(toy):
 
 
 def test_a_graph_without_edges_keeps_all_edges(toy):
-    bare = NodeDataset(toy.name, toy.x, toy.edge_index[:, :0], toy.y, toy.class_names)
+    bare = NodeDataset(toy.name, toy.x, toy.edge_index[:, :0], toy.y, toy.target)
     summary = describe_partition(bare, [np.arange(3), np.arange(3, 6)])
     assert summary.share_edges_kept == 1
 
@@ -57,7 +58,7 @@ def test_partitioned_graphs_keep_all_their_edges():
         edge_index=torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]),
         batch=torch.tensor([0, 0, 1, 1, 2, 2]),
         y=torch.tensor([0, 1, 1]),
-        class_names=("a", "b"),
+        target=Target.classes("ab"),
     )
     summary = describe_partition(dataset, [np.array([0, 2]), np.array([1])])
     assert summary.share_edges_kept == 1

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
 from flower_fgl.datasets.splits.edges import (
     edge_client,
@@ -33,7 +34,7 @@ def table_of(number: int = 300, *, times: bool = False, **fields: Any) -> EdgeTa
     table = EdgeTable(
         torch.randint(NODES, (2, number), generator=draw),
         (torch.rand(number, generator=draw) < 0.2).long(),
-        ("normal", "odd"),
+        Target.classes(("normal", "odd")),
         torch.rand(number, 2, generator=draw),
         ("amount", "fee"),
         torch.arange(number).double() if times else None,
@@ -53,7 +54,9 @@ def client_of(table: EdgeTable | None) -> ClientGraph:
     )
     names = ("a", "b", "c")
     ids = torch.arange(NODES)
-    return ClientGraph(0, graph, ("",), ids, feature_names=names, edges=table)
+    return ClientGraph(
+        0, graph, Target.classes(("",)), ids, feature_names=names, edges=table
+    )
 
 
 def config_of(**values: Any) -> Any:

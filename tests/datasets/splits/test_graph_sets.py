@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients, load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, GraphDataset
 from flower_fgl.datasets.splits.graph_sets import (
@@ -135,7 +136,7 @@ def test_degree_features_do_not_depend_on_test_graphs(place: str) -> None:
         torch.tensor(both).T,
         torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)),
         torch.tensor([0, 1, 0]),
-        ("a", "b"),
+        Target.classes("ab"),
     )
     is_test = torch.tensor([False, False, place == "test"])
     masks = {"train": ~is_test, "val": torch.zeros(3).bool(), "test": is_test}

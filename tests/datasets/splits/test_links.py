@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.links import LINK_CLASSES
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.splits.links import (
     degree_features,
@@ -42,7 +43,7 @@ def client_of(edge_index: Tensor, num_nodes: int, **fields: Any) -> ClientGraph:
     }
     graph = Graph(torch.randn(num_nodes, 5, generator=draw), edge_index, y, masks)
     graph = replace(graph, **fields)
-    return ClientGraph(0, graph, ("a",), torch.arange(num_nodes))
+    return ClientGraph(0, graph, Target.classes(("a",)), torch.arange(num_nodes))
 
 
 def config_of(**values: Any) -> Any:

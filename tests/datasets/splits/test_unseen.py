@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients, load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import (
@@ -63,7 +64,9 @@ def dataset_of(
 ) -> NodeDataset:
     names = tuple("abcdefgh"[:num_classes])
     x = torch.eye(len(y))
-    return NodeDataset("hand", x, torch.from_numpy(edges), torch.tensor(y), names)
+    return NodeDataset(
+        "hand", x, torch.from_numpy(edges), torch.tensor(y), Target.classes(names)
+    )
 
 
 def config(**values: Any) -> RunConfig:

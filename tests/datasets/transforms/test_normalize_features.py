@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets import build
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
@@ -43,7 +44,9 @@ def client_of(x: Tensor, train: list[bool], batch: Tensor | None = None) -> Clie
     two = torch.ones(2, dtype=torch.bool)
     seen = torch.tensor([[7.0, 6.0], [9.0, 5.0]])
     test = Graph(seen, nothing, torch.zeros(2, dtype=torch.int64), {"test": two})
-    return ClientGraph(0, graph, ("a",), torch.arange(len(train)), (test,))
+    return ClientGraph(
+        0, graph, Target.classes(("a",)), torch.arange(len(train)), (test,)
+    )
 
 
 def mean_of(client: ClientGraph) -> list[float]:
@@ -83,7 +86,7 @@ def edges_of(amounts: list[float], train: list[bool]) -> Graph:
 def test_features_of_edges_are_standardised_by_the_training_edges_only() -> None:
     graph = edges_of([100.0, 300.0, 900.0], [True, True, False])
     test = edges_of([500.0], [False])
-    client = ClientGraph(0, graph, ("a",), torch.arange(2), (test,))
+    client = ClientGraph(0, graph, Target.classes(("a",)), torch.arange(2), (test,))
     scaled = scale_client(client, "columns")
     # training amounts 100 and 300: mean 200, standard deviation 100
     assert scaled.graph.pair_x is not None
@@ -106,7 +109,7 @@ def test_features_of_edges_are_standardised_by_the_training_edges_only() -> None
 
 def test_without_training_edges_their_features_are_unchanged() -> None:
     graph = edges_of([100.0, 300.0], [False, False])
-    client = ClientGraph(0, graph, ("a",), torch.arange(2))
+    client = ClientGraph(0, graph, Target.classes(("a",)), torch.arange(2))
     assert scale_client(client, "columns").graph.pair_x is graph.pair_x
 
 

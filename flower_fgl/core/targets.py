@@ -1,0 +1,120 @@
+"""What a run predicts: classes, several labels at once, or numbers; imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "CLASSES",
+    "KINDS",
+    "LABELS",
+    "NUMBERS",
+    "Target",
+    "TargetKind",
+    "agree_targets",
+    "headline",
+    "targets_apart",
+]
+
+TargetKind = Literal["classes", "labels", "numbers"]
+CLASSES: TargetKind = "classes"
+LABELS: TargetKind = "labels"
+NUMBERS: TargetKind = "numbers"
+KINDS: tuple[TargetKind, ...] = (CLASSES, LABELS, NUMBERS)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted of each item: a node, a graph, or a pair of nodes.
+
+    Parameters
+    ----------
+    kind : {"classes", "labels", "numbers"}
+        One of C classes, any of T labels, or T numbers.
+    names : tuple of str
+        Length C or T: names of the classes, the labels or the numbers.
+    units : tuple of str
+        Length T: the unit of each number, ``""`` if it is not given; else empty.
+    """
+
+    kind: TargetKind
+    names: tuple[str, ...]
+    units: tuple[str, ...] = ()
+
+    @classmethod
+    def classes(cls, names: Sequence[str]) -> Target:
+        """Return the target with these classes."""
+        return cls(CLASSES, tuple(names))
+
+    @property
+    def width(self) -> int:
+        """Number of outputs of a model: C or T."""
+        return len(self.names)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each item has one class."""
+        return self.kind == CLASSES
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether numbers are predicted."""
+        return self.kind == NUMBERS
+
+
+def headline(main_score: str, target: Target) -> str:
+    """Return the score by which rounds and models are selected.
+
+    It is ``RunConfig.main_score``, but ``nrmse`` for several numbers: their units differ,
+    so that their RMSE have no common scale.
+    """
+    return "nrmse" if main_score == "rmse" and target.width > 1 else main_score
+
+
+def agree_targets(owners: Mapping[str, Target]) -> tuple[Target, dict[str, str]]:
+    """Return all labels or numbers of data owners, and why some owners do not fit.
+
+    ``owners`` are of one kind, by their labels in messages. Names are sorted; the unit of
+    a number is the most frequent one. An owner with another unit does not fit.
+    """
+    units: dict[str, Counter[str]] = {}
+    for target in owners.values():
+        given = target.units or ("",) * target.width
+        for name, unit in zip(target.names, given, strict=True):
+            units.setdefault(name, Counter()).update([unit] if unit else [])
+    names = tuple(sorted(units))
+    most = {
+        name: min(found, key=lambda unit: (-found[unit], unit), default="")
+        for name, found in units.items()
+    }
+    reasons = {}
+    for owner, target in owners.items():
+        for name, unit in zip(target.names, target.units, strict=False):
+            if unit and unit != most[name]:
+                reasons[owner] = (
+                    f'its "{name}" is in {unit}, that of the other clients in '
+                    f"{most[name]}. Convert it, or leave the unit out if it is only "
+                    "another spelling."
+                )
+    kind = next(iter(owners.values())).kind
+    agreed = tuple(most[name] for name in names)
+    return Target(kind, names, agreed if any(agreed) else ()), reasons
+
+
+def targets_apart(owners: Mapping[str, Target]) -> str:
+    """Return why data owners cannot learn from each other: no two have a target in common.
+
+    The text is empty if two have one.
+    """
+    holders = Counter(name for target in owners.values() for name in target.names)
+    if len(owners) < 2 or max(holders.values()) > 1:
+        return ""
+    shown = [(owner, ", ".join(t.names)) for owner, t in owners.items()]
+    text = "; ".join(f"{owner}: {names[:80]}" for owner, names in shown[:5])
+    return (
+        f"No target is known at two data owners ({text}), so that they cannot learn from "
+        "each other. Name the same target alike at all owners."
+    )
