@@ -45,10 +45,10 @@ def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
         )
     place = target.names.index(chosen)
     assert dataset.targets is not None
-    values = dataset.targets[:, [place]]
+    values, units = dataset.targets[:, [place]], target.units[place : place + 1]
     return replace(
         dataset,
-        target=Target(target.kind, (chosen,), target.units[place : place + 1]),
+        target=Target(target.kind, (chosen,), units if any(units) else ()),
         targets=values,
         y=(~values[:, 0].isnan()).to(torch.int64) - 1,
     )

@@ -151,7 +151,7 @@ def _check_values(settings: GeneralSettings) -> None:
             f'setting = "{settings.setting}" is for classes, but the targets are {kind}. '
             f"Use one of {', '.join(able)}."
         )
-    free = EDGE_PARTITIONS
+    free: tuple[str, ...] = EDGE_PARTITIONS
     free += ("network", "dirichlet", "quantile") if kind == NUMBERS else ()
     if settings.partition not in free and not settings.owners:
         raise ConfigError(

@@ -18,6 +18,9 @@
     data owners on one numbering, by name.
 ``edge_classes.csv``
     Optional: the same for the labels of ``edges.csv``.
+``targets.csv``
+    Optional: ``name`` and ``unit`` of numbers to predict. In place of ``label`` the tables
+    then have ``target:NAME``, see ``csv_targets.py``.
 ``outside.csv``
     Optional: ``source``, the id of a node in ``nodes.csv``, and ``target``, the id of a
     node of another data owner, as in that owner's ``nodes.csv``. Only methods that use
@@ -51,6 +54,7 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     read_number,
     read_table,
 )
+from flower_fgl.datasets.graph_files.csv_targets import read_columns, target_columns
 from flower_fgl.datasets.graph_files.own_split import PARTS, part_of_split
 from flower_fgl.datasets.graph_files.problems import (
     ErrorCollector,
@@ -101,14 +105,21 @@ def read_csv_folder(
         column.
     """
     attempt = attempts or ErrorCollector()
-    required = ("id", "label") if needs_labels else ("id",)
-    nodes = attempt(read_table, folder / "nodes.csv", required, TEXT_COLUMNS)
+    path = folder / "nodes.csv"
+    several = attempt(target_columns, path) or ()
+    required = ("id", "label") if needs_labels and not several else ("id",)
+    nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several))
     if nodes is None:
         return {}
     index = attempt(_index_ids, nodes)
     arrays: dict[str, Array | None] = {}
     if needs_labels:
-        arrays |= attempt(_labels, nodes, "classes.csv", "node") or {}
+        found = (
+            attempt(read_columns, nodes, several, "node")
+            if several
+            else attempt(_labels, nodes, "classes.csv", "node")
+        )
+        arrays |= found or {}
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
@@ -119,8 +130,8 @@ def read_csv_folder(
                 _single_cell, folder / "prepared.csv", "sha256"
             )
         if os.path.exists(folder / "outside.csv"):
-            found = attempt(_outside_edges, folder / "outside.csv", index)
-            arrays["outside_edges"] = found
+            outside = attempt(_outside_edges, folder / "outside.csv", index)
+            arrays["outside_edges"] = outside
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
     if needs_labels:
         arrays |= attempt(_masks, nodes) or {}
@@ -210,6 +221,8 @@ def _edges(
     path: Path, index: dict[str, int], attempt: ErrorCollector
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
+    if several := target_columns(path, of_edges=True):
+        return _labelled_edges(path, index, attempt, several)
     rows = csv_rows(path, ("source", "target"), more=False, more_with="label")
     _, header = next(rows)
     if "label" in header:
@@ -237,10 +250,14 @@ def _unknown_end(name: str, column: str, path: Path, line: int) -> DataError:
 
 
 def _labelled_edges(
-    path: Path, index: dict[str, int], attempt: ErrorCollector
+    path: Path,
+    index: dict[str, int],
+    attempt: ErrorCollector,
+    several: Sequence[str] = (),
 ) -> dict[str, Array]:
-    """Return the arrays of an edge table with a column ``label``."""
-    table = read_table(path, ("source", "target", "label"), EDGE_COLUMNS)
+    """Return the arrays of an edge table with a column ``label``, or with numbers."""
+    required = ("source", "target") if several else ("source", "target", "label")
+    table = read_table(path, required, (*EDGE_COLUMNS, *several))
     ends = array("q")
     for column in ("source", "target"):
         for line, name in table.cells(column):
@@ -253,7 +270,11 @@ def _labelled_edges(
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
         "notes": _split_note(table),
     }
-    found = attempt(_labels, table, "edge_classes.csv", "edge")
+    found = None
+    if several:
+        arrays |= attempt(read_columns, table, several, "edge") or {}
+    else:
+        found = attempt(_labels, table, "edge_classes.csv", "edge")
     if found is not None:
         names = {"y": "edge_label"} | {n: f"edge_{n}" for n in found if n != "y"}
         arrays |= {names[name]: array for name, array in found.items()}
