@@ -39,7 +39,8 @@ def test_numbers_of_nodes_are_read_with_names_units_and_holes(tmp_path: Path) ->
     assert dataset.y.tolist() == [0, -1, 0, 0]
     assert dataset.targets is not None
     np.testing.assert_array_equal(dataset.targets.numpy(), TWO["y"])
-    masks = dict.fromkeys(("train", "val", "test"), torch.ones(4, dtype=torch.bool))
+    places = torch.tensor([0, -1, 1, 2])
+    masks = {n: places == k for k, n in enumerate(("train", "val", "test"))}
     copy = tmp_path / "b.npz"
     save_client_graph(copy, owned.client_graph(0, masks))
     again = load_graph_file(copy).dataset
@@ -79,7 +80,7 @@ def test_numbers_of_edges_are_read(tmp_path: Path) -> None:
             "class_names and target_names are both",
         ),
         (
-            TWO | {"target_names": np.array(["a", "b", "c"])},
+            {"y": TWO["y"], "target_names": np.array(["a", "b", "c"])},
             "2 columns, but there are 3",
         ),
         (TWO | {"y": TWO["y"][:3]}, "one row per node and one column per target name"),
@@ -194,5 +195,5 @@ def test_the_kind_of_a_file_must_be_that_of_the_run(tmp_path: Path) -> None:
     other = parse_config(
         {"owners": str(tmp_path), "target-kind": "numbers", "target": "densitty"}
     )
-    with pytest.raises(DataError, match="none of its numbers.*density"):
+    with pytest.raises(DataError, match=r"none of its numbers.*density"):
         client_from_file(path, other)
