@@ -24,7 +24,7 @@ from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar, kebab
-from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.unused_settings import (
     changed_settings,
@@ -281,7 +281,7 @@ def _stop_early(
             "%s (round-patience = %s).",
             server_round,
             waited,
-            EXTRA_SCORES.get(config.main_score, config.main_score),
+            score_title(config.main_score),
             config.round_patience,
         )
         return True

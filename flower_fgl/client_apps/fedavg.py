@@ -6,6 +6,7 @@ Data", AISTATS 2017.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
@@ -23,6 +24,7 @@ from flower_fgl.client_apps.stacked.group import (
     GroupFit,
     RowsLoss,
 )
+from flower_fgl.core.score_names import is_better
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
@@ -119,8 +121,9 @@ class FedAvgClientApp(GroupClientApp):
             if abs(loss) <= LARGEST or not losses:
                 losses.append(loss)
             value = _validation(client, model)
-            # the score is NaN without validation nodes; then keep the last epoch
-            if not value <= best_score:
+            # all scores are NaN without validation nodes; then keep the last epoch
+            is_unknown = math.isnan(value) and math.isnan(best_score)
+            if is_unknown or is_better(client.config.main_score, value, best_score):
                 best_score, best_state = value, state_of(model)
 
         train(epochs=epochs, after_epoch=keep_best)

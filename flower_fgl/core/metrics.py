@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from flower_fgl.core.score_names import EXTRA_SCORES, SCORE_NAMES
+from flower_fgl.core.score_names import EXTRA_SCORES, NO_SCORES, SCORE_NAMES
+
+if TYPE_CHECKING:
+    from flower_fgl.core.regression import NumberScores
 
 __all__ = [
     "AbsentClasses",
+    "AnyScores",
     "Scores",
     "auprc",
     "auroc",
@@ -90,6 +94,22 @@ float in [0, 1]
         }
         extra = {name: getattr(self, name) for name in EXTRA_SCORES}
         return out | {n: value for n, value in extra.items() if not math.isnan(value)}
+
+    as_record = as_dict
+
+    def rounded(self) -> Scores:
+        """Round all scores to two decimals; the threshold comes from a fixed grid."""
+        names = [f.name for f in fields(self) if f.name not in NO_SCORES]
+        return replace(self, **{name: round(getattr(self, name), 2) for name in names})
+
+    def with_enough(self, least: int) -> Scores:
+        """Return the scores, which are those of all items together."""
+        return self
+
+
+AnyScores: TypeAlias = "Scores | NumberScores"
+"""Scores of classes, or of numbers: see :class:`~flower_fgl.core.regression.NumberScores`,
+which is imported only where numbers are predicted."""
 
 
 def score(
@@ -301,15 +321,19 @@ def link_ranking(score: Tensor, y: Tensor, *, k: int) -> tuple[float, float]:
     return float((1 / rank).mean()), hits if len(negatives) >= k else math.nan
 
 
-def pool(scores: Sequence[Scores]) -> dict[str, float]:
-    """Average the scores of the clients that have nodes.
+def pool(scores: Sequence[AnyScores]) -> dict[str, Any]:
+    """Average the scores of the clients that have nodes, or of those with numbers.
 
     Returns ``num_nodes`` (the sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
     weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``, ``mean_macro_recall``
     (unweighted means); NaN if no client has nodes. If a client has ``auroc``, also
     ``auroc`` and ``mean_auroc``, over the clients that have it; likewise every other
-    extra score.
+    extra score. Scores of numbers: see :func:`~flower_fgl.core.regression.pool_numbers`.
     """
+    if scores and not isinstance(scores[0], Scores):
+        from flower_fgl.core.regression import pool_numbers
+
+        return pool_numbers(cast("Sequence[NumberScores]", scores))
     counted = [entry for entry in scores if entry.num_nodes > 0]
     num_nodes = int(sum(entry.num_nodes for entry in counted))
     out: dict[str, float] = {"num_nodes": num_nodes}

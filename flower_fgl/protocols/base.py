@@ -37,7 +37,7 @@ from flower_fgl.core.flower_internals import (
     plain_record,
     recorddict_to_proto,
 )
-from flower_fgl.core.metrics import Scores
+from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.score_names import EXTRA_SCORES
 
 __all__ = [
@@ -96,6 +96,8 @@ STATELESS = "stateless"
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
 SCORE_SET = frozenset(SCORES)
+NUMBERS = "n"
+"""Metric that scores of numbers have, and no others."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -463,14 +465,15 @@ def _count_bytes(name: str, record: Any) -> int:
 
 
 def write_scores(
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]],
-) -> dict[str, float]:
+    scores: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> dict[str, Any]:
     """Flatten ``{mode: {column: {metric: value}}}`` for a MetricRecord.
 
-    NaN marks a metric without nodes; Flower's records can hold NaN.
+    NaN marks a metric without nodes; Flower's records can hold NaN. Scores of numbers have
+    lists, one value for each target.
     """
     return {
-        f"{mode}/{column}/{metric}": float(value)
+        f"{mode}/{column}/{metric}": value if type(value) is list else float(value)
         for mode, columns in scores.items()
         for column, metrics in columns.items()
         for metric, value in metrics.items()
@@ -478,7 +481,7 @@ def write_scores(
 
 
 def write_metrics(
-    scores: Mapping[str, Mapping[str, Scores]],
+    scores: Mapping[str, Mapping[str, AnyScores]],
     seconds: Mapping[str, float],
     loss: float | None = None,
     terms: Mapping[str, float] | None = None,
@@ -490,11 +493,11 @@ def write_metrics(
     """
     flat = write_scores(
         {
-            mode: {column: values.as_dict() for column, values in columns.items()}
+            mode: {column: values.as_record() for column, values in columns.items()}
             for mode, columns in scores.items()
         }
     )
-    metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
+    metrics: dict[str, Any] = {**flat, "worker": os.getpid()}
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
     # the server refuses a reply with a number that is not finite
     finite = {n: value for n, value in (terms or {}).items() if math.isfinite(value)}
@@ -512,7 +515,7 @@ class ReplyMetrics:
     numbers of the training, and ``worker`` is the process that handled the message.
     """
 
-    scores: dict[str, dict[str, dict[str, float]]]
+    scores: dict[str, dict[str, dict[str, Any]]]
     seconds: dict[str, float]
     terms: dict[str, float]
     worker: int
@@ -525,19 +528,21 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
     ------
     PayloadError
         If there are too many metrics, or one has an unknown or long name, is no number,
-        or is out of range. Only the scores of a set without nodes may be NaN.
+        or is out of range. Only the scores of a set without nodes may be NaN. Scores of
+        numbers are checked by ``NumberScores.from_record``.
     """
     if len(metrics) > MAX_METRICS:
         raise PayloadError(f"{len(metrics)} metrics, expected at most {MAX_METRICS}")
     found = ReplyMetrics({}, {}, {}, _read_worker(metrics.get("worker", 0)))
     places = _metric_places(tuple(metrics.keys()))
     for parts, (key, value) in zip(places, metrics.items(), strict=True):
-        if isinstance(value, list):
-            raise PayloadError(f'"{key}" must be a number, got a list')
         if len(parts) == 3:
             mode, column, metric = parts
             columns = found.scores.setdefault(mode, {})
-            columns.setdefault(column, {})[metric] = float(value)
+            entry = value if isinstance(value, list) else float(value)
+            columns.setdefault(column, {})[metric] = entry
+        elif isinstance(value, list):
+            raise PayloadError(f'"{key}" must be a number, got a list')
         elif len(parts) == 2:
             group = found.seconds if parts[0] == "seconds" else found.terms
             is_good = type(value) is float and abs(value) <= LARGEST
@@ -546,7 +551,8 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
         raise PayloadError('"seconds" must not be negative')
     for mode, columns in found.scores.items():
         for column, values in columns.items():
-            _check_scores(f"{mode}/{column}", values)
+            if NUMBERS not in values:  # else the reader knows how many there are
+                _check_scores(f"{mode}/{column}", values)
     return found
 
 
@@ -584,7 +590,7 @@ def _read_number(key: str, value: object) -> float:
     return float(value)
 
 
-def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]:
+def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, Any]]]:
     """Invert :func:`write_scores`; other metrics are checked and left out.
 
     Raises
@@ -596,8 +602,10 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]
     return read_metrics(metrics).scores
 
 
-def _check_scores(where: str, values: Mapping[str, float]) -> None:
-    """Reject scores that no evaluation can produce."""
+def _check_scores(where: str, values: Mapping[str, Any]) -> None:
+    """Reject scores of classes that no evaluation can produce."""
+    if list in map(type, values.values()):
+        raise PayloadError(f'"{where}": each score must be a number, got a list.')
     # those that a task has and that are defined
     extra: tuple[str, ...] = ()
     if values.keys() != SCORE_SET:

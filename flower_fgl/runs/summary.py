@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.core.score_names import goodness, kind_of_score, score_title
 from flower_fgl.runs.files import Row
 
 __all__ = ["Row", "describe_round", "is_scored", "lost_finetuning"]
@@ -47,8 +47,8 @@ def summarise(
     error : str, optional
         Reason of a failure.
     metric : str
-        Validation score that selects the best round; the summary names it unless it is
-        ``accuracy``.
+        Validation score that selects the best round, unless the rows name another one;
+        the summary names it unless it is ``accuracy``.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def summarise(
 
     Notes
     -----
-    1. ``best`` is the round with the highest pooled validation score, the later one
+    1. ``best`` is the round with the best pooled validation score, the later one
        among equals. Test scores are never used. Failed rounds, fine-tuning, and rounds
        that scored fewer validation nodes than others because replies were lost, do not
        count. Without validation nodes, ``best`` is the last round, and ``selection`` is
@@ -70,6 +70,7 @@ def summarise(
     scored = [row for row in rounds if is_scored(row)]
     scopes = {scope for row in scored for scope in row["metrics"]}
     main = "global" if scopes == {"global"} else "local"
+    metric = _metric_of(scored, metric)
     out: dict[str, Any] = {
         "method": method,
         "dataset": dataset,
@@ -122,18 +123,21 @@ def score_text(row: Row) -> str:
     """Return loss and scores of a row of ``rounds.jsonl`` as text, empty without them.
 
     E.g. ``loss 0.512 val 81.3 % test 80.1 %``, or ``val AUROC 81.3 %`` where AUROC
-    selects; scores of the personalized models if they were evaluated.
+    selects, and ``val RMSE 1.214`` of numbers; scores of the personalized models if they
+    were evaluated.
     """
     loss = row.get("loss")
     parts = [] if loss is None else [f"loss {loss:.3f}"]
     modes = row.get("metrics") or {}
     columns = modes.get("local") or modes.get("global") or {}
     metric = str(row.get("metric", "accuracy"))
-    title = f" {EXTRA_SCORES[metric]}" if metric in EXTRA_SCORES else ""
+    title = f" {score_title(metric)}" if metric != "accuracy" else ""
     for column in ("val", "test"):
         value = columns.get(column, {}).get(metric)
         if value is not None and not math.isnan(value):  # NaN without such nodes
-            parts.append(f"{column}{title} {100 * value:.1f} %")
+            has_units = kind_of_score(metric).has_units
+            shown = f"{value:.4g}" if has_units else f"{100 * value:.1f} %"
+            parts.append(f"{column}{title} {shown}")
     return "  ".join(parts)
 
 
@@ -160,13 +164,18 @@ def select_round(scored: Sequence[Row], scope: str, metric: str) -> dict[str, An
     }
 
 
+def _metric_of(scored: Sequence[Row], metric: str) -> str:
+    """Return the score that the rows name, as rows of all scores but accuracy do."""
+    return str(next((row["metric"] for row in scored if "metric" in row), metric))
+
+
 def _validation(row: Row, scope: str, metric: str) -> tuple[int, float] | None:
-    """Return the number of validation nodes and their score, None without a score."""
+    """Return the validation nodes and the goodness of their score, None without one."""
     scores = row["metrics"].get(scope, {}).get("val", {})
     value = scores.get(metric)
     if value is None or not math.isfinite(value):
         return None
-    return scores.get("num_nodes", 0), value
+    return scores.get("num_nodes", 0), goodness(metric, value)
 
 
 def rounds_without_gain(rounds: Iterable[Row], metric: str = "accuracy") -> int:
@@ -179,6 +188,7 @@ def rounds_without_gain(rounds: Iterable[Row], metric: str = "accuracy") -> int:
     scored = [row for row in rounds if is_scored(row)]
     scopes = {scope for row in scored for scope in row["metrics"]}
     main = "global" if scopes == {"global"} else "local"
+    metric = _metric_of(scored, metric)
     best, waited = (0, -math.inf), 0
     for row in scored:
         score = _validation(row, main, metric)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.score_names import SCORES
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
@@ -202,15 +203,14 @@ class FglStrategy(ServerHooks):
         Returns
         -------
         MetricRecord or None
-            Pooled accuracy by ``<mode>/<column>``, or AUROC where ``config.main_score``
-            says so; ``None`` without any score.
+            The pooled main score by ``<mode>/<column>``; ``None`` without any score.
         """
         self.messenger.read_evaluations(self.messenger.by_sender(replies))
         return self._pooled_scores()
 
     def _pooled_scores(self) -> MetricRecord | None:
         """Return the main score of the round so far by ``<mode>/<column>``, if any."""
-        main = self.config.main_score
+        main = self.main_score
         flat = {
             f"{mode}/{column}": values.get(main, math.nan)
             for mode, columns in self.loop.log.pooled().items()
@@ -403,11 +403,13 @@ class FglStrategy(ServerHooks):
 
         As in the summary, rounds that scored fewer validation nodes do not compete.
         """
-        score = self.loop.log.validation(self.config.main_score)
+        score = self.loop.log.validation(self.main_score)
         loop, state = self.loop, self.global_state()
         if state is None or score is None:
             return
-        if loop.best_score is None or score >= loop.best_score:
+        sign = -1 if SCORES[self.main_score].direction == "lower" else 1
+        (size, value), (most, best) = score, loop.best_score or (0, 0.0)
+        if (size, sign * value) >= (most, sign * best):
             loop.best_score, loop.best_round = score, server_round
             loop.best_state = {name: tensor.clone() for name, tensor in state.items()}
 

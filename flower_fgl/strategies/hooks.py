@@ -92,6 +92,11 @@ class ServerHooks(Strategy):
         self.secure: SecureExchanges | None = None
         self.least_replies = max(config.min_replies, least_uploads(config))
 
+    @property
+    def main_score(self) -> str:
+        """Score by which rounds are compared."""
+        return self.config.main_score
+
     # ---------------------------------------------------- what a method overrides
     def prepare(self) -> None:
         """Build the server's state; ``self.federation`` is known.
@@ -473,8 +478,8 @@ class ServerHooks(Strategy):
         if self.recorder is not None:
             self.recorder.append_clients(self.loop.log.client_rows())
             row = self.loop.log.row()
-            if self.config.main_score != "accuracy":
-                row["metric"] = self.config.main_score
+            if self.main_score != "accuracy":
+                row["metric"] = self.main_score
             self.recorder.append_round(row)
 
 

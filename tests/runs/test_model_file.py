@@ -23,8 +23,8 @@ from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
 from flower_fgl.client_apps.runtime.model_store import (
     copy_model_of_run,
-    is_better,
     model_folder,
+    takes_place,
 )
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.graph_files.graph_file import (
@@ -437,7 +437,9 @@ def test_predictions_are_in_the_agreed_classes_of_an_owner_who_numbers_its_own_w
 def test_the_latest_of_the_best_models_is_kept(
     new: float | None, before: float | None, *, expected: bool
 ) -> None:
-    assert is_better(new, before) is expected
+    assert takes_place("accuracy", new, before) is expected
+    errors = (None if x is None else -x for x in (new, before))
+    assert takes_place("rmse", *errors) is expected
 
 
 @pytest.mark.parametrize(("kept_in", "taken"), [(3, True), (4, True), (5, False)])

@@ -11,7 +11,7 @@ import pytest
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_fgl import Run, simulate
-from flower_fgl.runs.summary import rounds_without_gain
+from flower_fgl.runs.summary import rounds_without_gain, score_text, summarise
 from flower_fgl.strategies.base import FglStrategy
 from tests.support.short_runs import SMALL, comparable
 
@@ -20,6 +20,18 @@ def row(number: int, accuracy: float | None, nodes: int = 10) -> dict[str, Any]:
     val = {"num_nodes": nodes, "accuracy": accuracy}
     scores = {"local": {"val": val}} if accuracy is not None else {}
     return {"round": number, "phase": "train", "status": "ok", "metrics": scores}
+
+
+def as_error(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a run with the negative of the scores as RMSE."""
+    out = []
+    for one in rows:
+        val = dict(one["metrics"].get("local", {}).get("val", {}))
+        value = val.pop("accuracy", None)
+        val["rmse"] = None if value is None else -value
+        metrics = {"local": {"val": val}} if one["metrics"] else {}
+        out.append({**one, "metrics": metrics, "metric": "rmse"})
+    return out
 
 
 @pytest.mark.parametrize(
@@ -38,6 +50,24 @@ def test_evaluated_rounds_since_the_best_are_counted(
 ) -> None:
     rows = [row(number, score) for number, score in enumerate(scores, start=1)]
     assert rounds_without_gain(rows) == waited
+    assert rounds_without_gain(as_error(rows)) == waited
+    best, error = (_best_round(found) for found in (rows, as_error(rows)))
+    assert best == error
+
+
+def _best_round(rows: list[dict[str, Any]]) -> int | None:
+    known = dict.fromkeys(
+        ("method", "dataset", "clients", "seed", "engine", "partition_sha256")
+    )
+    found = summarise(rows, evaluate=None, status="running", **known)
+    return found["best"] and int(found["best"]["round"])
+
+
+def test_the_best_round_of_numbers_has_the_lowest_error_and_is_the_latest() -> None:
+    errors = [1.2, math.nan, 0.9, 0.9, 1.1]
+    rows = as_error([row(k, -error) for k, error in enumerate(errors, start=1)])
+    assert _best_round(rows) == 4
+    assert score_text(rows[0] | {"loss": 0.5}) == "loss 0.500  val RMSE 1.2"
 
 
 def test_a_round_that_scored_fewer_nodes_is_no_gain_and_no_loss() -> None:

@@ -361,6 +361,7 @@ class Client(Generic[S]):
                     epochs=epochs,
                     check_every=check_every,
                     patience=self.config.patience,
+                    score=self.config.main_score,
                 )
             elif epochs:
                 loss = run(optimizer, generator, epochs)

@@ -2,7 +2,7 @@
 
 The file ``<model-dir>/<run>-<owner>-<key>/model.safetensors`` holds the model of the round
 with the best score on the client's validation nodes, of equal rounds the latest. The score
-is the accuracy, or the area under the ROC curve where runs are compared by it. Until a
+is that by which runs are compared: accuracy, AUROC or RMSE. Until a
 round is scored, the file holds the model of the last round. The key follows from the
 owner's name and the path of its graph, so that no two owners share a folder.
 
@@ -27,8 +27,9 @@ from flower_fgl.client_apps.runtime.describe import owner_key, owner_name
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import hash_names
-from flower_fgl.core.metrics import Scores
+from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.score_names import is_better
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.runs.files import MODEL
@@ -57,7 +58,7 @@ def save_best_model(
     client: Client,
     context: Context,
     model: Backbone,
-    scores: Mapping[str, Scores],
+    scores: Mapping[str, AnyScores],
     server_round: int,
 ) -> None:
     """Store the model of a round if no better one is stored.
@@ -74,7 +75,7 @@ def save_best_model(
     validation = value if math.isfinite(value) else None
     try:
         kept = read_card(folder)
-        if kept is not None and not is_better(validation, kept.validation):
+        if kept is not None and not takes_place(main, validation, kept.validation):
             return
         card = card_of(client, model, name, server_round, validation)
         scaling = client.data.graph.scaling
@@ -143,11 +144,12 @@ def model_folder(node: Mapping[str, Scalar], run_id: int, name: str) -> Path | N
     return folder / f"{run_id}-{shown}-{key}"
 
 
-def is_better(new: float | None, kept: float | None) -> bool:
-    """Compare validation scores (``None`` if not scored); equal ones are better."""
-    if kept is None:
-        return True
-    return new is not None and new >= kept
+def takes_place(score: str, new: float | None, kept: float | None) -> bool:
+    """Return whether a model replaces another by its validation score, equal ones too.
+
+    The scores are ``None`` if not scored; a model without one replaces no other one.
+    """
+    return not is_better(score, kept, new)
 
 
 def card_of(

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
 
-from flower_fgl.core.metrics import Scores
+from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings
-from flower_fgl.core.score_names import NO_SCORES
 
 __all__ = ["limited"]
 
 LARGEST_LOSS = 10.0
 """Largest size of a loss of ``scores = "rounded"``."""
-SCORE_FIELDS = [f.name for f in fields(Scores) if f.name not in NO_SCORES]
-ByMode = Mapping[str, Mapping[str, Scores]]
+ByMode = Mapping[str, Mapping[str, AnyScores]]
 
 
 def limited(
@@ -31,7 +28,9 @@ def limited(
 
     Notes
     -----
-    1. The loss of a crafted model is any weighted sum of class counts. Rounding only
+    1. ``min-scored-nodes`` also applies to the values of each predicted number; rounded
+       are scores to two decimals, and errors of numbers to two significant digits.
+    2. The loss of a crafted model is any weighted sum of class counts. Rounding only
        shortens what one message reveals of it. So a node that shares no class counts
        sends neither loss nor terms.
     """
@@ -49,7 +48,7 @@ def _sent(limits: NodeSettings, scores: ByMode) -> ByMode:
     if limits.min_scored_nodes:
         scores = {
             mode: {
-                column: values
+                column: values.with_enough(limits.min_scored_nodes)
                 for column, values in columns.items()
                 if not 0 < values.num_nodes < limits.min_scored_nodes
             }
@@ -58,16 +57,9 @@ def _sent(limits: NodeSettings, scores: ByMode) -> ByMode:
     if limits.scores == "all":
         return scores
     return {
-        mode: {column: _rounded(values) for column, values in columns.items()}
+        mode: {column: values.rounded() for column, values in columns.items()}
         for mode, columns in scores.items()
     }
-
-
-def _rounded(scores: Scores) -> Scores:
-    """Round all scores to two decimals; the threshold comes from a fixed grid."""
-    return replace(
-        scores, **{name: round(getattr(scores, name), 2) for name in SCORE_FIELDS}
-    )
 
 
 def _rounded_loss(loss: float | None) -> float | None:

@@ -36,7 +36,7 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.core.metrics import Scores
+from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
@@ -216,7 +216,7 @@ class Session:
     def pack_metrics(
         self,
         context: Context,
-        scores: Mapping[str, Mapping[str, Scores]],
+        scores: Mapping[str, Mapping[str, AnyScores]],
         seconds: Mapping[str, float],
         *,
         loss: float | None = None,

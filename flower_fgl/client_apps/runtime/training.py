@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError
+from flower_fgl.core.score_names import is_better, kind_of_score
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.computation_graph import receptive_field
 
@@ -233,24 +235,25 @@ def train_and_check(
     epochs: int,
     check_every: int,
     patience: int,
+    score: str = "accuracy",
 ) -> float:
     """Train with early stopping, and restore the weights of the best validation score.
 
     The model ends with the weights of the best check, the earliest one of equal checks.
-    If no check is above 0, it ends with the last weights. ``train`` takes a number of
-    epochs and returns the loss; ``validate`` returns NaN without validation nodes, and
-    training then never stops early. The last of the ``epochs`` is checked too.
-    ``patience`` counts checks without improvement; 0 never stops. The result is the loss
-    of the last trained epoch; NaN without epochs.
+    If no check is above 0, it ends with the last weights; an error may be 0. ``train``
+    takes a number of epochs and returns the loss; ``validate`` returns the ``score``, NaN
+    without validation nodes: training then never stops early. The last of the ``epochs``
+    is checked too. ``patience`` counts checks without improvement; 0 never stops. The
+    result is the loss of the last trained epoch; NaN without epochs.
     """
-    best, kept, waited = 0.0, None, 0
+    best, kept, waited = float("nan") if kind_of_score(score).is_lower else 0.0, None, 0
     loss = float("nan")
     for start in range(0, epochs, check_every):
         loss = train(min(check_every, epochs - start))
         value = validate()
-        if value > best:
+        if is_better(score, value, best):
             best, kept, waited = value, state_of(model), 0
-        elif value <= best:  # false for NaN
+        elif kept is not None or not math.isnan(value):  # NaN: no nodes, or diverged
             waited += 1
             if waited == patience:
                 break

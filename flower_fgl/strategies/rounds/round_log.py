@@ -14,11 +14,12 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_fgl.core.errors import FglError, PayloadError, one_line
-from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.core.metrics import AnyScores, Scores, pool
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.protocols.base import (
     MAX_NAME,
     METRICS,
+    NUMBERS,
     ReplyMetrics,
     find_record,
     read_loss,
@@ -63,11 +64,13 @@ class Expected:
     """What the log compares a reply's metrics with: the client's weight, and its node sets.
 
     ``columns`` has the number of nodes that the client described for each set that it
-    scores, ``None`` if descriptions do not contain the number.
+    scores, ``None`` if descriptions do not contain the number. If numbers are predicted,
+    ``std`` has the spread of each target, NaN if the server does not know it.
     """
 
     num_examples: float
     columns: Mapping[str, int | None]
+    std: Sequence[float] = ()
 
 
 class RoundLog:
@@ -89,7 +92,7 @@ class RoundLog:
         self.tables: dict[str, Any] = {}  # JSON values logged by the method
         self._started = time.perf_counter()
         self._clients: dict[int, dict[str, Any]] = {}
-        self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
+        self._scores: dict[int, dict[str, dict[str, AnyScores]]] = {}
         self._modes: dict[int, frozenset[str]] = {}
         self._bytes: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
         self._client_bytes: dict[int, dict[str, int]] = defaultdict(
@@ -182,32 +185,28 @@ class RoundLog:
 
     def _check_scores(
         self, pid: int, found: ReplyMetrics, client: Expected
-    ) -> dict[str, dict[str, Scores]]:
+    ) -> dict[str, dict[str, AnyScores]]:
         """Compare scores with what was asked for and with the client's description."""
         asked = self._modes.get(pid)
         if asked is not None and not asked.issuperset(found.scores):
             raise PayloadError(
                 f"scores of {sorted(found.scores)}, asked for {sorted(asked) or 'none'}"
             )
-        out: dict[str, dict[str, Scores]] = {}
+        out: dict[str, dict[str, AnyScores]] = {}
         for mode, columns in found.scores.items():
             mine = out.setdefault(mode, {})
             for column, values in columns.items():
-                number = int(values["num_nodes"])
+                where = f"{mode}/{column}"
+                scores = _read_scores(where, values, client.std)
+                number = scores.num_nodes
                 if column not in client.columns:
-                    raise PayloadError(f'"{mode}/{column}" was not asked for')
+                    raise PayloadError(f'"{where}" was not asked for')
                 if client.columns[column] not in (None, number):
                     raise PayloadError(
-                        f'"{mode}/{column}/num_nodes" is {number}, the client described '
+                        f'"{where}/num_nodes" is {number}, the client described '
                         f"{client.columns[column]}"
                     )
-                mine[column] = Scores(
-                    num_nodes=number,
-                    accuracy=values["accuracy"],
-                    macro_f1=values["macro_f1"],
-                    macro_recall=values["macro_recall"],
-                    **{n: values[n] for n in EXTRA_SCORES if n in values},
-                )
+                mine[column] = scores
         return out
 
     def count_up(self, pid: int, content: RecordDict) -> None:
@@ -279,7 +278,7 @@ class RoundLog:
         """Pool the scores over clients, ``{mode: {column: {metric: value}}}``."""
         if self._pooled is not None:
             return self._pooled
-        grouped: dict[str, dict[str, list[Scores]]] = {}
+        grouped: dict[str, dict[str, list[AnyScores]]] = {}
         for pid in sorted(self._scores):
             for mode, columns in self._scores[pid].items():
                 for column, scores in columns.items():
@@ -299,7 +298,7 @@ class RoundLog:
         pooled = self.pooled()
         columns = pooled.get("global") or pooled.get("local") or {}
         column = columns.get("val", {})
-        if not column.get("num_nodes") or metric not in column:
+        if not column.get("num_nodes") or math.isnan(column.get(metric, math.nan)):
             return None
         return int(column["num_nodes"]), float(column[metric])
 
@@ -361,3 +360,25 @@ class RoundLog:
             row["bytes"] = dict(self._client_bytes[pid])
             rows.append(row)
         return rows
+
+
+def _read_scores(
+    where: str, values: Mapping[str, Any], std: Sequence[float]
+) -> AnyScores:
+    """Return the scores of a node set; PayloadError if they are of another kind."""
+    if (NUMBERS in values) != bool(std):
+        kinds = ("classes", "numbers") if std else ("numbers", "classes")
+        raise PayloadError(
+            f'"{where}" has scores of {kinds[0]}, expected those of {kinds[1]}'
+        )
+    if std:
+        from flower_fgl.core.regression import NumberScores
+
+        return NumberScores.from_record(where, values, std)
+    return Scores(
+        num_nodes=int(values["num_nodes"]),
+        accuracy=values["accuracy"],
+        macro_f1=values["macro_f1"],
+        macro_recall=values["macro_recall"],
+        **{n: values[n] for n in EXTRA_SCORES if n in values},
+    )

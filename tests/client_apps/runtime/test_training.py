@@ -206,7 +206,7 @@ def test_the_proximal_term_by_hand() -> None:
 
 
 def checked(
-    scores: list[float], *, epochs: int, patience: int = 0
+    scores: list[float], *, epochs: int, patience: int = 0, score: str = "accuracy"
 ) -> tuple[float, list[int], float]:
     """Train a counter two epochs at a time; check ``i`` scores ``scores[i]``."""
     model = torch.nn.Linear(1, 1, bias=False)
@@ -226,8 +226,24 @@ def checked(
         epochs=epochs,
         check_every=2,
         patience=patience,
+        score=score,
     )
     return model.weight.item(), trained, loss
+
+
+@pytest.mark.parametrize("epochs", [4, 12])
+def test_an_error_is_checked_like_its_negative(epochs: int) -> None:
+    values = [0.5, 0.4, 0.6, 0.6, 0.5, 0.9]
+    expected = checked(values, epochs=epochs, patience=2)
+    errors = [1 - value for value in values]
+    assert checked(errors, epochs=epochs, patience=2, score="rmse") == expected
+
+
+def test_an_error_of_zero_is_kept_and_a_diverged_check_counts_as_worse() -> None:
+    values = [0.0, math.nan, math.nan, 0.0]
+    weight, trained, _ = checked(values, epochs=8, patience=2, score="rmse")
+    assert weight == 2
+    assert len(trained) == 3
 
 
 def test_the_earliest_of_equally_good_checks_is_kept() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.metrics import AnyScores, Scores
+from flower_fgl.core.regression import score_numbers
+from flower_fgl.protocols.base import write_metrics
 from flower_fgl.strategies.rounds.messenger import Failure, _last_line
-from flower_fgl.strategies.rounds.round_log import RoundLog
+from flower_fgl.strategies.rounds.round_log import Expected, RoundLog
 
 
 def test_the_reason_of_a_failed_round_counts_each_client_once() -> None:
@@ -29,3 +34,35 @@ def test_a_reason_is_shown_without_the_marks_of_flower(
     reason: str | None, line: str
 ) -> None:
     assert _last_line(reason) == line
+
+
+def of_numbers(*pairs: tuple[float, float]) -> AnyScores:
+    values, outputs = torch.tensor(pairs, dtype=torch.float64).T[:, :, None]
+    mask = torch.ones(len(pairs), dtype=torch.bool)
+    return score_numbers(outputs, values, mask, torch.ones(1, dtype=torch.float64))
+
+
+def logged(*found: AnyScores, std: tuple[float, ...]) -> RoundLog:
+    log = RoundLog(1)
+    for pid, scores in enumerate(found):
+        metrics = write_metrics({"local": {"val": scores}}, {}, 0.5)
+        log.add_reply(pid, metrics, Expected(1, {"val": None}, std))
+    return log
+
+
+def test_scores_of_numbers_are_pooled_and_stand_in_the_lines() -> None:
+    log = logged(of_numbers((1, 2), (2, 4)), of_numbers((5, 5)), std=(1.0,))
+    assert log.validation("rmse") == (3, pytest.approx((5 / 3) ** 0.5))
+    assert log.row()["metrics"]["local"]["val"]["mean_mae"] == 0.75
+    first, second = log.client_rows()
+    assert first["metrics"]["local"]["val"]["targets"]["num_values"] == [2]
+    assert second["metrics"]["local"]["val"]["rmse"] == 0.0
+
+
+def test_a_reply_with_scores_of_another_kind_is_refused() -> None:
+    with pytest.raises(PayloadError, match="numbers, expected those of classes"):
+        logged(of_numbers((1, 2)), std=())
+    with pytest.raises(PayloadError, match="classes, expected those of numbers"):
+        logged(Scores(1, 1.0, 1.0, 1.0), std=(1.0,))
+    with pytest.raises(PayloadError, match='n" must be 2 numbers'):
+        logged(of_numbers((1, 2)), std=(1.0, 1.0))

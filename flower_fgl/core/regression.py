@@ -1,0 +1,385 @@
+"""Scores of predicted numbers: of one client, and pooled over clients.
+
+All numbers are in the units of the file, in float64. A record holds the numbers of each
+target, from which the server computes the scores, so that pooled RMSE and MAE are exactly
+those of all items together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import PayloadError
+
+__all__ = ["NumberScores", "PerTarget", "pool_numbers", "rank_correlation"]
+__all__ += ["score_numbers"]
+
+WIDE = 200
+"""Largest number of targets whose MAE, spread and ranks are in a record."""
+LARGEST = 1e15
+"""Largest size of a number in a record, as in :mod:`flower_fgl.protocols.base`."""
+ACROSS = ("nrmse", "mae", "r2", "spearman")
+"""Means over the targets in a record of more than :data:`WIDE` targets."""
+RANGES = {
+    "nrmse": (0.0, LARGEST),
+    "mae": (0.0, LARGEST),
+    "r2": (-math.inf, 1.0),
+    "spearman": (-1 - 1e-9, 1 + 1e-9),
+}
+
+
+@dataclass(frozen=True)
+class PerTarget:
+    """What one client's predictions of T targets show, each of length T.
+
+    ``n`` counts the known values; ``mse`` and ``mae`` are mean squared and absolute errors,
+    NaN without any; ``sst`` is the sum of squared deviations of the values from their mean;
+    ``spearman`` is the rank correlation, NaN with fewer than two values, or if values or
+    predictions are all equal. The last three are empty in a record of many targets.
+    """
+
+    n: tuple[int, ...]
+    mse: tuple[float, ...]
+    mae: tuple[float, ...] = ()
+    sst: tuple[float, ...] = ()
+    spearman: tuple[float, ...] = ()
+
+    @property
+    def rmse(self) -> list[float]:
+        """Root mean squared errors."""
+        return [math.sqrt(value) for value in self.mse]
+
+    @property
+    def r2(self) -> list[float]:
+        """Coefficients of determination, NaN where the values do not vary."""
+        sse = (n * mse for n, mse in zip(self.n, self.mse, strict=True))
+        return [_r2(*pair) for pair in zip(sse, self.sst, strict=True)]
+
+
+@dataclass(frozen=True)
+class NumberScores:
+    """Scores of one model on one set of items with T numbers each.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Items with a known value of any target.
+    targets : PerTarget
+        The numbers of each target.
+    std : tuple of float
+        Length T: spread of each target by which ``nrmse`` is normalised; empty if the
+        server does not know it.
+    nrmse : float
+        Mean over the targets with values of RMSE / spread, NaN without any.
+    mae, r2, spearman : float
+        Means over the targets for which they are defined, else NaN. R² is about the mean
+        of the same values.
+    """
+
+    num_nodes: int
+    targets: PerTarget
+    std: tuple[float, ...]
+    nrmse: float
+    mae: float
+    r2: float
+    spearman: float
+
+    @classmethod
+    def of(
+        cls, num_nodes: int, targets: PerTarget, std: tuple[float, ...]
+    ) -> NumberScores:
+        """Compute the means over the targets."""
+        scaled = [
+            error / spread for error, spread in zip(targets.rmse, std, strict=True)
+        ]
+        nrmse, mae = _mean_error(scaled, targets.n), _mean_error(targets.mae, targets.n)
+        r2, spearman = _mean(targets.r2), _mean(targets.spearman)
+        return cls(num_nodes, targets, std, nrmse, mae, r2, spearman)
+
+    @property
+    def rmse(self) -> float:
+        """Mean over the targets of the root mean squared error, NaN without values."""
+        return _mean_error(self.targets.rmse, self.targets.n)
+
+    def selected(self, main_score: str) -> float:
+        """Return the score by which models are selected, ``RunConfig.main_score``.
+
+        Of several targets ``rmse`` stands for ``nrmse``, since their units differ.
+        """
+        is_several = main_score == "rmse" and len(self.targets.n) > 1
+        return float(getattr(self, "nrmse" if is_several else main_score))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the scores by name, and under ``targets`` those of each target."""
+        found = self.targets
+        each: dict[str, Sequence[float]] = {
+            "num_values": found.n,
+            "rmse": found.rmse,
+        }
+        if found.mae:
+            each |= {"mae": found.mae, "sst": found.sst, "r2": found.r2}
+            each |= {"spearman": found.spearman}
+        names = ("num_nodes", "rmse", *ACROSS)
+        return {name: getattr(self, name) for name in names} | {
+            "targets": {name: list(values) for name, values in each.items()}
+        }
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what is sent: 40T bytes for T targets, 16T for more than 200."""
+        found = self.targets
+        if len(found.n) > WIDE:
+            across = {name: getattr(self, name) for name in ACROSS}
+            each = {"n": list(found.n), "mse": list(found.mse)}
+            return {"num_nodes": self.num_nodes, **across, **each}
+        names = ("n", "mse", "mae", "sst", "spearman")
+        each = {name: list(getattr(found, name)) for name in names}
+        return {"num_nodes": self.num_nodes, "nrmse": self.nrmse, **each}
+
+    @classmethod
+    def from_record(
+        cls, where: str, record: Mapping[str, Any], std: Sequence[float]
+    ) -> NumberScores:
+        """Read and check what :meth:`as_record` returned.
+
+        ``std`` has the spread of each target, NaN if the server does not know it. Raises a
+        PayloadError that begins with ``where`` if an entry is missing or out of range.
+        """
+        width = len(std)
+        lists = ("n", "mse") if width > WIDE else ("n", "mse", "mae", "sst", "spearman")
+        single = ("num_nodes", *(ACROSS if width > WIDE else ("nrmse",)))
+        if odd := sorted(record.keys() ^ {*lists, *single}):
+            raise PayloadError(f'"{where}": missing or unexpected scores {odd}.')
+        for name, value in record.items():
+            length = len(value) if isinstance(value, list) else 0
+            if length != (width if name in lists else 0):
+                expected = f"{width} numbers" if name in lists else "one number"
+                raise PayloadError(f'"{where}/{name}" must be {expected}.')
+        counts = [record["num_nodes"], *record["n"]]
+        if not all(0 <= c <= LARGEST and c == int(c) for c in counts):
+            raise PayloadError(f'"{where}" has a number of values that is no count.')
+        if max(record["n"], default=0) > record["num_nodes"]:
+            raise PayloadError(f'"{where}" has more values than items.')
+        n = tuple(int(count) for count in record["n"])
+        each = {name: tuple(map(float, record[name])) for name in lists[1:]}
+        for name, values in each.items():
+            _check_errors(f"{where}/{name}", name, values, n)
+        for name in single[1:]:
+            _check_mean(f"{where}/{name}", name, record[name], any(n))
+        targets = PerTarget(n, **each)
+        known = () if any(map(math.isnan, std)) else tuple(std)
+        number = int(record["num_nodes"])
+        if width > WIDE:
+            across = [float(record[name]) for name in ACROSS]
+            return cls(number, targets, known, *across)
+        found = cls.of(number, targets, (math.nan,) * width)
+        return replace(found, std=known, nrmse=float(record["nrmse"]))
+
+    def rounded(self) -> NumberScores:
+        """Round all numbers to two significant digits, and the counts not at all."""
+        targets = PerTarget(
+            self.targets.n, *(_round(each) for each in astuple(self.targets)[1:])
+        )
+        found = NumberScores.of(self.num_nodes, targets, self.std)
+        return replace(found, nrmse=float(f"{found.nrmse:.2g}"))
+
+    def with_enough(self, least: int) -> NumberScores:
+        """Remove the targets that have values, but fewer than ``least``."""
+        found = self.targets
+        is_kept = [number >= least for number in found.n]
+        each: list[Any] = [
+            tuple(x if keep else gone for x, keep in zip(values, is_kept, strict=True))
+            for values, gone in zip(
+                astuple(found), (0, math.nan, math.nan, 0.0, math.nan), strict=True
+            )
+        ]
+        return NumberScores.of(self.num_nodes, PerTarget(*each), self.std)
+
+
+def score_numbers(
+    predicted: Tensor, values: Tensor, mask: Tensor, std: Tensor
+) -> NumberScores:
+    """Score predicted numbers on the items of a mask.
+
+    Parameters
+    ----------
+    predicted : Tensor of shape (N, T), float64
+        Predictions in the units of the values.
+    values : Tensor of shape (N, T), float64
+        True numbers, NaN if unknown.
+    mask : Tensor of shape (N,), bool
+        Items to score; those without a known value are ignored.
+    std : Tensor of shape (T,), float64
+        Spread of each target, by which ``nrmse`` is normalised; 1 without a scale.
+
+    Returns
+    -------
+    NumberScores
+        With a prediction that is not finite, the error of its target is NaN.
+    """
+    chosen = mask & ~values.isnan().all(dim=1)
+    outputs = predicted[chosen].to(torch.float64).cpu()
+    truth = values[chosen].to(torch.float64).cpu()
+    each: list[tuple[int, float, float, float, float]] = []
+    for column, wanted in zip(outputs.T, truth.T, strict=True):
+        known = ~wanted.isnan()
+        y, error = wanted[known], column[known] - wanted[known]
+        n = int(known.sum())
+        is_finite = bool(error.isfinite().all())
+        sst = float((y - y.mean()).square().sum()) if n and y.min() < y.max() else 0.0
+        each.append(
+            (
+                n,
+                float(error.square().mean()) if n and is_finite else math.nan,
+                float(error.abs().mean()) if n and is_finite else math.nan,
+                sst,
+                rank_correlation(y, column[known]) if is_finite else math.nan,
+            )
+        )
+    targets = PerTarget(*zip(*each, strict=True))
+    return NumberScores.of(int(chosen.sum()), targets, tuple(std.tolist()))
+
+
+def rank_correlation(one: Tensor, other: Tensor) -> float:
+    """Return Spearman's ρ of n pairs: Pearson's correlation of their ranks.
+
+    Equal values share their mean rank. NaN with n < 2, or if one side is constant.
+    """
+    ranks = [_ranks(one), _ranks(other)]
+    first, second = (rank - rank.mean() for rank in ranks)
+    spread = float(first.square().sum() * second.square().sum()) ** 0.5
+    return float(first @ second) / spread if spread > 0 else math.nan
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the rank of each value, of equal ones their mean."""
+    found = torch.unique(values, return_inverse=True, return_counts=True)
+    _, place, count = found
+    last: Tensor = count.cumsum(0).to(torch.float64)
+    return last[place] - (count[place] - 1) / 2
+
+
+def pool_numbers(scores: Sequence[NumberScores]) -> dict[str, Any]:
+    """Pool the scores of the clients that have values.
+
+    Returns ``num_nodes`` (the sum), the scores of all items together, their unweighted
+    means over the clients as ``mean_rmse``, …, and under ``targets`` the numbers of each
+    target.
+
+    Notes
+    -----
+    1. RMSE and MAE are those of all items together, not means over clients.
+    2. R² is 1 − Σ SSE / Σ SST over the clients that have one, each about its own mean: a
+       model gets no credit for the differences between the clients' means.
+    3. Ranks cannot be pooled: Spearman's ρ is the mean over the clients that have one,
+       weighted by values.
+    4. Of more than 200 targets, MAE, R² and ρ are means over clients, weighted by items.
+    """
+    counted = [entry for entry in scores if entry.num_nodes > 0]
+    each: dict[str, list[float]] = {"num_values": [], "rmse": []}
+    is_wide = any(not entry.targets.mae for entry in counted)
+    nrmse = []
+    for t in range(len(scores[0].targets.n)):
+        own = [entry for entry in counted if entry.targets.n[t]]
+        weights = [entry.targets.n[t] for entry in own]
+        squares = [entry.targets.mse[t] for entry in own]
+        error = _weighted(squares, weights) ** 0.5
+        each["num_values"].append(sum(weights))
+        each["rmse"].append(error)
+        if all(entry.std for entry in own):
+            parts = [mse / e.std[t] ** 2 for mse, e in zip(squares, own, strict=True)]
+            nrmse.append(_weighted(parts, weights) ** 0.5)
+        if not is_wide:
+            for name, value in _pool_target(t, own, weights).items():
+                each.setdefault(name, []).append(value)
+    sizes = [entry.num_nodes for entry in counted]
+    across = {
+        name: _weighted([getattr(entry, name) for entry in counted], sizes)
+        if name not in each
+        else _mean(each[name])
+        for name in ACROSS
+    }
+    if all(entry.std for entry in counted):
+        across["nrmse"] = _mean(nrmse)
+    out: dict[str, Any] = {"num_nodes": sum(sizes), "rmse": _mean(each["rmse"])}
+    out |= across
+    for name in ("rmse", *ACROSS):
+        out[f"mean_{name}"] = _mean([getattr(entry, name) for entry in counted])
+    return out | {"targets": each}
+
+
+def _pool_target(
+    t: int, own: Sequence[NumberScores], weights: Sequence[int]
+) -> dict[str, float]:
+    """Pool MAE, spread, R² and ρ of one target over the clients that have values."""
+    spread = [entry for entry in own if entry.targets.sst[t] > 0]
+    sse = math.fsum(entry.targets.n[t] * entry.targets.mse[t] for entry in spread)
+    sst = math.fsum(entry.targets.sst[t] for entry in spread)
+    return {
+        "mae": _weighted([entry.targets.mae[t] for entry in own], weights),
+        "sst": sst,
+        "r2": _r2(sse, sst),
+        "spearman": _weighted([entry.targets.spearman[t] for entry in own], weights),
+    }
+
+
+def _check_errors(
+    where: str, name: str, values: Sequence[float], n: Sequence[int]
+) -> None:
+    """Reject numbers of targets that no evaluation can produce."""
+    for value, number in zip(values, n, strict=True):
+        if name == "spearman":
+            is_good = math.isnan(value) or (number > 1 and abs(value) <= 1 + 1e-9)
+        elif name == "sst":
+            is_good = 0 <= value <= number * LARGEST**2
+        elif number:
+            is_good = 0 <= value <= LARGEST ** (2 if name == "mse" else 1)
+        else:
+            is_good = math.isnan(value)
+        if not is_good:
+            raise PayloadError(
+                f'"{where}" is {value!r} for {number} values, which no finite prediction '
+                "has. Training diverged: use a smaller learning rate."
+            )
+
+
+def _check_mean(where: str, name: str, value: float, has_values: bool) -> None:
+    """Reject a mean over targets that no evaluation can produce."""
+    low, high = RANGES[name]
+    may_lack = not has_values or name in ("r2", "spearman")
+    if not (low <= value <= high or (may_lack and math.isnan(value))):
+        raise PayloadError(f'"{where}" cannot be {value!r}.')
+
+
+def _r2(sse: float, sst: float) -> float:
+    """Return the coefficient of determination, NaN if the values do not vary."""
+    return 1 - sse / sst if sst > 0 else math.nan
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean of the values that are not NaN, NaN without any."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _mean_error(values: Sequence[float], n: Sequence[int]) -> float:
+    """Return the mean over the targets with values: NaN if one of them is, or without."""
+    found = [value for value, number in zip(values, n, strict=True) if number]
+    return math.fsum(found) / len(found) if found else math.nan
+
+
+def _weighted(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Return the weighted mean of the values that are not NaN, NaN without any."""
+    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
+    total = sum(weight for _, weight in pairs)
+    return math.fsum(v * w for v, w in pairs) / total if total else math.nan
+
+
+def _round(values: Sequence[float]) -> tuple[float, ...]:
+    """Round numbers to two significant digits."""
+    return tuple(float(f"{value:.2g}") for value in values)
