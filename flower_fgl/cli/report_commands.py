@@ -13,10 +13,10 @@ from flower_fgl.cli.arguments import NodeSet, RunFolders, console, show
 from flower_fgl.cli.table import reject_no_score
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.lab.cost_to_accuracy import cost_until, selecting_metric
 from flower_fgl.lab.tables.compare import (
     common_metric,
+    common_scale,
     compare_runs,
     place_name,
     select_runs,
@@ -129,16 +129,14 @@ def compare(
     pairs. The command also tells whether the methods are tied within one point, and how
     large a difference the runs could have shown.
     """
-    # loads pandas, which the other commands of this module do not need
-    from flower_fgl.lab.tables.frame import show_percent
-
     sides = {"A": select_runs(one), "B": select_runs(other)}
     every = [run for runs in sides.values() for run in runs]
     reject_no_score("--metric", metric, [run.final or {} for run in every], column)
     default = common_metric(every)
     if per_owner:
         # an owner has no AUROC if its items are of one class, and no mean over clients
-        default = owner_metric(every, column) if default == "auroc" else "accuracy"
+        is_plain = default in ("accuracy", "mean_accuracy")
+        default = "accuracy" if is_plain else owner_metric(every, column)
         _show_owners(sides["A"], sides["B"], column, metric or default)
         return
     metric = metric or default
@@ -147,7 +145,8 @@ def compare(
     for place, result in found.items():
         if len(found) > 1:
             show(f"{place}:")
-        table = make_table("runs", f"{column} {metric}, %", "not completed")
+        title = result.scale.title if result.scale.is_error else f"{metric}, %"
+        table = make_table("runs", f"{column} {title}", "not completed")
         for name, runs, scores in zip(
             names, sides.values(), (result.one, result.other), strict=True
         ):
@@ -156,7 +155,7 @@ def compare(
                 for run in runs
                 if run.status != "completed" and place_name(run) == place
             ]
-            table.add_row(name, show_percent(scores), ", ".join(pending))
+            table.add_row(name, result.scale.show_mean(scores), ", ".join(pending))
         console.print(table)
         show(str(result))
     if len(found) > 1:
@@ -191,28 +190,28 @@ def _show_owners(
     """Print the scores and the gain of each owner, who wins and who loses."""
     gains = gains_per_owner(one, other, column=column, metric=metric)
     names = side_names(one, other)
-    table = make_table("owner", *(f"{n}, %" for n in names), "gain", "better in")
+    scale = common_scale(metric, [*one, *other])
+    end = f", {scale.title}" if scale.is_error else ", %"
+    table = make_table("owner", *(f"{n}{end}" for n in names), "gain", "better in")
     for entry in gains:
         table.add_row(
             entry.name,
-            f"{100 * fmean(entry.one):.2f}",
-            f"{100 * fmean(entry.other):.2f}",
-            f"{100 * entry.gain:+.2f}",
+            scale.show(fmean(entry.one)),
+            scale.show(fmean(entry.other)),
+            scale.show(entry.gain, sign="+"),
             f"{entry.wins} of {len(entry.one)}",
         )
     console.print(table)
     winners = sum(entry.gain > 0 for entry in gains)
     losers = sum(entry.gain < 0 for entry in gains)
-    worst = [
-        min((fmean(scores), name) for name, scores in rows)
-        for rows in (
-            [(entry.name, entry.one) for entry in gains],
-            [(entry.name, entry.other) for entry in gains],
-        )
+    rows = [
+        {entry.name: fmean(scores) for entry, scores in zip(gains, side, strict=True)}
+        for side in ([e.one for e in gains], [e.other for e in gains])
     ]
+    worst = [scale.worst(dict(sorted(row.items()))) for row in rows]
     lowest = ", ".join(
-        f"{name} {100 * low:.2f} with {method}"
-        for (low, name), method in zip(worst, names, strict=True)
+        f"{name} {scale.show(row[name])} with {method}"
+        for name, row, method in zip(worst, rows, names, strict=True)
     )
     show(
         f"{winners} of {len(gains)} owners gain, {losers} lose ({column} {metric}, "
@@ -233,7 +232,9 @@ def _show_finetuned(rows: Mapping[str, Sequence[RunFolder]]) -> None:
 def reach(
     target: Annotated[
         float,
-        typer.Argument(metavar="SCORE", help="Target accuracy or AUROC, e.g. 0.8."),
+        typer.Argument(
+            metavar="SCORE", help="Target accuracy, AUROC or RMSE, e.g. 0.8."
+        ),
     ],
     runs: RunFolders,
     column: NodeSet = "test",
@@ -249,7 +250,7 @@ def reach(
     """Show the cost of runs until they reach a score.
 
     The cost is the number of rounds, bytes and seconds. The score is the accuracy, or
-    AUROC where runs are selected by it.
+    AUROC or RMSE where runs are selected by it.
     """
     found = [run for text in runs for run in select_runs(text)]
     reject_no_score("--metric", metric, [run.best or {} for run in found], column)
@@ -260,8 +261,9 @@ def reach(
             "Set --metric to the one to compare."
         )
     (name,) = names
-    title = EXTRA_SCORES.get(name, name)
-    table = make_table("run", "round", "bytes", "time", f"best {column} {title}, %")
+    scale = common_scale(name, found)
+    title = scale.title if scale.is_error else f"{scale.title}, %"
+    table = make_table("run", "round", "bytes", "time", f"best {column} {title}")
     for run in found:
         cost = cost_until(run, target, column=column, metric=name)
         table.add_row(
@@ -269,6 +271,6 @@ def reach(
             "not reached" if cost.server_round is None else str(cost.server_round),
             show_bytes(cost.num_bytes),
             show_seconds(cost.seconds),
-            "-" if cost.best is None else f"{100 * cost.best:.2f}",
+            "-" if cost.best is None else scale.show(cost.best),
         )
     console.print(table)

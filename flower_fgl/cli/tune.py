@@ -12,6 +12,7 @@ from flower_fgl.cli.arguments import SettingPairs, parse_pairs, show
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = ["tune"]
 
@@ -51,7 +52,7 @@ def tune(
 ) -> None:
     """Tune all rows of an experiment file with the same number of trials.
 
-    Trials are compared by the validation accuracy (or AUROC, where it selects) of their
+    Trials are compared by the validation accuracy (or AUROC or RMSE, if selecting) of their
     best round, never by test scores. If the command is killed, run it again: it
     continues. It writes the tuned experiment file, and all trials to the folder tune of
     the experiment's output.
@@ -92,7 +93,11 @@ def tune(
         number = f"{study.row.name}: trial {trial.index + 1} of {budget}"
         values = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
         score = trial.score
-        shown = f"failed: {trial.error}" if score is None else f"{100 * score:.2f} %"
+        scale = ScoreScale(study.metric)
+        unit = "" if scale.kind.has_units else " %"
+        shown = (
+            f"failed: {trial.error}" if score is None else f"{scale.show(score)}{unit}"
+        )
         show(f"{number}, validation {shown} ({values})")
 
     studies = tuning.tune(
@@ -109,9 +114,10 @@ def tune(
         best, first = study.best, study.trials[0].score
         values = ", ".join(f"{k} = {v}" for k, v in best.settings.items())
         values = f" ({values})" if values else ""
-        before = "failed" if first is None else f"{100 * first:.2f}"
+        scale = ScoreScale(study.metric)
+        before = "failed" if first is None else scale.show(first)
         show(
-            f"{study.row.name}: {100 * (best.score or 0.0):.2f} in trial {best.index + 1}"
+            f"{study.row.name}: {scale.show(best.score)} in trial {best.index + 1}"
             f" of {len(study.trials)}, default {before}{values}"
         )
     if len(studies) < len(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flower_fgl.core.errors import ConfigError
@@ -39,16 +40,16 @@ def cost_until(
 ) -> Cost:
     """Sum the bytes and seconds of a run until its pooled score reached ``target``.
 
-    The target is in (0, 1]; ``metric`` is by default :func:`selecting_metric`. With
-    ``evaluate-every`` above 1, the run may have reached the score some rounds before
-    the evaluation that shows it. Raises a ConfigError if the target is out of range, or
-    the run has no such node set or score.
+    The target is in (0, 1], or above 0 of errors; ``metric`` is by default
+    :func:`selecting_metric`. With ``evaluate-every`` above 1, the run may have reached
+    the score some rounds before the evaluation that shows it. Raises a ConfigError if
+    the target is out of range, or the run has no such node set or score.
     """
     metric = metric or selecting_metric(run)
-    if not 0 < target <= 1:
-        raise ConfigError(
-            f"The {metric} must be greater than 0 and at most 1, got {target}."
-        )
+    scale = run.scale_of(metric)
+    if not 0 < target <= (math.inf if scale.is_error else 1):
+        most = "" if scale.is_error else " and at most 1"
+        raise ConfigError(f"The {metric} must be greater than 0{most}, got {target}.")
     scored = [
         row["metrics"].get(scope_of(run), {}) if is_scored(row) else {}
         for row in run.rounds
@@ -59,19 +60,25 @@ def cost_until(
             f'{run.path.name} has no column "{column}". {nearest(column, known)}'
         )
     rows = [columns.get(column, {}) for columns in scored]
-    names = sorted({name for row in rows for name in row} - {"num_nodes"})
+    names = sorted({name for row in rows for name in row} - {"num_nodes", "targets"})
     if names and metric not in names:
         raise ConfigError(
             f'{run.path.name} has no "{metric}" of "{column}". {nearest(metric, names)}'
         )
     values = [row.get(metric) for row in rows]
     hits = [
-        i for i, value in enumerate(values) if value is not None and value >= target
+        i
+        for i, value in enumerate(values)
+        if value is not None and not scale.is_better(target, value)
     ]
     spent = run.rounds[: hits[0] + 1] if hits else run.rounds
     return Cost(
         server_round=run.rounds[hits[0]]["round"] if hits else None,
-        best=max((value for value in values if value is not None), default=None),
+        best=max(
+            (value for value in values if value is not None),
+            key=scale.goodness,
+            default=None,
+        ),
         num_bytes=sum(
             sum(sent.values()) for row in spent for sent in row["bytes"].values()
         ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
 from flower_fgl.lab.experiments.experiment_file import Experiment, PlannedRun
 from flower_fgl.lab.tables.cells import describe_published
-from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of, show_percent
+from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.runs.run import RunFolder
 
 __all__ = ["missing_classes", "results_table"]
@@ -19,7 +19,7 @@ def results_table(
     """Average the finished runs of a grid over its seeds or draws.
 
     Returns the rows of each place (dataset, partition, …) together, by title: number of
-    runs, validation and test scores in percent, mean ± standard deviation, and the
+    runs, validation and test scores, shares in percent, mean ± standard deviation, and the
     published value unless the runs used only part of the dataset. If some runs lack a
     score, e.g. of an empty node set, the cell states how many have it.
     """
@@ -41,7 +41,7 @@ def results_table(
         row = {"run": labels[name], replicate: str(len(found))}
         for title, key in _columns(found):
             if values := scores.values("", name, *key):
-                row[title] = show_percent(values)
+                row[title] = found[0].scale_of(key[2]).show_mean(values)
                 if len(values) < len(found):
                     row[title] += f" ({len(values)} of {len(found)})"
         partial = missing_classes(found)
@@ -58,6 +58,8 @@ def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]
     is_tuned = any(run.summary.get("finetuned") for run in runs)
     best = "before" if is_tuned else "own"
     found = {column for run in runs for column in run.best or {}}
+    if runs[0].target:
+        return _number_columns(runs[0], best, found, is_tuned=is_tuned)
     own = [
         (title, (best, column, "accuracy"))
         for column, title in SETTING_COLUMNS.items()
@@ -83,6 +85,26 @@ def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]
             ("fine-tuned test macro-F1", ("own", "test", "macro_f1")),
         ]
     return shown
+
+
+def _number_columns(
+    run: RunFolder, best: str, found: set[str], *, is_tuned: bool
+) -> list[tuple[str, tuple[str, str, str]]]:
+    """Return the columns of a row that predicts numbers, as :func:`_columns` does."""
+    main = run.owner_metric()
+    keys = [(best, "val", main), *((best, "test", name) for name in NUMBER_SCORES)]
+    keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
+    keys += [("global", "test", main)]
+    keys += [("own", "test", main)] if is_tuned else []
+    words = {"global": "global ", "own": "fine-tuned " if is_tuned else ""}
+    return [
+        (
+            f"{words.get(model, '')}{SETTING_COLUMNS.get(column, column)} "
+            f"{run.scale_of(name).title}",
+            (model, column, name),
+        )
+        for model, column, name in keys
+    ]
 
 
 def missing_classes(runs: Sequence[RunFolder]) -> str:

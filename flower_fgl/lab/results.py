@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.core.score_names import EXTRA_SCORES, SCORE_NAMES
 from flower_fgl.lab.tables.compare import (
     Comparisons,
     common_metric,
+    common_scale,
     compare_runs,
     select_runs,
 )
@@ -68,10 +69,10 @@ class Run(RunFolder):
         pandas.DataFrame
             ``round``, ``client`` (partition ID), ``evaluation`` (``local`` or
             ``global``), ``column`` (``val``, ``test``, …), ``num_nodes``, ``accuracy``,
-            ``macro_f1`` and further scores in [0, 1], and the client's training
-            ``loss``. Per round ``phase`` and ``status`` replace ``client``; ``seconds``,
-            ``bytes_up`` and ``bytes_down`` are those of the round. Rounds without
-            evaluation have no row.
+            ``macro_f1`` and further scores in [0, 1], or ``rmse``, ``mae``, … of
+            numbers, and the client's training ``loss``. Per round ``phase`` and
+            ``status`` replace ``client``; ``seconds``, ``bytes_up`` and ``bytes_down``
+            are those of the round. Rounds without evaluation have no row.
 
         Raises
         ------
@@ -296,7 +297,7 @@ class RunSet(Sequence[Run]):
         -------
         pandas.DataFrame
             One row per owner and method: ``owner``, ``method``, ``score`` (mean over the
-            runs, in [0, 1]) and ``gain`` (mean paired difference from ``against``; NaN
+            runs) and ``gain`` (mean paired gain over ``against``, positive is better; NaN
             for that method itself and without pairs).
 
         Raises
@@ -377,7 +378,8 @@ class RunSet(Sequence[Run]):
     def _cells(self) -> tuple[list[str], list[list[str]]]:
         """Return titles and rows of the table."""
         metric = common_metric(self._runs)
-        score = TITLES.get(metric, metric)
+        scale = common_scale(metric, self._runs)
+        score = scale.title if scale.is_error else TITLES.get(metric, metric)
         titles = [
             "method",
             "dataset",
@@ -395,7 +397,7 @@ class RunSet(Sequence[Run]):
                 (run.best or {}).get(column, {}).get(metric)
                 for column in ("val", "test")
             ]
-            shown = ["-" if s is None else f"{100 * s:.2f}" for s in scores]
+            shown = ["-" if s is None else scale.show(s) for s in scores]
             rows.append([*about, *shown])
         return titles, rows
 
@@ -511,9 +513,14 @@ def _client_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                     "client": row["partition_id"],
                     "evaluation": mode,
                     "column": column,
-                    **scores,
+                    **_own(scores),
                     "loss": row.get("loss"),
                 }
+
+
+def _own(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of all targets together."""
+    return {name: value for name, value in scores.items() if name != "targets"}
 
 
 def _rounds(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -531,7 +538,7 @@ def _rounds(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                     "status": row.get("status"),
                     "evaluation": mode,
                     "column": column,
-                    **scores,
+                    **_own(scores),
                     "loss": row.get("loss"),
                     "seconds": row.get("seconds", {}).get("total"),
                     **costs,
@@ -544,7 +551,8 @@ def _columns_of(run: Run, first: list[str], per: str) -> list[str]:
     last = (
         ["loss"] if per == "client" else ["loss", "seconds", "bytes_up", "bytes_down"]
     )
-    scores = dict.fromkeys(["num_nodes", "accuracy", "macro_f1", "macro_recall"])
+    scores = dict.fromkeys(["num_nodes"])
+    scores |= {} if run.target else dict.fromkeys(SCORE_NAMES)
     scores |= dict.fromkeys(
         key for row in rows for key in row if key not in (*first, *last)
     )
@@ -567,7 +575,7 @@ def _best(run: Run) -> dict[str, Any]:
             f"{column}_{metric}": value
             for column, scores in best.items()
             if column != "round"
-            for metric, value in scores.items()
+            for metric, value in _own(scores).items()
         },
         **{f"bytes_{way}": run.summary["bytes"][way] for way in ("up", "down")},
         "seconds": run.summary["seconds"]["total"],

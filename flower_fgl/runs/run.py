@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
@@ -27,6 +27,7 @@ from flower_fgl.runs.files import (
     read_text,
     require_whole,
 )
+from flower_fgl.runs.score_scale import NUMBERS, ScoreScale, spread_of_targets
 from flower_fgl.runs.summary import is_scored, select_round, summarise
 
 __all__ = ["RunFolder", "require_rounds"]
@@ -115,6 +116,26 @@ class RunFolder:
         """Scores that stand for the run: after fine-tuning, else of the best round."""
         return self.summary.get("finetuned") or self.best
 
+    @property
+    def target(self) -> dict[str, Any]:
+        """What a run with numbers predicts, empty for classes and labels.
+
+        Keys: ``kind``, ``names``, ``units``, and ``std``, the standard deviation of each
+        target: that by which it was scaled for all owners, else that of the test values.
+        """
+        found = dict(self.summary.get("target") or {})
+        if found.get("kind") != NUMBERS:
+            return {}
+        std = (found.pop("scale", None) or {}).get("std")
+        if not std or self.config.get("target-scale") in ("none", "own"):
+            test = (self.final or {}).get("test", {})
+            std = spread_of_targets(test.get("targets", {}))
+        return {**found, "std": std}
+
+    def scale_of(self, metric: str) -> ScoreScale:
+        """Return how the values of a score are shown and compared."""
+        return ScoreScale.of(metric, self.target)
+
     def selected_by(self, metric: str) -> RunFolder:
         """Return the run with its best rounds selected by another validation score.
 
@@ -128,7 +149,7 @@ class RunFolder:
         if chosen["selection"] != "validation":
             raise RunError(
                 f'{self.path} has no validation score "{metric}" to select a round by. Use '
-                "accuracy, macro_f1, or auroc for owners and links."
+                "accuracy, macro_f1, auroc for owners and links, or rmse for numbers."
             )
         chosen["selection"] = f"validation {metric}"
         summary = {**self.summary, **chosen}
@@ -190,8 +211,11 @@ class RunFolder:
     def owner_metric(self, column: str = "test") -> str:
         """Return ``auroc`` if all scored owners have it, else ``accuracy``.
 
-        An owner whose items of the column all belong to one class has no AUROC.
+        Of numbers it is the score that selects the round. An owner whose items of the
+        column all belong to one class has no AUROC.
         """
+        if self.target:
+            return str(self.summary.get("metric", "rmse"))
         areas, scores = (self.per_owner(column, name) for name in ("auroc", "accuracy"))
         return "auroc" if areas and areas.keys() == scores.keys() else "accuracy"
 
@@ -201,8 +225,11 @@ class RunFolder:
     def table(self) -> str:
         """Return the results as a text table, with scores in percent."""
         titles, rows = self.scores()
-        extra = (12 if t == AUROC else max(13, len(t) + 2) for t in titles[5:])
-        widths = (20, 6, 9, 10, 9, *extra)
+        first = (20, 6, 9, 10, 9)[: 2 if self.target else 5]
+        extra = (
+            12 if t == AUROC else max(13, len(t) + 2) for t in titles[len(first) :]
+        )
+        widths = (*first, *extra)
         lines = [
             "".join(
                 f"{c:<{w}}" if w == widths[0] else f"{c:>{w}}"
@@ -211,7 +238,7 @@ class RunFolder:
             for cells in (titles, *rows)
         ]
         end = f"Run folder: {self.path}"
-        below = [*self.owner_lines(), *self.failures(), end]
+        below = [*self.target_lines(), *self.owner_lines(), *self.failures(), end]
         return "\n".join([self.headline(), *(lines if rows else []), *below])
 
     def scores(self) -> tuple[list[str], list[list[str]]]:
@@ -242,6 +269,8 @@ class RunFolder:
             if any(name in (entry or {}).get("test", {}) for _, entry in scored)
         }
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
+        if self.target:
+            return self._number_scores(scored)
         shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
         shown += [("test", name) for name in extra]
         shown += [(column, "accuracy") for column in own]
@@ -253,6 +282,50 @@ class RunFolder:
             if entry
         ]
         return titles + list(own.values()), rows
+
+    def _number_scores(
+        self, scored: Sequence[tuple[str, Row | None]]
+    ) -> tuple[list[str], list[list[str]]]:
+        """Return titles and rows of the table of a run that predicts numbers."""
+        main = self.owner_metric()
+        own = [key for key in SETTING_COLUMNS if key in (self.last or {})]
+        shown = [("val", main), *(("test", name) for name in NUMBER_SCORES)]
+        if len(self.target["names"]) > 1:  # their units differ
+            shown = [(c, name) for c, name in shown if name not in ("rmse", "mae")]
+        else:
+            shown = [entry for entry in shown if entry[1] != "nrmse"]
+        shown += [(column, main) for column in own]
+        titles = [
+            f"{SETTING_COLUMNS.get(column, column)} {self.scale_of(name).title}"
+            for column, name in shown
+        ]
+        rows = [
+            [
+                name,
+                str(entry["round"]),
+                *(
+                    self.scale_of(score).show(entry.get(column, {}).get(score))
+                    for column, score in shown
+                ),
+            ]
+            for name, entry in scored
+            if entry
+        ]
+        return ["", "round", *titles], rows
+
+    def target_lines(self) -> list[str]:
+        """Return the test errors of each of several targets, in its own unit."""
+        found = (self.final or {}).get("test", {}).get("targets", {}).get("rmse", ())
+        names, units = self.target.get("names", ()), self.target.get("units") or ()
+        if len(names) < 2 or len(found) != len(names):
+            return []
+        each = [
+            f"{name} {ScoreScale('rmse').show(value)} {unit}".rstrip()
+            for name, value, unit in zip(
+                names, found, [*units] or [""] * len(names), strict=True
+            )
+        ]
+        return [f"Targets, test RMSE: {', '.join(each)}"]
 
     def headline(self) -> str:
         """Return method, dataset, clients, seed, rounds, status, and the error if any."""
@@ -278,17 +351,17 @@ class RunFolder:
         scores = self.per_owner(metric=metric)
         if not scores:
             return []
-        worst, best = (
-            min(scores, key=scores.__getitem__),
-            max(scores, key=scores.__getitem__),
-        )
+        scale = self.scale_of(metric)
+        worst = scale.worst(scores)
+        best = max(scores, key=lambda name: scale.goodness(scores[name]))
         mean = sum(scores.values()) / len(scores)
-        each = ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
-        title = "AUROC" if metric == "auroc" else "accuracy"
+        each = ", ".join(
+            f"{name} {scale.show(value)}" for name, value in scores.items()
+        )
         return [
-            f"Owners, test {title}: {each}",
-            f"Worst owner {worst} {100 * scores[worst]:.2f}, mean {100 * mean:.2f}, "
-            f"best owner {best} {100 * scores[best]:.2f}",
+            f"Owners, test {scale.title}: {each}",
+            f"Worst owner {worst} {scale.show(scores[worst])}, mean {scale.show(mean)}, "
+            f"best owner {best} {scale.show(scores[best])}",
         ]
 
     def failures(self) -> list[str]:

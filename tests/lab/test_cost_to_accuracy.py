@@ -70,4 +70,4 @@ def test_the_command_has_a_line_for_each_run(small: dict[str, Any]) -> None:
 
 def test_help_says_what_the_arguments_are() -> None:
     done = CliRunner().invoke(app, ["reach", "--help"], env={"COLUMNS": "200"})
-    assert "Target accuracy or AUROC, e.g. 0.8.  [required]" in done.output
+    assert "Target accuracy, AUROC or RMSE, e.g. 0.8.  [required]" in done.output

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from flower_fgl.lab.plots.style import (
     CELL_INK,
@@ -22,6 +22,7 @@ from flower_fgl.lab.plots.style import (
     name_rows,
     new_figure,
     plain,
+    show_percent,
 )
 
 __all__ = ["client_bars", "client_spread", "heat_map", "label_heat_map"]
@@ -36,11 +37,13 @@ def client_bars(
     *,
     items: str = "nodes",
     score: str = "accuracy",
+    is_percent: bool = True,
 ) -> Figure:
-    """Draw the test score in [0, 1] of each client of one run; NaN without test nodes.
+    """Draw the test score of each client of one run; NaN without test nodes.
 
-    Texts among ``partition_ids`` are names of owners. ``pooled``, over the ``items``
-    (nodes or graphs) of all clients, is drawn as a line.
+    Scores in [0, 1] are drawn in percent, those of numbers in their units. Texts among
+    ``partition_ids`` are names of owners. ``pooled``, over the ``items`` (nodes or
+    graphs) of all clients, is drawn as a line.
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
@@ -49,20 +52,24 @@ def client_bars(
     values = np.asarray(scores, dtype=float)
     width = 0.72 if len(place) <= 100 else 1.0
     panel.bar(place, np.nan_to_num(values), width=width, color="#7fb8da", zorder=2)
+    top = 1.0 if is_percent else max(np.nanmax(values, initial=0), pooled or 0) or 1.0
     size = 8 if len(place) <= 24 else 6.5
     for x, value in enumerate(values):
         if np.isnan(value) or len(place) <= (14 if is_narrow() else 36):
-            text = "none" if np.isnan(value) else f"{100 * value:.0f}"
-            colour = CELL_INK if value > 0.08 else INK  # on the bar, or above it
-            panel.text(x, 0.03, text, ha="center", fontsize=size, color=colour)
+            text = f"{100 * value:.0f}" if is_percent else f"{value:.3g}"
+            text = "none" if np.isnan(value) else text
+            colour = CELL_INK if value > 0.08 * top else INK  # on the bar, or above it
+            panel.text(x, 0.03 * top, text, ha="center", fontsize=size, color=colour)
     client_ticks(panel, partition_ids)
     panel.set_xlim(-0.7, len(place) - 0.3)
-    panel.set_ylim(0, 1.06)
-    panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
-    panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    panel.set_ylim(0, 1.06 * top)
+    if is_percent:
+        panel.set_yticks([0, 0.25, 0.5, 0.75, 1])
+        show_percent(panel.yaxis, decimals=0)
     if pooled is not None:
         line = panel.axhline(pooled, color=PALETTE[5], linewidth=1.3, zorder=3)
-        name = f"all clients' test {items}: {100 * pooled:.1f} %"
+        shown = f"{100 * pooled:.1f} %" if is_percent else f"{pooled:.4g}"
+        name = f"all clients' test {items}: {shown}"
         add_legend(
             panel, [line], [name], "lower right", 1, bbox_to_anchor=(1.01, 0.985)
         )
@@ -82,11 +89,13 @@ def client_spread(
     colours: Sequence[str] = (),
     *,
     score: str = "accuracy",
+    is_percent: bool = True,
     panels: Sequence[str] = (),
 ) -> Figure:
     """Draw the clients' test scores of several runs, one row of dots per run.
 
-    ``scores`` in [0, 1] are those of the clients of each run; NaN is not drawn.
+    ``scores`` are those of the clients of each run, in [0, 1] if they are drawn in
+    percent; NaN is not drawn.
     ``pooled``, over the nodes of all clients, is drawn as a bar. ``colours`` are by
     default those of the palette, in turn; ``panels`` names the dataset of each run, if
     there are several: each has a panel.
@@ -113,7 +122,8 @@ def client_spread(
                 ends = [row - 0.36, row + 0.36]
                 panel.plot([middle, middle], ends, color=INK, linewidth=2, zorder=3)
         name_rows(panel, [labels[number] for number in rows])
-        panel.xaxis.set_major_formatter(PercentFormatter(1))
+        if is_percent:
+            show_percent(panel.xaxis)
     return figure
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from flower_fgl.lab.plots.costs import scale_bytes
 from flower_fgl.lab.plots.style import (
@@ -25,6 +25,7 @@ from flower_fgl.lab.plots.style import (
     look_of,
     mark_selected,
     new_figure,
+    show_percent,
 )
 
 __all__ = ["Curve", "by_cost", "by_round", "column_curves", "convergence"]
@@ -37,14 +38,14 @@ WIDE = 20
 class Curve:
     """A score and the losses of one run by round, for :func:`convergence`.
 
-    ``val`` and ``test`` are pooled scores in [0, 1] in the evaluated ``rounds``, NaN
-    without nodes; ``columns`` those of other node sets by title; the spreads are
-    standard deviations over the averaged runs, empty for one run. ``loss`` belongs to
+    ``val`` and ``test`` are pooled scores in the evaluated ``rounds``, NaN without
+    nodes; ``columns`` those of other node sets by title; the spreads are standard
+    deviations over the averaged runs, empty for one run. ``loss`` belongs to
     ``loss_rounds``. ``best_round`` has the best validation score. ``bytes`` (sent by
     all) and ``seconds`` count from the start to each of ``rounds``. ``look`` holds
     colour, dash and marker, by default those of the curve's number; ``score`` is the
-    name of the score. ``panel`` is the dataset, if a figure shows several: it has
-    panels of its own.
+    name of the score, and ``is_percent`` whether it is a share, not in units. ``panel``
+    is the dataset, if a figure shows several: it has panels of its own.
     """
 
     label: str
@@ -61,6 +62,7 @@ class Curve:
     seconds: Sequence[float] = ()
     look: Mapping[str, Any] = field(default_factory=dict)
     score: str = "accuracy"
+    is_percent: bool = True
     panel: str = ""
 
     @property
@@ -99,7 +101,8 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             panel.set_xlim(0, 1.02 * _last_round(curves))
         for panel in panels[: len(panels) - (is_single or has_loss)]:
-            panel.yaxis.set_major_formatter(PercentFormatter(1))
+            if curves[0].is_percent:
+                show_percent(panel.yaxis)
         if is_single:
             _draw_one(panels, curves[0])
             return figure
@@ -154,7 +157,8 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
                 look = _drawn(curve, looks)
                 lines[curve.label] = draw_line(panel, x, curve.test, look)
                 _band(panel, x, curve.test, curve.test_spread, look)
-            panel.yaxis.set_major_formatter(PercentFormatter(1))
+            if curves[0].is_percent:
+                show_percent(panel.yaxis)
     if len(curves) > 1:
         add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
     return figure
@@ -298,7 +302,8 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
         dress(axes, xlabel="round", title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.set_xlim(0, 1.02 * last)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        if curves[0].is_percent:
+            show_percent(axes.yaxis)
         for number, (curve, values, look) in enumerate(shown):
             name = names[number] if len(curves) == 1 else curve.label
             style = {**line_of(curve.rounds), **look}

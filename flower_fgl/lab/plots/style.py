@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from flower_fgl.core.atomic import write_file
 
@@ -44,6 +45,7 @@ __all__ = [
     "new_figure",
     "plain",
     "save_figure",
+    "show_percent",
     "to_svg",
     "variant_look",
 ]
@@ -144,6 +146,11 @@ def dress(
     if grid:
         panel.grid(axis=grid, color=GRID, linewidth=0.8)
     panel.set_axisbelow(True)
+
+
+def show_percent(axis: Any, *, decimals: int | None = None) -> None:
+    """Label an axis of shares in percent."""
+    axis.set_major_formatter(PercentFormatter(1, decimals=decimals))
 
 
 def look_of(number: int) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from flower_fgl.lab.plots.style import (
     PALETTE,
@@ -16,6 +15,7 @@ from flower_fgl.lab.plots.style import (
     legend_columns,
     look_of,
     new_figure,
+    show_percent,
 )
 
 __all__ = ["by_value"]
@@ -29,13 +29,15 @@ def by_value(
     panels: Mapping[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]],
     *,
     xlabel: str,
+    plain: Collection[str] = (),
     looks: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
     """Draw scores by the value of a setting, with error bars of one standard deviation.
 
     ``values`` are ascending and drawn at equal distances. Each panel has, by its title,
-    the name of each line and its means and standard deviations in [0, 1] at the values,
-    NaN if missing; all panels have the same names.
+    the name of each line and its means and standard deviations at the values, NaN if
+    missing; all panels have the same names. Shares are drawn in percent, the panels with
+    the titles ``plain`` in units.
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
     columns = legend_columns(names, 3)
@@ -46,7 +48,8 @@ def by_value(
     for panel, (title, scores) in zip(drawn, panels.items(), strict=True):
         dress(panel, xlabel=xlabel, title=title)
         panel.set_xticks(range(len(values)), labels=[f"{value:g}" for value in values])
-        panel.yaxis.set_major_formatter(PercentFormatter(1))
+        if title not in plain:
+            show_percent(panel.yaxis)
         lines = [
             panel.errorbar(
                 range(len(values)),

@@ -23,12 +23,13 @@ from flower_fgl.lab.report.numbers import (
     own_columns_of,
     pooled_test_score,
     scope_of,
-    score_title,
     setting_of,
     shown_score,
 )
 from flower_fgl.lab.report.sweeps import Sweep
+from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import is_scored
 
 __all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
@@ -53,7 +54,8 @@ def draw_run(run: RunFolder) -> Pictures:
             values,
             pooled_test_score(run, score),
             items=item_kind([run]),
-            score=score_title(score),
+            score=run.scale_of(score).title,
+            is_percent=not run.scale_of(score).kind.has_units,
         )
     counted = [r for r in run.clients if r.get("class_counts")]
     # owners with classes of their own share no axis
@@ -106,7 +108,8 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
             per_client,
             [_mean_score(line.runs, score) for line in lines],
             [line.look["color"] for line in lines],
-            score=score_title(score),
+            score=common_scale(score, runs).title,
+            is_percent=not ScoreScale(score).kind.has_units,
             panels=[line.panel for line in lines],
         )
     return pictures | _costs(lines)
@@ -134,7 +137,11 @@ def draw_sweeps(sweeps: Sequence[Sweep], methods: Sequence[str] = ()) -> Picture
         }
         looks = looks_of([line.method for line in sweep.lines], methods)
         pictures[f"setting-{sweep.key}"] = plots.by_value(
-            values, panels, xlabel=sweep.key, looks=looks
+            values,
+            panels,
+            xlabel=sweep.key,
+            plain=[t for t, m in titles.items() if ScoreScale(m).kind.has_units],
+            looks=looks,
         )
     return pictures
 
@@ -274,7 +281,8 @@ def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
         },
         bytes=[costs[row["round"]][0] for row in scored],
         seconds=[costs[row["round"]][1] for row in scored],
-        score=score_title(score),
+        score=run.scale_of(score).title,
+        is_percent=not run.scale_of(score).kind.has_units,
     )
 
 
@@ -340,6 +348,7 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
         bytes=mean(scored, [c.bytes for c in curves], rounds),
         seconds=mean(scored, [c.seconds for c in curves], rounds),
         score=curves[0].score,
+        is_percent=curves[0].is_percent,
     )
 
 

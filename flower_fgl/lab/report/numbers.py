@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.links import EDGE, LINK
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
+from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "pooled_test_score",
     "scope_of",
     "score_rows",
-    "score_title",
     "setting_of",
     "settings_of",
     "shown_score",
@@ -95,6 +95,9 @@ def column_name(column: str) -> str:
 
 def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Return keys and display names of the scores; AUROC etc. only if a run has it."""
+    if runs[0].target:
+        names = [n for n in NUMBER_SCORES if (n == "nrmse") == (shown_score(runs) == n)]
+        return [(name, common_scale(name, runs).title) for name in names]
     shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
     shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
     for name, title in EXTRA_SCORES.items():
@@ -106,15 +109,12 @@ def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
 def shown_score(runs: Sequence[RunFolder]) -> str:
     """Return the score that figures show: the one that selects rounds in all runs.
 
-    Runs that differ in it are compared by their accuracy.
+    Runs that differ in it are compared by their accuracy, or their normalised RMSE.
     """
     scores = {str(run.summary.get("metric", "accuracy")) for run in runs}
-    return scores.pop() if len(scores) == 1 else "accuracy"
-
-
-def score_title(score: str) -> str:
-    """Return the display name of a score: ``accuracy`` or ``AUROC``."""
-    return EXTRA_SCORES.get(score, score)
+    if len(scores) == 1:
+        return scores.pop()
+    return "nrmse" if "nrmse" in scores else "accuracy"
 
 
 def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | None]:

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from flower_fgl.lab.report.lines import Line
+from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.lab.tables.per_owner import owner_metric, rows_per_owner
 from flower_fgl.runs.run import RunFolder
 
@@ -27,6 +28,7 @@ def owner_table(
     if "" in owners or len({run.summary["dataset"] for run in runs}) > 1:
         return {}
     metric = owner_metric(runs)
+    scale = common_scale(metric, runs)
     bases = [n for n, line in enumerate(lines) if line.method == against]
     base = bases[0] if len(bases) == 1 and len(lines) > 1 else None
     rows = rows_per_owner([line.runs for line in lines], base, metric=metric)
@@ -36,14 +38,15 @@ def owner_table(
     for number in range(len(lines)):
         known = {row.name: row.means[number] for row in rows}
         scores = {name: value for name, value in known.items() if value is not None}
-        lowest = min(scores, key=scores.__getitem__) if scores else ""
-        worst.append((lowest, scores.get(lowest)))
+        last = scale.worst(scores) if scores else ""
+        worst.append((last, scores.get(last)))
         mean.append(fmean(scores.values()) if scores else None)
         gains = [row.gains[number] for row in rows]
         compared = [gain for gain in gains if gain is not None]
         winners.append((sum(gain > 0 for gain in compared), len(compared)))
     return {
-        "metric": TITLES[metric],
+        "metric": TITLES.get(metric, scale.title),
+        "scale": scale,
         "lines": [line.label or line.method for line in lines],
         "base": base,
         "rows": rows,

@@ -35,16 +35,17 @@ from flower_fgl.lab.report.numbers import (
     metrics_of,
     own_columns_of,
     score_rows,
-    score_title,
     settings_of,
     shown_score,
 )
 from flower_fgl.lab.report.owners import owner_table
 from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.report.sweeps import Sweep, find_sweeps
+from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 from flower_fgl.runs.writer import replace_file, writing
 
 __all__ = ["comparison_figures", "write_report"]
@@ -75,12 +76,13 @@ def write_report(
     All figures are also written as SVG files to ``pictures``. ``nodes`` are embeddings
     of some clients' nodes, and ``title`` is that of a comparison.
 
-    Raises a RunError if there is no run, a file cannot be written, this copy of the
-    package has no template, or ``against`` has no runs over several seeds, or of
-    several settings.
+    Raises a RunError if there is no run, they predict different kinds of targets, a
+    file cannot be written, this copy of the package has no template, or ``against`` has
+    no runs over several seeds, or of several settings.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")
+    refuse_mixed_kinds((str(run.summary["method"]), run.target) for run in runs)
     name = "report.html" if len(runs) == 1 else "comparison.html"
     folder = runs[0].path if len(runs) == 1 else runs[0].path.resolve().parent
     path = out or folder / name
@@ -113,6 +115,7 @@ def write_report(
         idle=idle_clients(runs[0]),
         many=MANY,
         score=shown_score(runs),
+        scale=common_scale(shown_score(runs), runs),
         has_finetuned=any(run.summary.get("finetuned") for run in runs),
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
@@ -138,8 +141,8 @@ def _environment(folder: Path) -> jinja2.Environment:
         "column_name": column_name,
         "percent": percent,
         "capitalise": plots.first_upper,
-        "points": show_points,
-        "score_title": score_title,
+        "gained": lambda value, score: ScoreScale(score).show(value, 1, sign="+"),
+        "shown": lambda value, score: ScoreScale(score).show(value, 1),
         "size": show_bytes,
         "time": show_seconds,
     }
@@ -164,11 +167,6 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
 def percent(value: float | None) -> str:
     """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
     return "–" if value is None else f"{100 * value:.1f}"
-
-
-def show_points(value: float | None) -> str:
-    """Format a difference in points: ``0.0131`` as ``+1.3``, ``None`` as a dash."""
-    return "–" if value is None else f"{100 * value:+.1f}"
 
 
 def _one(run: RunFolder, against: str) -> dict[str, Any]:

@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.lab.report.numbers import about, pooled_test_score
-from flower_fgl.lab.tables.compare import PER_RUN, main_metric
-from flower_fgl.lab.tables.frame import (
-    NOTHING,
-    Scores,
-    frame_of_runs,
-    place_of,
-    show_percent,
-)
+from flower_fgl.lab.tables.compare import PER_RUN, common_scale, main_metric
+from flower_fgl.lab.tables.frame import NOTHING, Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = ["Group", "average_groups", "over_seeds", "scored_runs"]
 
@@ -41,7 +36,8 @@ def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, An
     return [
         (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
         for run in runs
-        if run.status == "completed" and pooled_test_score(run) is not None
+        if run.status == "completed"
+        and pooled_test_score(run, "rmse" if run.target else "accuracy") is not None
     ]
 
 
@@ -82,7 +78,7 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
     rows that are compared are those after fine-tuning, where the runs have it.
 
     ``rank`` is ``best`` or ``tied`` among rows of the same data and draws. The best has the
-    highest mean test score. A tied one differs from it by less than one point; too few
+    best mean test score. A tied one differs from it by less than the margin; too few
     common draws, or a large spread, are no tie. Where the draws of the rows differ, no row
     is best, since their means are not comparable: then ``has_other_draws`` is set.
     ``is_better`` and ``versus`` are the comparison with the method ``against``; a RunError
@@ -100,7 +96,7 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
     shown = [
         (column, metric)
         for column in ("val", "test", *SETTING_COLUMNS)
-        for metric in (*SCORE_NAMES, "auroc", "mean_accuracy")
+        for metric in (*SCORE_NAMES, "auroc", "mean_accuracy", *NUMBER_SCORES)
     ]
     rows: list[dict[str, Any]] = []
     for number, group in enumerate(groups):
@@ -111,7 +107,8 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
         for model, kind in kinds.items():
             texts = {
                 f"{column}_{metric}": _mean_std(
-                    scores.values(place, number, model, column, metric)
+                    scores.values(place, number, model, column, metric),
+                    first.scale_of(metric),
                 )
                 for column, metric in shown
             }
@@ -129,6 +126,7 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
                 "versus": "",
                 "rank": "",
                 "score": main_metric(first),
+                "scale": common_scale(main_metric(first), group.runs),
                 "clients": first.summary["clients"],
                 "seeds": _seeds(group.runs),
             }
@@ -154,13 +152,17 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
             for row in rivals:
                 row["has_other_draws"] = True
             continue
-        best = max(scored, key=lambda row: statistics.fmean(row["main"]))
+        scale: ScoreScale = scored[0]["scale"]
+        best = max(
+            scored,
+            key=lambda row, s=scale: s.goodness(statistics.fmean(row["main"])),  # type: ignore[misc]
+        )
         best["rank"] = "best"
         tests += [
             (row, found)
             for row in scored
             if row is not best
-            and (found := compare_series(best["main"], row["main"])) is not None
+            and (found := compare_series(best["main"], row["main"], scale)) is not None
         ]
     compared = compare_all([found for _, found in tests])
     for (row, _), found in zip(tests, compared, strict=True):
@@ -190,7 +192,8 @@ def _mark_better(rows: Sequence[dict[str, Any]], against: str) -> None:
         for row in rows
         if (base := base_of.get(row["place"])) is not None
         and base is not row
-        and (found := compare_series(row["main"], base["main"])) is not None
+        and (found := compare_series(row["main"], base["main"], row["scale"]))
+        is not None
     ]
     compared = compare_all([found for _, found in tests])
     for (row, _), found in zip(tests, compared, strict=True):
@@ -209,6 +212,6 @@ def _seeds(runs: Sequence[RunFolder]) -> str:
     return partitions if is_one else f"{seeds}; {partitions}"
 
 
-def _mean_std(values: Sequence[float]) -> str:
-    """Format mean and standard deviation in percent, a dash with fewer than two runs."""
-    return show_percent(values, digits=1) if len(values) > 1 else NOTHING
+def _mean_std(values: Sequence[float], scale: ScoreScale) -> str:
+    """Format mean and standard deviation, a dash with fewer than two runs."""
+    return scale.show_mean(values, digits=1) if len(values) > 1 else NOTHING

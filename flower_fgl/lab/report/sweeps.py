@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flower_fgl.lab.report.numbers import score_title, shown_score
+from flower_fgl.lab.report.numbers import shown_score
 from flower_fgl.lab.report.seeds import scored_runs
+from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = ["Sweep", "SweepLine", "find_sweeps"]
 
@@ -22,7 +24,7 @@ class SweepLine:
     """Scores of runs that differ only in one setting and their seeds.
 
     ``label`` is the method, and other settings that differ from lines of the same
-    method. ``scores`` are test scores in [0, 1] by value of the setting and by metric.
+    method. ``scores`` are test scores by value of the setting and by metric.
     """
 
     label: str
@@ -35,12 +37,10 @@ class SweepLine:
         return statistics.mean(known) if known else None
 
     def show(self, value: float, metric: str) -> str:
-        """Format mean and standard deviation in percent, a dash without runs."""
-        mean = self.mean(value, metric)
-        if mean is None:
-            return "–"
-        spread = 100 * self.deviation(value, metric)
-        return f"{100 * mean:.1f}" + (f" ± {spread:.1f}" if spread else "")
+        """Format mean and standard deviation, a dash without runs."""
+        scale, spread = ScoreScale(metric), self.deviation(value, metric)
+        text = scale.show(self.mean(value, metric), 1)
+        return f"{text} ± {scale.show(spread, 1)}" if spread else text
 
     def deviation(self, value: float, metric: str) -> float:
         """Return the standard deviation over the runs at a value, 0 for one run."""
@@ -53,7 +53,7 @@ class Sweep:
     """A setting ``key`` with the scores at each of its values, at least two per line.
 
     ``metrics`` are the scores of the lines with their display names: that by which
-    rounds are selected, and macro-F1.
+    rounds are selected, and macro-F1, or Spearman's ρ of numbers.
     """
 
     key: str
@@ -79,7 +79,9 @@ def find_sweeps(runs: Sequence[RunFolder]) -> list[Sweep]:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 tried.setdefault(key, set()).add(value)
     main = shown_score([run for run, _ in scored])
-    metrics = {main: score_title(main), "macro_f1": "macro-F1"}
+    has_numbers = any(run.target for run, _ in scored)
+    names = [main, "spearman" if has_numbers else "macro_f1"]
+    metrics = {n: common_scale(n, [run for run, _ in scored]).title for n in names}
     found = [
         Sweep(key, tuple(_lines(key, scored, list(metrics))), metrics)
         for key, values in tried.items()

@@ -12,18 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.score_names import NUMBER_SCORES, SETTING_COLUMNS, kind_of_score
 from flower_fgl.core.settings import main_score_of, owners_name
 from flower_fgl.lab.tables.check_cell import check_cell
 from flower_fgl.runs.environment import version_label
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
@@ -81,6 +83,7 @@ NO_RESULT = {
 """Settings that a cell leaves out: the seeds, which each draw has, and paths."""
 METRICS: tuple[str, ...] = ("accuracy", "macro_f1", "auroc", "auprc", "mrr", "hits")
 METRICS += ("micro_f1", "mean_accuracy", "mean_auroc", "mean_auprc", "num_nodes")
+METRICS += (*NUMBER_SCORES, *(f"mean_{name}" for name in NUMBER_SCORES))
 DIGITS = 8
 
 Scores = Mapping[str, Mapping[str, float | int]]
@@ -100,8 +103,8 @@ class Draw:
     rounds : int
         Rounds that were run.
     scores : mapping
-        By model (:data:`MODELS`), node set and name, in [0, 1], at the round best on
-        validation nodes.
+        By model (:data:`MODELS`), node set and name, at the round best on validation
+        nodes: in [0, 1], or of numbers in the units of the target.
     best_round : mapping of str to int
         That round, by model.
     bytes_up, bytes_down : int
@@ -155,8 +158,8 @@ class Cell:
     planned_draws : int
         Draws in the experiment file; 0 if it chooses seeds.
     published : mapping of str to float
-        Published values in percent: ``accuracy``, ``macro_f1``, or the accuracy of a
-        column such as ``unseen``.
+        Published values, shares in percent: ``accuracy``, ``macro_f1``, or the accuracy
+        of a column such as ``unseen``.
     tuning : mapping
         ``experiment``, ``budget``, ``trials`` and ``failed`` of the row, ``draws``,
         ``metric``, ``study`` and the tuned ``settings``; empty if the row is not tuned.
@@ -175,6 +178,9 @@ class Cell:
         with " and " if the runs used several.
     notes : sequence of str
         Sentences that stand below a table with the cell.
+    target : mapping
+        If numbers are predicted, their ``kind``, ``names``, ``units``, and ``std``, the
+        standard deviation of each, averaged over the draws; else empty, and not written.
     """
 
     experiment: str
@@ -196,6 +202,7 @@ class Cell:
     device: str = ""
     host: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    target: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -210,6 +217,8 @@ class Cell:
     @property
     def main_metric(self) -> str:
         """Score that papers on the cell's setting report."""
+        if self.target:
+            return "rmse" if len(self.target["names"]) == 1 else "nrmse"
         setting = str(self.place.get("setting", ""))
         if setting == "few-shot":
             return "mean_accuracy"
@@ -275,6 +284,8 @@ class Cell:
             "format": FORMAT,
             **{f.name: getattr(self, f.name) for f in fields(self)},
         }
+        if not self.target:
+            del table["target"]
         draws = [json.dumps(asdict(draw), allow_nan=False) for draw in self.draws]
         table["draws"] = None
         text = json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False)
@@ -340,8 +351,23 @@ def make_cell(
             key: _each_once(host.get(key) for host in hosts)
             for key in dict.fromkeys(key for host in hosts for key in host)
         },
+        target=_mean_target(ordered),
         **origin,
     )
+
+
+def _mean_target(runs: Sequence[RunFolder]) -> dict[str, Any]:
+    """Return what runs predict, with the spreads averaged over them."""
+    found = [run.target for run in runs]
+    each = zip(*(target.get("std") or () for target in found), strict=False)
+    std = [fmean(values) for values in each if None not in values]
+    return {**found[0], "std": [_stored("rmse", s) for s in std]} if found[0] else {}
+
+
+def _stored(name: str, value: float) -> float:
+    """Round a score for a cell: a share to eight decimals, an error to nine digits."""
+    has_units = kind_of_score(name).has_units
+    return float(f"{value:.9g}") if has_units else round(value, DIGITS)
 
 
 def _each_once(values: Iterable[Any]) -> Any:
@@ -444,18 +470,19 @@ def _make_draw(run: RunFolder) -> Draw:
 def _of_owners(run: RunFolder, scope: str) -> dict[str, dict[str, float]]:
     """Return each owner's test scores in the selected round."""
     out: dict[str, dict[str, float]] = {}
-    for metric in ("accuracy", "auroc", "auprc"):
+    for metric in ("accuracy", "auroc", "auprc", *NUMBER_SCORES):
         for name, value in run.per_owner("test", metric, scope).items():
-            out.setdefault(name, {})[metric] = round(value, DIGITS)
+            out.setdefault(name, {})[metric] = _stored(metric, value)
     return out
 
 
 def _worst(
     run: RunFolder, entry: Mapping[str, Any], scope: str
 ) -> dict[str, dict[str, float]]:
-    """Return the lowest scores of a client in the selected round, by node set.
+    """Return the worst scores of a client in the selected round, by node set.
 
-    They are ``worst_accuracy``, and ``worst_auroc`` if AUROC selects the round.
+    They are ``worst_accuracy``, and ``worst_auroc`` if AUROC selects the round, or
+    ``worst_rmse`` of numbers.
     """
     lowest: dict[str, dict[str, float]] = {}
     names = dict.fromkeys(["accuracy", str(run.summary.get("metric", "accuracy"))])
@@ -467,7 +494,8 @@ def _worst(
             for name in names:
                 value, key = scores.get(name), f"worst_{name}"
                 if value is not None:
-                    mine[key] = min(value, mine.get(key, value))
+                    both = {"": value, "before": mine.get(key, value)}
+                    mine[key] = both[ScoreScale(name).worst(both)]
     return lowest
 
 
@@ -483,7 +511,7 @@ def _rounded(
         kept = {name: entry[column].get(name) for name in names}
         if column != "val":
             kept |= worst.get(column, {})
-        out[column] = {k: round(v, DIGITS) for k, v in kept.items() if v is not None}
+        out[column] = {k: _stored(k, v) for k, v in kept.items() if v is not None}
     return out
 
 

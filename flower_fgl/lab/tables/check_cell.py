@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from flower_fgl.core.score_names import kind_of_score
+
 __all__ = ["check_cell"]
+
+SIGNED = ("r2", "spearman", "mean_r2", "mean_spearman")
+"""Shares that may be negative."""
 
 
 def check_cell(cell: Any) -> None:
     """Check the types and ranges of all values of a cell.
 
-    Raises a ValueError if a field has another type, a score is no number between 0 and
+    Raises a ValueError if a field has another type, a share is no number between 0 and
     1, there is no draw, or one is there twice.
     """
     _check_types(cell, "the cell")
@@ -25,7 +30,8 @@ def check_cell(cell: Any) -> None:
     if cell.tuning and (lacking := needed - cell.tuning.keys()):
         raise ValueError(f'"tuning" lacks {", ".join(sorted(lacking))}')
     for value in cell.published.values():
-        _check_number(value, 100, "a published value")
+        most = math.inf if cell.target else 100
+        _check_number(value, most, "a published value")
     if not cell.draws:
         raise ValueError("it has no draw")
     if len({draw.key for draw in cell.draws}) < len(cell.draws):
@@ -35,8 +41,10 @@ def check_cell(cell: Any) -> None:
         for model, columns in draw.scores.items():
             for column, scores in columns.items():
                 for metric, value in scores.items():
-                    most = math.inf if metric == "num_nodes" else 1
-                    _check_number(value, most, f"{metric} of {model}, {column},")
+                    is_open = kind_of_score(metric).is_lower or metric == "num_nodes"
+                    most = math.inf if is_open else 1
+                    name = f"{metric} of {model}, {column},"
+                    _check_number(value, most, name, may_be_negative=metric in SIGNED)
 
 
 def _check_types(part: Any, name: str) -> None:
@@ -48,9 +56,12 @@ def _check_types(part: Any, name: str) -> None:
             raise ValueError(f'"{entry.name}" of {name} cannot be {value!r}')
 
 
-def _check_number(value: Any, most: float, name: str) -> None:
+def _check_number(
+    value: Any, most: float, name: str, *, may_be_negative: bool = False
+) -> None:
     """Reject what is no finite number between 0 and a bound."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= most or value == math.inf:
+    size = min(abs(value), most) if is_number and may_be_negative else value
+    if not is_number or not 0 <= size <= most or value == math.inf or value > most:
         bounds = f"between 0 and {most}" if most < math.inf else "of 0 or more"
         raise ValueError(f"{name} must be a number {bounds}, got {value!r}")

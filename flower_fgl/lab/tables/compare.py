@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
@@ -17,9 +19,17 @@ from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_se
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name, tell_apart
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
-__all__ = ["PER_RUN", "Comparisons", "common_metric", "compare_runs", "main_metric"]
-__all__ += ["paired_runs", "place_name", "select_runs", "side_names", "without_seed"]
+__all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
+__all__ += [
+    "main_metric",
+    "paired_runs",
+    "place_name",
+    "select_runs",
+    "side_names",
+    "without_seed",
+]
 
 PER_RUN = NO_RESULT | {"threads"}
 """Settings that may differ between runs that are averaged over seeds."""
@@ -206,10 +216,14 @@ def compare_runs(
     """Compare two methods on the experiments that both completed, dataset by dataset.
 
     Raises a ConfigError if one side holds runs of several methods, or with different
-    settings; a RunError if a run is on both sides, there are fewer than two pairs, two
-    runs of a side have the same data and seed, or a run has no such score.
+    settings; a RunError if a run is on both sides, the runs predict different kinds of
+    targets, there are fewer than two pairs, two runs of a side have the same data and seed,
+    or a run has no such score.
     """
     sides = {"A": one, "B": other}
+    refuse_mixed_kinds(
+        (str(run.summary["method"]), run.target) for run in (*one, *other)
+    )
     both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
     if both:
         raise RunError(
@@ -254,7 +268,9 @@ def compare_runs(
             for side in (0, 1)
         )
         second.index = first.index  # the pairs are in the same order
-        tested = compare_series(first, second)
+        tested = compare_series(
+            first, second, common_scale(metric, [run for pair in here for run in pair])
+        )
         assert tested is not None
         unpaired = (places[0].count(place), places[1].count(place))
         found[place] = replace(
@@ -263,6 +279,18 @@ def compare_runs(
             unpaired=(unpaired[0] - len(here), unpaired[1] - len(here)),
         )
     return Comparisons(zip(found, compare_all(list(found.values())), strict=True))
+
+
+def common_scale(metric: str, runs: Sequence[RunFolder]) -> ScoreScale:
+    """Return the scale of a score of runs on the same data, with their mean spread."""
+    scales = [run.scale_of(metric) for run in runs]
+    units = {scale.unit for scale in scales}
+    known = [scale.spread for scale in scales if not math.isnan(scale.spread)]
+    return ScoreScale(
+        metric,
+        units.pop() if len(units) == 1 else "",
+        fmean(known) if known else math.nan,
+    )
 
 
 def place_name(run: RunFolder) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean, stdev
 from typing import Any
 
 import pandas as pd
 
 from flower_fgl.lab.tables.cells import PLACE, Cell
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
 __all__ = ["COSTS", "DRAW", "NOTHING", "Scores", "frame_of_cells", "frame_of_runs"]
 __all__ += ["place_of", "show_percent"]
@@ -26,7 +26,6 @@ DRAW = ["partition", "partition_seed", "seed"]
 COSTS = ("bytes", "bytes_up", "bytes_down", "seconds")
 """Values of a run that are no scores: less is better, and they are not tested. Their model
 and column are empty."""
-NOTHING = "–"
 Line = tuple[Hashable, ...]
 
 
@@ -82,6 +81,8 @@ def _lines(
         for column, scores in (columns or {}).items():
             if isinstance(scores, Mapping):  # not the number of the round
                 for name, value in scores.items():
+                    if name == "targets":  # their own numbers
+                        continue
                     if value is not None and not math.isnan(value):
                         yield place, row, model, *which, column, name, float(value)
 
@@ -120,8 +121,4 @@ class Scores:
 
 def show_percent(values: Sequence[float], digits: int = 2) -> str:
     """Format fractions as mean ± standard deviation in percent, a dash without any."""
-    if not values:
-        return NOTHING
-    text = f"{100 * fmean(values):.{digits}f}"
-    spread = f"{100 * stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{text} ± {spread}" if spread else text
+    return ScoreScale().show_mean(values, digits)

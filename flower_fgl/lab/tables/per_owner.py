@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.score_names import is_better
 from flower_fgl.lab.tables.compare import paired_runs
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = [
     "OwnerGain",
@@ -21,21 +23,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OwnerGain:
-    """Scores of one owner in paired runs of A and B."""
+    """Scores of one owner in paired runs of A and B; ``metric`` is their name."""
 
     name: str
     one: tuple[float, ...]
     other: tuple[float, ...]
+    metric: str = "accuracy"
 
     @property
     def gain(self) -> float:
-        """Mean of B minus mean of A."""
-        return fmean(self.other) - fmean(self.one)
+        """How much the mean of B is better than that of A."""
+        return ScoreScale(self.metric).gain(fmean(self.other), fmean(self.one))
 
     @property
     def wins(self) -> int:
         """Number of pairs in which B is better."""
-        return sum(b > a for a, b in zip(self.one, self.other, strict=True))
+        pairs = zip(self.one, self.other, strict=True)
+        return sum(is_better(self.metric, b, a) for a, b in pairs)
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,12 @@ class OwnerRow:
 
 
 def owner_metric(runs: Sequence[RunFolder], column: str = "test") -> str:
-    """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``."""
+    """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``.
+
+    Of numbers it is the score that selects the rounds.
+    """
     found = {run.owner_metric(column) for run in runs if run.best is not None}
-    return "auroc" if found == {"auroc"} else "accuracy"
+    return found.pop() if len(found) == 1 else "accuracy"
 
 
 def rows_per_owner(
@@ -122,7 +129,10 @@ def gains_per_owner(
     if not found:
         raise RunError(
             f'No owner has "{metric}" of "{column}" in both runs of a pair. Use --metric '
-            "accuracy, macro_f1 or auroc, and --column test or val."
+            "accuracy, macro_f1, auroc or rmse, and --column test or val."
         )
-    gains = [OwnerGain(name, *zip(*both, strict=True)) for name, both in found.items()]
+    gains = [
+        OwnerGain(name, *zip(*both, strict=True), metric=metric)
+        for name, both in found.items()
+    ]
     return sorted(gains, key=lambda entry: (-entry.gain, entry.name))

@@ -61,7 +61,8 @@ class Ranks:
 def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     """Rank rows within each dataset, and test the average ranks.
 
-    ``scores`` are mean scores on each dataset by row, higher is better; equal scores
+    ``scores`` are mean scores on each dataset by row, higher is better (of errors their
+    negatives); equal scores
     share their mean rank. The replicates of the test are datasets, never draws of one
     dataset.
     """

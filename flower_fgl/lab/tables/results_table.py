@@ -24,6 +24,7 @@ from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.lab.tables.unequal import finetuned_note, unequal_settings
+from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,11 +58,13 @@ class Block:
     """Lines on the same data, in table order.
 
     ``name`` is the dataset, and whatever else distinguishes the places of the table.
-    ``best`` has the highest mean; all others are compared with ``control``.
+    ``best`` has the best mean; all others are compared with ``control``. ``target`` is
+    that of its cells, with the mean of their spreads.
     """
 
     name: str
     lines: Sequence[Line]
+    target: Mapping[str, Any] = field(default_factory=dict)
     best: Line | None = None
     control: Line | None = None
 
@@ -78,9 +81,9 @@ class ResultsTable:
     :data:`~flower_fgl.lab.tables.cells.MODELS`; ``labels`` are display names of rows,
     of parts of their names, of datasets and partitions.
 
-    Raises a ConfigError if no cell has the column, metric or row; a RunError if two
-    cells have the same row and data, or if the rows of one dataset have other draws or
-    other partitions.
+    Raises a ConfigError if no cell has the column, metric or row; a RunError if cells
+    predict different kinds of targets, if two cells have the same row and data, or if the
+    rows of one dataset have other draws or other partitions.
     """
 
     cells: Sequence[Cell]
@@ -94,6 +97,7 @@ class ResultsTable:
     def __post_init__(self) -> None:
         if not self.cells:
             raise RunError("A table needs at least one cell, got none.")
+        refuse_mixed_kinds((cell.row, cell.target) for cell in self.cells)
         experiments = list(dict.fromkeys(cell.experiment for cell in self.cells))
         cells = sorted(
             self.cells,
@@ -110,7 +114,7 @@ class ResultsTable:
         if not self.metric:
             metrics = {cell.main_metric for cell in self.cells}
             object.__setattr__(
-                self, "metric", metrics.pop() if len(metrics) == 1 else "accuracy"
+                self, "metric", metrics.pop() if len(metrics) == 1 else _common(metrics)
             )
         for group in self._places.values():
             _check_rows(group)
@@ -172,13 +176,23 @@ class ResultsTable:
                 for model in cell.models
                 if model in self.models
             ]
-            block = Block(", ".join(parts), lines)
+            block = Block(", ".join(parts), lines, _target_of(cells))
             out.append(
                 replace(block, best=self._best(lines), control=self._control(lines))
             )
         if self.against and all(block.control is None for block in out):
             raise ConfigError(self._no_control(out))
         return out
+
+    def scale_of(self, block: Block, metric: str = "") -> ScoreScale:
+        """Return how a score of a block is shown and compared, by default the table's."""
+        return ScoreScale.of(metric or self.metric, block.target)
+
+    @property
+    def scale(self) -> ScoreScale:
+        """The table's score, with the unit of all its blocks if they share one."""
+        scales = {self.scale_of(block).unit for block in self.blocks}
+        return ScoreScale(self.metric, scales.pop() if len(scales) == 1 else "")
 
     def _no_control(self, blocks: Sequence[Block]) -> str:
         """Say why no block has the line to compare with."""
@@ -197,11 +211,12 @@ class ResultsTable:
         return f'No row or method "{name}" to compare with. {nearest(name, rows)}'
 
     def _best(self, lines: Sequence[Line]) -> Line | None:
-        """Return the line with the highest mean, if there are several."""
+        """Return the line with the best mean, if there are several."""
         scored = [line for line in lines if self.values(line)]
         if self.is_cost or len(scored) < 2:
             return None
-        return max(scored, key=lambda line: fmean(self.values(line)))
+        scale = ScoreScale(self.metric)
+        return max(scored, key=lambda line: scale.goodness(fmean(self.values(line))))
 
     def _control(self, lines: Sequence[Line]) -> Line | None:
         """Return the line to compare with: of a row, else of the only row of a method."""
@@ -260,7 +275,8 @@ class ResultsTable:
                             self._scores.series(*self._key(one, "", ""))
                             for one in (line, other)
                         )
-                        if (found := compare_series(*both)) is not None:
+                        found = compare_series(*both, self.scale_of(block))
+                        if found is not None:
                             pairs[key] = found
         compared = dict(zip(pairs, compare_all(list(pairs.values())), strict=True))
         return compared | {key[::-1]: one.reverse() for key, one in compared.items()}
@@ -296,7 +312,8 @@ class ResultsTable:
             for line in block.lines:
                 if line.is_main and (values := self.values(line)):
                     name = self.label(line.cell.row)
-                    rows.setdefault(name, {})[block.name] = fmean(values)
+                    mean = self.scale.goodness(fmean(values))
+                    rows.setdefault(name, {})[block.name] = mean
         every = {cell.row for cell in self.cells}
         defaults = {
             self.label(row)
@@ -477,6 +494,20 @@ def _kind_of(cells: Sequence[Cell]) -> str:
     if len(seeds) == 1:
         return "draws of partition and split."
     return "draws of partition, split and initial model."
+
+
+def _common(metrics: Iterable[str]) -> str:
+    """Return the score of a table whose cells have different main scores."""
+    return "nrmse" if "nrmse" in metrics else "accuracy"
+
+
+def _target_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
+    """Return the target of cells on the same data, with the mean of their spreads."""
+    known = [cell.target["std"] for cell in cells if cell.target.get("std")]
+    return {
+        **cells[0].target,
+        "std": [fmean(each) for each in zip(*known, strict=False)],
+    }
 
 
 def _columns(draw: Draw) -> Iterable[str]:

@@ -9,45 +9,49 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from flower_fgl.runs.score_scale import EQUAL, ScoreScale
+
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "Comparison", "adjust_holm"]
+__all__ = ["LEVEL", "MIN_PAIRS", "POWER", "Comparison", "adjust_holm"]
 __all__ += ["compare_all", "compare_series", "paired_test", "proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
-MARGIN = 0.01
-"""Two methods are tied if their difference is less than one point."""
 MIN_PAIRS = 5
 """A t-test of fewer pairs says little about spread, and is not made."""
-EQUAL = 1e-6
-"""Differences with a standard deviation below it are equal: cells hold rounded scores."""
 POWER = 0.8
 """Probability with which the detectable difference is found."""
 
 
+SHARE = ScoreScale()
+"""The scale of accuracies, and of other shares of which more is better."""
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Paired scores of two rows A and B, and what their differences A minus B show.
+    """Paired scores of two rows A and B, and what the gains of A over B show.
+
+    The gain is A minus B, or B minus A of an error: positive is good.
 
     Parameters
     ----------
     n : int
         Number of tested pairs. Runs on one of several partitions are averaged first.
     difference : float
-        Mean difference.
+        Mean gain.
     t, p : float
         Student's t statistic with n − 1 degrees of freedom, and its two-sided p-value.
         NaN if the differences cannot be tested.
     interval : tuple of float
-        95 % confidence interval of the difference; NaN if not testable.
+        95 % confidence interval of the gain; NaN if not testable.
     detectable : float
         Smallest true difference that such a test finds with probability 0.8, given the
         spread of these differences; NaN if not testable.
     p_equivalent : float
-        p-value of the hypothesis that the rows differ by :data:`MARGIN` or more (two
-        one-sided tests); NaN if not testable.
+        p-value of the hypothesis that the rows differ by the margin of the score or more
+        (two one-sided tests); NaN if not testable.
     why_not : str
         Why the differences cannot be tested; else empty.
     one, other : tuple of float
@@ -59,6 +63,8 @@ class Comparison:
     partitions : int
         Number of different partitions among the pairs; 0 if unknown. If it is below
         ``n``, the test says less about other partitions than its n suggests.
+    scale : ScoreScale
+        The score, its unit, and the spread that gives the margin.
     """
 
     n: int
@@ -74,6 +80,7 @@ class Comparison:
     names: tuple[str, str] = ("A", "B")
     unpaired: tuple[int, int] = (0, 0)
     partitions: int = 0
+    scale: ScoreScale = SHARE
 
     @property
     def is_significant(self) -> bool:
@@ -82,7 +89,7 @@ class Comparison:
 
     @property
     def is_tied(self) -> bool:
-        """Whether a difference of :data:`MARGIN` or more can be excluded."""
+        """Whether a difference of the margin or more can be excluded."""
         return self.p_equivalent < LEVEL
 
     @property
@@ -97,8 +104,8 @@ class Comparison:
 
     @property
     def points(self) -> str:
-        """The difference in points, with its sign."""
-        return f"{100 * self.difference:+.2f}".replace("-", "−")
+        """The gain in points or units, with its sign."""
+        return self.scale.show_gain(self.difference)
 
     @property
     def brief(self) -> str:
@@ -107,13 +114,13 @@ class Comparison:
             return f"{self.points}, not testable: {self.why_not}"
         if self.is_significant:
             word = "better" if self.difference > 0 else "worse"
-            tied = ", by less than one point" if self.is_tied else ""
+            tied = f", by less than {self.scale.margin_text}" if self.is_tied else ""
             return f"{self.points}, {word}{tied} (p = {self.p:.3g})"
         if self.is_tied:
             return f"{self.points}, tied (p = {self.p_equivalent:.3g})"
         return (
             f"{self.points}, undecided (p = {self.p:.3g}; "
-            f"{100 * self.detectable:.1f} would be found)"
+            f"{self.scale.show(self.detectable, 1)} would be found)"
         )
 
     @property
@@ -123,20 +130,22 @@ class Comparison:
             return f"not testable: {self.why_not}"
         if self.is_significant:
             side = self.names[0 if self.difference > 0 else 1]
-            tied = ", by less than one point" if self.is_tied else ""
+            tied = f", by less than {self.scale.margin_text}" if self.is_tied else ""
             return f"{side} is significantly better at 95 %{tied}"
-        found = (
-            f"a difference of {100 * self.detectable:.1f} points would be found in 80 %"
-        )
+        size = self.scale.show(self.detectable, 1)
+        size += "" if self.scale.kind.has_units else " points"
+        found = f"a difference of {size} would be found in 80 %"
+        within = f"tied within {self.scale.margin_text}"
         if self.is_tied:
-            return f"tied within one point (p = {self.p_equivalent:.3f}); {found}"
-        return (
-            f"no significant difference at 95 %, and not tied within one point; {found}"
-        )
+            return f"{within} (p = {self.p_equivalent:.3f}); {found}"
+        return f"no significant difference at 95 %, and not {within}; {found}"
 
     def __repr__(self) -> str:
         """State the difference, its interval and the verdict."""
-        text = f"{' minus '.join(self.names)} = {100 * self.difference:+.2f}"
+        text = " minus ".join(self.names)
+        if self.scale.is_error:
+            text = f"gain in {self.scale.title} of {' over '.join(self.names)}"
+        text += f" = {self.scale.show(self.difference, sign='+')}"
         text += f", n = {self.n} pairs"
         if self.shares_partitions:
             several = f"{self.partitions} partitions"
@@ -144,8 +153,8 @@ class Comparison:
         if self.n < len(self.one):
             text += f" ({len(self.one)} runs, averaged on each partition)"
         if not self.why_not:
-            low, high = (100 * bound for bound in self.interval)
-            text += f", 95 % interval {low:+.2f} to {high:+.2f}"
+            low, high = (self.scale.show(bound, sign="+") for bound in self.interval)
+            text += f", 95 % interval {low} to {high}"
             text += f", t = {self.t:.3f}, p = {self.p:.4f}"
         return f"{text}: {self.verdict}"
 
@@ -162,7 +171,9 @@ class Comparison:
         )
 
 
-def compare_series(one: pd.Series, other: pd.Series) -> Comparison | None:
+def compare_series(
+    one: pd.Series, other: pd.Series, scale: ScoreScale = SHARE
+) -> Comparison | None:
     """Compare two rows by the draws that both have, ``None`` without any.
 
     Both are indexed by :data:`~flower_fgl.lab.tables.frame.DRAW`. Runs that share one of
@@ -179,7 +190,7 @@ def compare_series(one: pd.Series, other: pd.Series) -> Comparison | None:
     if pairs.index.get_level_values("partition_seed").nunique() > 1:
         tested = pairs.groupby(level="partition_seed", sort=False).agg(fmean)
     return replace(
-        paired_test(tested["one"].tolist(), tested["other"].tolist()),
+        paired_test(tested["one"].tolist(), tested["other"].tolist(), scale),
         one=tuple(pairs["one"].tolist()),
         other=tuple(pairs["other"].tolist()),
         partitions=pairs.index.get_level_values("partition").nunique(),
@@ -187,21 +198,25 @@ def compare_series(one: pd.Series, other: pd.Series) -> Comparison | None:
 
 
 def paired_test(
-    one: Sequence[float], other: Sequence[float], *, margin: float = MARGIN
+    one: Sequence[float], other: Sequence[float], scale: ScoreScale = SHARE
 ) -> Comparison:
-    """Test whether the mean paired difference is 0, and whether it is below a margin.
+    """Test whether the mean paired gain is 0, and whether it is below the margin.
 
     Fewer than :data:`MIN_PAIRS` pairs, or differences that are all equal, are not tested:
-    their p-value would be 0 or 1 without evidence.
+    their p-value would be 0 or 1 without evidence. Without the spread of a target in units
+    no tie is tested.
     """
+    if scale.is_error:
+        one, other = other, one
     differences = [a - b for a, b in zip(one, other, strict=True)]
     n, mean = len(differences), fmean(differences)
     if n < MIN_PAIRS:
         why = f"{n} {'pair' if n == 1 else 'pairs'}, {MIN_PAIRS} are needed"
-        return Comparison(n, mean, why_not=why)
+        return Comparison(n, mean, why_not=why, scale=scale)
     spread = stdev(differences)
-    if spread < EQUAL:
-        return Comparison(n, mean, why_not="all differences are equal")
+    if spread < EQUAL * scale.size or not spread:
+        why = "all differences are equal"
+        return Comparison(n, mean, why_not=why, scale=scale)
     # slow to import, and selecting runs does not need them
     import numpy as np
     from scipy import stats
@@ -209,7 +224,9 @@ def paired_test(
 
     result = stats.ttest_rel(one, other)
     interval = result.confidence_interval(1 - LEVEL)
-    p_equivalent, *_ = ttost_paired(np.array(one), np.array(other), -margin, margin)
+    margin, pair = scale.margin, (np.array(one), np.array(other))
+    has_margin = not math.isnan(margin)
+    p_equivalent = ttost_paired(*pair, -margin, margin)[0] if has_margin else math.nan
     return Comparison(
         n,
         mean,
@@ -218,6 +235,7 @@ def paired_test(
         (float(interval.low), float(interval.high)),
         _detectable_effect(n) * spread,
         float(p_equivalent),
+        scale=scale,
     )
 
 

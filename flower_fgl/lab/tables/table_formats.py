@@ -15,19 +15,18 @@ import pandas as pd
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.score_names import NUMBER_SCORES, SETTING_COLUMNS
 from flower_fgl.lab.tables.cells import PLACE, describe_published
-from flower_fgl.lab.tables.frame import NOTHING, show_percent
 from flower_fgl.lab.tables.results_table import Block, Line, ResultsTable
 from flower_fgl.lab.tables.statistics import (
     LEVEL,
-    MARGIN,
     POWER,
     Comparison,
     proportion_interval,
 )
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.names import some_names
+from flower_fgl.runs.score_scale import MARGIN, NOTHING, ScoreScale
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
 
@@ -45,6 +44,13 @@ TITLES = {
     "auprc": "AUPRC",
     "mrr": "MRR",
     "hits": "Hits@K",
+    **{name: kind.title for name, kind in NUMBER_SCORES.items()},
+    **{
+        f"mean_{n}": f"mean {kind.title} of clients"
+        for n, kind in NUMBER_SCORES.items()
+    },
+    "worst_rmse": "worst client",
+    "worst_nrmse": "worst client",
 }
 """Titles of scores. Macro-F1, AUROC and AUPRC show what accuracy hides in rare classes."""
 COST_TITLES = {"bytes_up": "upload", "bytes_down": "download", "seconds": "time"}
@@ -123,7 +129,7 @@ def format_table(
 def _caption(table: ResultsTable) -> str:
     """Return the title of the experiments, or what the table shows."""
     titles = list(dict.fromkeys(cell.title for cell in table.cells if cell.title))
-    kind = TITLES.get(table.metric, table.metric)
+    kind = table.scale.name_of(TITLES.get(table.metric, table.metric))
     return titles[0] if len(titles) == 1 else f"{table.column} {kind}"
 
 
@@ -145,19 +151,29 @@ def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[
         text = "Values and gains: mean over the draws"
         if any(len(line.cell.draws) > 1 for b in table.blocks for line in b.lines):
             text += " ± standard deviation"
-        gains = f" Gains are paired by draw, in points over {name}." if name else ""
+        unit = "" if table.scale.kind.has_units else " in points"
+        gains = f" Gains are paired by draw,{unit} over {name}." if name else ""
         return [f"{text}.{gains} Single owners are not tested."]
     notes = []
     if not table.is_cost and any(block.best for block in table.blocks):
         is_marked = layout != "summary"
         number = table.num_tests
-        marks = f"{'Bold' if is_marked else 'Best'}: highest mean."
+        is_error = table.scale.is_error
+        order = "lowest" if is_error else "highest"
+        marks = f"{'Bold' if is_marked else 'Best'}: {order} mean."
         if number:
-            marks += f" {TIED}: tied with it," if is_marked else " Tied:"
-            marks += f" a difference of {100 * MARGIN:.0f} point can be excluded."
-            signs = f"{ABOVE} {BELOW}" if is_marked else "Above, below"
+            if is_error:
+                tied = f"less than {table.scale.margin_text}"
+                marks += f" {TIED} tied: {tied}." if is_marked else f" Tied: {tied}."
+            else:
+                marks += f" {TIED}: tied with it," if is_marked else " Tied:"
+                marks += f" a difference of {100 * MARGIN:.0f} point can be excluded."
+            words = ("better", "worse than") if is_error else ("above", "below")
+            signs = f"{ABOVE} {BELOW}"
+            if not is_marked:
+                signs = f"{words[0].capitalize()}, {words[1].removesuffix(' than')}"
             if name:
-                marks += f" {signs}: significantly above or below {name}."
+                marks += f" {signs}: significantly {words[0]} or {words[1]} {name}."
                 if layout == "overview" or not has_words:
                     marks += f" No arrow: tied with {name}, or undecided."
             kind = "comparison" if number == 1 else "comparisons"
@@ -260,7 +276,7 @@ def _main_text(table: ResultsTable, block: Block, line: Line) -> str:
     values = table.values(line)
     if table.is_cost:
         return _cost(table.metric, values)
-    text = show_percent(values)
+    text = table.scale_of(block).show_mean(values)
     if _ties(table.versus(line, block.best)):
         text += f" {TIED}"
     to_control = table.versus(line, block.control)
@@ -270,13 +286,15 @@ def _main_text(table: ResultsTable, block: Block, line: Line) -> str:
 
 
 def _published_value(line: Line, key: str) -> float | None:
-    """Return a published value in percent, ``None`` if there is none for this line."""
+    """Return a published value, a share in percent, ``None`` without one for this line."""
     return line.cell.published.get(key) if line.is_main else None
 
 
 def _published(line: Line, key: str) -> str:
-    """Format a published value in percent, empty if there is none for this line."""
+    """Format a published value, empty if there is none for this line."""
     value = _published_value(line, key)
+    if value is not None and ScoreScale(key).kind.has_units:
+        return f"{value:.4g}"
     return "" if value is None else describe_published(value)
 
 
@@ -302,7 +320,11 @@ def _overview(table: ResultsTable) -> pd.DataFrame:
             _main_text(table, block, found[name]) if name in found else NOTHING
             for name in names
         ]
-        columns.append((block.name, texts))
+        scale = table.scale_of(block)
+        is_error = scale.is_error and not table.is_cost
+        columns.append(
+            (f"{block.name}, {scale.title}" if is_error else block.name, texts)
+        )
         published = [
             _published(found[name], key) if name in found else "" for name in names
         ]
@@ -331,8 +353,13 @@ def _summary(table: ResultsTable) -> pd.DataFrame:
     control = table.label(controls[0].cell.row) if controls else ""
     titles = ["average rank", "best or tied"]
     if control:
-        titles += [f"above {control}", f"tied with {control}", "undecided"]
-        titles += [f"below {control}"]
+        words = (
+            ("better than", "worse than")
+            if table.scale.is_error
+            else ("above", "below")
+        )
+        titles += [f"{words[0]} {control}", f"tied with {control}", "undecided"]
+        titles += [f"{words[1]} {control}"]
     sheet: list[tuple[str, list[str]]] = []
     for name in names:
         found = rows[name]
@@ -388,25 +415,27 @@ def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
             "owners."
         )
     names = list(dict.fromkeys(name for line in lines for name in found[line.name]))
-    rows = []
+    scale, rows = table.scale_of(block, metric), []
+    extreme = max if scale.is_error else min
     for line in lines:
         values = {name: list(x.values()) for name, x in found[line.name].items()}
         means = {name: fmean(x) for name, x in values.items()}
         texts = [
-            *(show_percent(values.get(name, [])) for name in names),
-            show_percent([fmean(scores) for scores in draws[line.name]]),
-            show_percent([min(scores) for scores in draws[line.name]]),
-            min(means, key=lambda name: means[name]),
+            *(scale.show_mean(values.get(name, [])) for name in names),
+            scale.show_mean([fmean(scores) for scores in draws[line.name]]),
+            scale.show_mean([extreme(scores) for scores in draws[line.name]]),
+            scale.worst(means),
         ]
         rows.append((table.label(line.name), texts))
-    titles = [*names, "mean", "lowest of a draw", "worst owner"]
-    caption = f"{block.name}: test {TITLES.get(metric, metric)}"
+    order = "highest" if scale.is_error else "lowest"
+    titles = [*names, "mean", f"{order} of a draw", "worst owner"]
+    caption = f"{block.name}: test {scale.name_of(TITLES.get(metric, metric))}"
     sheets = [_sheet(caption, titles, rows)]
     if block.control is None or block.control.name not in found:
         return sheets
     base = found[block.control.name]
     gains = [
-        (table.label(line.name), _owner_gains(base, found[line.name], names))
+        (table.label(line.name), _owner_gains(base, found[line.name], names, scale))
         for line in lines
         if line is not block.control and _shared_draws(base, found[line.name])
     ]
@@ -424,11 +453,11 @@ def _shared_draws(base: OwnerScores, other: OwnerScores) -> dict[str, list[Key]]
 
 
 def _owner_gains(
-    base: OwnerScores, other: OwnerScores, names: Sequence[str]
+    base: OwnerScores, other: OwnerScores, names: Sequence[str], scale: ScoreScale
 ) -> list[str]:
     """Return the gain of each owner, their mean, and how many owners gain."""
     gains = {
-        name: {key: other[name][key] - base[name][key] for key in keys}
+        name: {key: scale.gain(other[name][key], base[name][key]) for key in keys}
         for name, keys in _shared_draws(base, other).items()
     }
     means = {name: fmean(values.values()) for name, values in gains.items()}
@@ -437,22 +466,22 @@ def _owner_gains(
     if len(draws) == 1:  # each draw has all owners
         overall = [fmean(g[key] for g in gains.values()) for key in draws.pop()]
     return [
-        *(_gain(list(gains.get(name, {}).values())) for name in names),
-        _gain(overall),
+        *(_gain(list(gains.get(name, {}).values()), scale) for name in names),
+        _gain(overall, scale),
         f"{sum(mean > 0 for mean in means.values())} of {len(means)}",
     ]
 
 
-def _gain(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation of differences, in points with their sign."""
+def _gain(values: Sequence[float], scale: ScoreScale) -> str:
+    """Return mean ± standard deviation of differences, with their sign."""
     if not values:
         return NOTHING
-    text = f"{100 * fmean(values):+.2f}".replace("-", "−")
-    return f"{text} ± {100 * stdev(values):.2f}" if len(values) > 1 else text
+    text = scale.show_gain(fmean(values))
+    return f"{text} ± {scale.show(stdev(values))}" if len(values) > 1 else text
 
 
 def _ties(versus: Comparison | None) -> bool:
-    """Return whether a difference of one point is excluded, as ≈ marks it."""
+    """Return whether a difference of the margin is excluded, as ≈ marks it."""
     return versus is not None and versus.is_tied
 
 
@@ -481,11 +510,14 @@ def _full(table: ResultsTable, block: Block, *, has_words: bool = True) -> pd.Da
             columns.append((title, list(texts)))
 
     main = _published_key(table)
-    for metric, column, title, key in _shown(table):
+    for metric, column, title, key in _shown(table, block):
         if (metric, column) == (table.metric, table.column):
             add(title, [_main_text(table, block, line) for line in lines])
         else:
-            add(title, [show_percent(table.values(x, metric, column)) for x in lines])
+            scale = table.scale_of(block, metric)
+            add(
+                title, [scale.show_mean(table.values(x, metric, column)) for x in lines]
+            )
         if key and (key != main or metric == table.metric):
             add("published", [_published(line, key) for line in lines])
     for column, name in SETTING_COLUMNS.items():
@@ -499,7 +531,8 @@ def _full(table: ResultsTable, block: Block, *, has_words: bool = True) -> pd.Da
         others = {table.label(block.control.cell.row): block.control, **others}
     for name, other in others.items():
         texts = [_comparison(table, x, other, has_words=has_words) for x in lines]
-        add(f"against {name}", texts)
+        is_error = table.scale.is_error
+        add(f"gain over {name}" if is_error else f"against {name}", texts)
     rows = [
         (table.label(line.name), [texts[k] for _, texts in columns])
         for k, line in enumerate(lines)
@@ -507,18 +540,28 @@ def _full(table: ResultsTable, block: Block, *, has_words: bool = True) -> pd.Da
     return _sheet(block.name, [title for title, _ in columns], rows)
 
 
-def _shown(table: ResultsTable) -> list[tuple[str, str, str, str]]:
+def _shown(table: ResultsTable, block: Block) -> list[tuple[str, str, str, str]]:
     """Return metric, node set, title and key of published values of the scores."""
-    title = f"{table.column} {TITLES.get(table.metric, table.metric)}"
+
+    def titled(metric: str) -> str:
+        title = TITLES.get(metric, metric)
+        return table.scale_of(block, metric).name_of(title)
+
+    title = f"{table.column} {titled(table.metric)}"
     main = (table.metric, table.column, title, _published_key(table))
     out = [] if table.is_cost else [main]
-    for metric in ("accuracy", "macro_f1", "micro_f1", "auroc", "auprc"):
+    has_numbers = bool(block.target.get("kind"))
+    names = ("accuracy", "macro_f1", "micro_f1", "auroc", "auprc")
+    of_all = block.lines[0].cell.main_metric if has_numbers else "accuracy"
+    for metric in NUMBER_SCORES if has_numbers else names:
         key = metric if table.column == "test" else ""
-        out.append((metric, table.column, TITLES[metric], key))
+        out.append((metric, table.column, titled(metric), key))
     for column, name in SETTING_COLUMNS.items():
-        out.append(("accuracy", column, name, column))
-    worst = "worst_auroc" if table.metric == "auroc" else "worst_accuracy"
-    out.append((worst, table.column, TITLES[worst], ""))
+        out.append((of_all, column, name, column))
+    worst = f"worst_{of_all}"
+    if table.metric == "auroc":
+        worst = "worst_auroc"
+    out.append((worst, table.column, titled(worst), ""))
     return out[:1] + [entry for entry in out[1:] if entry[:2] != out[0][:2]]
 
 
@@ -654,7 +697,8 @@ def _csv(table: ResultsTable) -> str:
                 row[f"{name}_mean"] = fmean(values) if values else ""
                 row[f"{name}_std"] = stdev(values) if len(values) > 1 else ""
             percent = _published_value(line, main)
-            row["published"] = "" if percent is None else round(percent / 100, 6)
+            over = 1 if ScoreScale(main).kind.has_units else 100
+            row["published"] = "" if percent is None else round(percent / over, 6)
             for name, other in (("control", block.control), ("best", block.best)):
                 versus = table.versus(line, other)
                 row[name] = other.name if other is not None else ""

@@ -43,7 +43,7 @@ END_SECONDS = 5.0
 class Outcome:
     """What a trial shows on one draw. It holds no test score.
 
-    ``score`` is the validation accuracy, or AUROC, of the best round
+    ``score`` is the validation accuracy, AUROC or RMSE of the best round
     (``server_round``), or after fine-tuning if the run ends with it; ``None`` if the
     run failed, with the ``error``. ``num_bytes`` are those of both directions,
     ``seconds`` those of the run; a run ``diverged`` if the training loss of some round

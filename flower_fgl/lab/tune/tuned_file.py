@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from flower_fgl.core.options import Scalar, kebab
-from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.core.score_names import score_title
 from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
     Experiment,
@@ -22,7 +22,6 @@ from flower_fgl.lab.experiments.experiment_file import (
 )
 from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
 from flower_fgl.lab.tune.tuning import RowStudy, Trial
-from flower_fgl.methods import parse_config
 from flower_fgl.runs.writer import replace_file
 
 __all__ = ["hash_of_study", "nested", "published_tables", "write_study"]
@@ -62,8 +61,8 @@ def write_study(
 
 def _metric(studies: Sequence[RowStudy]) -> str:
     """Return the score by which the trials of all rows are compared, in words."""
-    names = {parse_config(study.row.settings).main_score for study in studies}
-    return f"validation {' or '.join(EXTRA_SCORES.get(n, n) for n in sorted(names))}"
+    names = {study.metric for study in studies}
+    return f"validation {' or '.join(score_title(name) for name in sorted(names))}"
 
 
 def study_hash(studies: Sequence[RowStudy]) -> str:

@@ -3,8 +3,8 @@
 Every row of the experiment gets the same number of trials. Trial 0 is the row as it stands;
 Optuna's TPE sampler proposes the others from the row's search space, or they cover the
 whole space if it has no more points than the budget. A trial trains on the tuning draws
-and is compared by the validation score of its best round: accuracy, or AUROC where runs are
-selected by it.
+and is compared by the validation score of its best round: accuracy, or AUROC or RMSE where
+runs are selected by it.
 
 The proposals of a trial depend on the seed, and on the trials of earlier batches only. A
 study is therefore the same for any number of processes, and after a kill. A version of
@@ -30,6 +30,7 @@ from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.score_names import goodness, kind_of_score
 from flower_fgl.core.version import VERSION
 from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
@@ -46,6 +47,7 @@ from flower_fgl.lab.experiments.search_space import (
 )
 from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
 from flower_fgl.lab.tune.trials import CANNOT_WRITE, Outcome, TrialProcesses
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.environment import find_commit
 from flower_fgl.runs.files import read_lines
 from flower_fgl.runs.names import check_folder_name, in_folder_name
@@ -269,9 +271,9 @@ def _run_studies(
 class RowStudy:
     """The study of one row, kept in Optuna's storage of all studies of the experiment.
 
-    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``trials`` holds
-    the finished ones by index. Raises a RunError if the storage holds a study of other
-    settings for this row.
+    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``metric`` is the
+    score by which trials are compared, and ``trials`` holds the finished ones by index.
+    Raises a RunError if the storage holds a study of other settings for this row.
     """
 
     def __init__(
@@ -280,6 +282,7 @@ class RowStudy:
         import optuna  # only this command needs the extra
 
         self.row, self.draws, self.seed = row, list(draws), seed
+        self.metric = parse_config(row.settings).main_score
         self.trials: list[Trial] = []
         self._num_running = 0
         self._distributions = {
@@ -290,7 +293,7 @@ class RowStudy:
             self._study = optuna.create_study(
                 storage=storage,
                 study_name=row.name,
-                direction="maximize",
+                direction=self._direction,
                 load_if_exists=True,
             )
         self._check()
@@ -304,9 +307,18 @@ class RowStudy:
         self.trials.sort(key=lambda trial: trial.index)
 
     @property
+    def _direction(self) -> str:
+        """Which scores Optuna prefers."""
+        return "minimize" if kind_of_score(self.metric).is_lower else "maximize"
+
+    @property
     def best(self) -> Trial:
-        """Trial with the highest score, the earliest among equals; RunError if none."""
-        scored = [(t.score, -t.index, t) for t in self.trials if t.score is not None]
+        """Trial with the best score, the earliest among equals; RunError if none."""
+        scored = [
+            (goodness(self.metric, t.score), -t.index, t)
+            for t in self.trials
+            if t.score is not None
+        ]
         if not scored:
             raise RunError(
                 f'All {len(self.trials)} trials of row "{self.row.name}" failed. The '
@@ -406,7 +418,7 @@ class RowStudy:
         before = [trial for trial in self.trials if trial.index < begin]
         with _quiet():
             scratch = optuna.create_study(
-                direction="maximize",
+                direction=self._direction,
                 sampler=optuna.samplers.TPESampler(
                     seed=self._seed(begin),
                     n_startup_trials=STARTUP,
