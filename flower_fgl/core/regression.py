@@ -258,10 +258,11 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
 
 def _ranks(values: Tensor) -> Tensor:
     """Return the rank of each value, of equal ones their mean."""
-    found = torch.unique(values, return_inverse=True, return_counts=True)
+    found: tuple[Tensor, ...] = torch.unique(
+        values, return_inverse=True, return_counts=True
+    )
     _, place, count = found
-    last: Tensor = count.cumsum(0).to(torch.float64)
-    return last[place] - (count[place] - 1) / 2
+    return count.cumsum(0)[place] - (count[place] - 1).to(torch.float64) / 2
 
 
 def pool_numbers(scores: Sequence[NumberScores]) -> dict[str, Any]:

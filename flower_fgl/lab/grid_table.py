@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.lab.experiments.experiment_file import Experiment, PlannedRun
 from flower_fgl.lab.tables.cells import describe_published
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import number_scores
 
 __all__ = ["missing_classes", "results_table"]
 
@@ -92,7 +93,8 @@ def _number_columns(
 ) -> list[tuple[str, tuple[str, str, str]]]:
     """Return the columns of a row that predicts numbers, as :func:`_columns` does."""
     main = run.owner_metric()
-    keys = [(best, "val", main), *((best, "test", name) for name in NUMBER_SCORES)]
+    shown = number_scores(run.target)
+    keys = [(best, "val", main), *((best, "test", name) for name in shown)]
     keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
     keys += [("global", "test", main)]
     keys += [("own", "test", main)] if is_tuned else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
@@ -27,7 +27,12 @@ from flower_fgl.runs.files import (
     read_text,
     require_whole,
 )
-from flower_fgl.runs.score_scale import NUMBERS, ScoreScale, spread_of_targets
+from flower_fgl.runs.score_scale import (
+    NUMBERS,
+    ScoreScale,
+    number_scores,
+    spread_of_targets,
+)
 from flower_fgl.runs.summary import is_scored, select_round, summarise
 
 __all__ = ["RunFolder", "require_rounds"]
@@ -289,11 +294,7 @@ class RunFolder:
         """Return titles and rows of the table of a run that predicts numbers."""
         main = self.owner_metric()
         own = [key for key in SETTING_COLUMNS if key in (self.last or {})]
-        shown = [("val", main), *(("test", name) for name in NUMBER_SCORES)]
-        if len(self.target["names"]) > 1:  # their units differ
-            shown = [(c, name) for c, name in shown if name not in ("rmse", "mae")]
-        else:
-            shown = [entry for entry in shown if entry[1] != "nrmse"]
+        shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
         shown += [(column, main) for column in own]
         titles = [
             f"{SETTING_COLUMNS.get(column, column)} {self.scale_of(name).title}"

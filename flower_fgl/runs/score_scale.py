@@ -10,6 +10,7 @@ from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import (
+    NUMBER_SCORES,
     ScoreKind,
     goodness,
     is_better,
@@ -18,7 +19,7 @@ from flower_fgl.core.score_names import (
 )
 
 __all__ = ["EQUAL", "MARGIN", "NOTHING", "NUMBERS", "ScoreScale", "refuse_mixed_kinds"]
-__all__ += ["spread_of_targets"]
+__all__ += ["number_scores", "spread_of_targets"]
 
 MARGIN = 0.01
 """Two methods are tied if their difference is less than one point, or less than this share
@@ -132,6 +133,12 @@ class ScoreScale:
         text = self.show(fmean(values), digits)
         spread = self.show(stdev(values), digits) if len(values) > 1 else ""
         return f"{text} ± {spread}" if spread else text
+
+
+def number_scores(target: Mapping[str, Any]) -> list[str]:
+    """Return the scores of numbers that a table shows: of several, those without units."""
+    hidden = ("nrmse",) if len(target["names"]) == 1 else ("rmse", "mae")
+    return [name for name in NUMBER_SCORES if name not in hidden]
 
 
 def spread_of_targets(targets: Mapping[str, Sequence[float | None]]) -> list[float]:

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flower_fgl.core.metrics import Scores, pool
+import torch
+
+from flower_fgl.core.metrics import AnyScores, Scores, pool
+from flower_fgl.core.regression import score_numbers
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.tables.cells import Cell, Draw
 from flower_fgl.runs.summary import summarise
@@ -81,12 +84,13 @@ def write_run(
     status: str = "completed",
     environment: dict[str, Any] | None = None,
     scopes: Sequence[str] = ("local",),
+    target: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
     """Write a run of one round and return it.
 
     ``accuracies`` are those of the clients on their ten test nodes; the global model's
-    are half as high.
+    are half as high. With a ``target`` of numbers they are root mean squared errors.
     """
     config = {
         "method": "fedavg",
@@ -107,10 +111,12 @@ def write_run(
         environment=ENVIRONMENT if environment is None else environment,
     )
     factors = {"local": 1.0, "global": 0.5}
-    scores = {
+    scores: dict[str, list[AnyScores]] = {
         scope: [Scores(10, factors[scope] * a, a / 2, a / 4) for a in accuracies]
         for scope in scopes
     }
+    if target is not None:
+        scores = {"local": [scores_of_error(error, target) for error in accuracies]}
     row = {
         "round": 1,
         "phase": "train",
@@ -122,6 +128,8 @@ def write_run(
             for scope, found in scores.items()
         },
     }
+    if target is not None:
+        row["metric"] = "rmse" if len(target["names"]) == 1 else "nrmse"
     writer.append_clients(
         {
             "round": 1,
@@ -144,5 +152,15 @@ def write_run(
         evaluate="local",
         status=status,
     )
+    if target is not None:
+        summary["target"] = target
     writer.write_summary(summary)
     return Run.load(folder)
+
+
+def scores_of_error(error: float, target: dict[str, Any]) -> AnyScores:
+    """Return scores of four items whose predictions are off by ``error`` spreads."""
+    std = torch.tensor(target["scale"]["std"], dtype=torch.float64)
+    values = torch.tensor([[1.0], [2.0], [3.0], [5.0]], dtype=torch.float64) * std
+    mask = torch.ones(4, dtype=torch.bool)
+    return score_numbers(values + error * std, values, mask, std)

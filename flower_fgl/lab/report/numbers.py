@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.links import EDGE, LINK
-from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import number_scores
 
 __all__ = [
     "about",
@@ -96,7 +97,7 @@ def column_name(column: str) -> str:
 def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Return keys and display names of the scores; AUROC etc. only if a run has it."""
     if runs[0].target:
-        names = [n for n in NUMBER_SCORES if (n == "nrmse") == (shown_score(runs) == n)]
+        names = number_scores(runs[0].target)
         return [(name, common_scale(name, runs).title) for name in names]
     shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
     shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]

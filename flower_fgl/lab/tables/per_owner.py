@@ -132,7 +132,7 @@ def gains_per_owner(
             "accuracy, macro_f1, auroc or rmse, and --column test or val."
         )
     gains = [
-        OwnerGain(name, *zip(*both, strict=True), metric=metric)
+        OwnerGain(name, tuple(a for a, _ in both), tuple(b for _, b in both), metric)
         for name, both in found.items()
     ]
     return sorted(gains, key=lambda entry: (-entry.gain, entry.name))

@@ -271,11 +271,11 @@ class ResultsTable:
                     if other is None or line is other or is_known:
                         continue
                     if self.values(line):
-                        both = (
-                            self._scores.series(*self._key(one, "", ""))
-                            for one in (line, other)
+                        one, two = (
+                            self._scores.series(*self._key(side, "", ""))
+                            for side in (line, other)
                         )
-                        found = compare_series(*both, self.scale_of(block))
+                        found = compare_series(one, two, self.scale_of(block))
                         if found is not None:
                             pairs[key] = found
         compared = dict(zip(pairs, compare_all(list(pairs.values())), strict=True))

@@ -24,7 +24,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
@@ -307,7 +307,7 @@ class RowStudy:
         self.trials.sort(key=lambda trial: trial.index)
 
     @property
-    def _direction(self) -> str:
+    def _direction(self) -> Literal["minimize", "maximize"]:
         """Which scores Optuna prefers."""
         return "minimize" if kind_of_score(self.metric).is_lower else "maximize"
 
