@@ -94,8 +94,9 @@ class ServerHooks(Strategy):
 
     @property
     def main_score(self) -> str:
-        """Score by which rounds are compared."""
-        return self.config.main_score
+        """Score by which rounds are compared: of several numbers the normalised RMSE."""
+        is_several = len(self.messenger.spreads) > 1
+        return "nrmse" if is_several else self.config.main_score
 
     # ---------------------------------------------------- what a method overrides
     def prepare(self) -> None:

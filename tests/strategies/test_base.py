@@ -406,6 +406,44 @@ def test_finetuning_keeps_the_epoch_that_is_best_on_validation(
     assert all(after >= before for before, after in found)
 
 
+@pytest.mark.parametrize(
+    ("shares", "kept"),
+    [
+        ([0.5, 0.6, 0.7, 0.6], 2),
+        ([0.5, 0.4, 0.5, 0.3], 0),  # of equal epochs the earliest
+        ([0.5, 0.7, math.nan, 0.6], 1),  # diverged
+        ([math.nan] * 4, 3),  # no validation nodes: the last epoch
+    ],
+)
+@pytest.mark.parametrize("score", ["accuracy", "rmse"])
+def test_finetuning_keeps_the_same_epoch_by_an_error_as_by_a_share(
+    shares: list[float], kept: int, score: str
+) -> None:
+    values = iter(shares if score == "accuracy" else [1 - share for share in shares])
+    config = replace(
+        parse_config({"method": "fedavg", "fedavg.finetune-epochs": 3}),
+        main_score=score,
+    )
+
+    def evaluate(model: torch.nn.Module) -> dict[str, Any]:
+        value = next(values)
+        return {"val": SimpleNamespace(selected=lambda _: value)}
+
+    client: Any = SimpleNamespace(config=config, evaluate=evaluate)
+    model: Any = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+
+    def train(*, epochs: int, after_epoch: Any) -> float:
+        for epoch in range(epochs):
+            with torch.no_grad():
+                model.weight.fill_(epoch + 1)
+            after_epoch(0.1)
+        return 0.1
+
+    FedAvgClientApp().keep_best_epoch(client, model, train)
+    assert model.weight.item() == kept
+
+
 def test_finetuning_scores_all_clients_whatever_happens_to_some(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
 ) -> None:

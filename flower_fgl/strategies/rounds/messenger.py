@@ -125,7 +125,8 @@ class Messenger:
     """Address payloads to clients, send them, read the replies.
 
     ``grid`` is set when the run starts; ``secure`` is secure aggregation, ``None`` when
-    it is off.
+    it is off. If numbers are predicted, ``spreads`` has the standard deviation by which
+    each is scaled for all clients, NaN if every client has its own scale.
     """
 
     grid: Grid
@@ -137,6 +138,7 @@ class Messenger:
         self.loop = loop
         self.recorder = recorder
         self.secure: KeyStore | None = None
+        self.spreads: Sequence[float] = ()
         self._met: set[int] = set()
 
     def pack(self, payloads: Mapping[int, Payload]) -> dict[int, RecordDict]:
@@ -347,7 +349,7 @@ class Messenger:
             columns["test_masked"] = about.num_test
         if setting in UNSEEN_SETTINGS or partition_id in federation.agreements:
             columns = dict.fromkeys(SETTING_COLUMNS) | columns
-        return Expected(self.weight_of(partition_id), columns)
+        return Expected(self.weight_of(partition_id), columns, self.spreads)
 
     def by_receiver(self, messages: Iterable[Message]) -> dict[int, Message]:
         """Return messages by the partition-id of their receiver."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,6 +298,33 @@ def test_all_rows_get_the_same_trials_and_the_first_is_the_default(
         assert study.best.settings["lr"] == 0.03
         # the tuning draw is not one of the table's
         assert [list(trial.outcomes) for trial in study.trials] == [[3]] * 14
+
+
+def test_an_error_is_tuned_like_the_share_that_it_lacks(
+    written: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = written()
+    rows = rows_to_tune(experiment)
+
+    def pretend_error(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        share = pretend(settings, folder).score or 0.0
+        return Outcome(1 - share, 1, 100, 0.5)
+
+    monkeypatch.setattr(trials, "run_trial", pretend)
+    shares = tune(experiment, rows, tmp_path / "shares", budget=14)
+    monkeypatch.setattr(trials, "run_trial", pretend_error)
+    monkeypatch.setattr(
+        "flower_fgl.lab.tune.tuning.parse_config",
+        lambda settings: replace(parse_config(settings), main_score="rmse"),
+    )
+    errors = tune(experiment, rows, tmp_path / "errors", budget=14)
+    assert [study.metric for study in errors] == ["rmse", "rmse"]
+    assert all_settings(errors) == all_settings(shares)
+    for one, other in zip(errors, shares, strict=True):
+        assert one.best.index == other.best.index
+    write_study(experiment, errors, tmp_path, budget=14)
+    table = json.loads((tmp_path / "study.json").read_text())
+    assert table["metric"] == "validation RMSE"
 
 
 @pytest.mark.usefixtures("pretended")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.metrics import AnyScores, Scores
 from flower_fgl.core.regression import score_numbers
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_metrics
+from flower_fgl.strategies.fedavg import FedAvg
 from flower_fgl.strategies.rounds.messenger import Failure, _last_line
 from flower_fgl.strategies.rounds.round_log import Expected, RoundLog
 
@@ -66,3 +71,47 @@ def test_a_reply_with_scores_of_another_kind_is_refused() -> None:
         logged(Scores(1, 1.0, 1.0, 1.0), std=(1.0,))
     with pytest.raises(PayloadError, match='n" must be 2 numbers'):
         logged(of_numbers((1, 2)), std=(1.0, 1.0))
+
+
+def best_round(rounds: list[AnyScores | None], *, spreads: tuple[float, ...]) -> int:
+    """Return the round whose model a run keeps, from the scores of its rounds."""
+    config = parse_config({"method": "fedavg", "evaluate": "global"})
+    if spreads:
+        config = replace(config, main_score="rmse")
+    strategy = FedAvg(config)
+    strategy.messenger.spreads = spreads
+    strategy.global_state = lambda: {"weight": torch.zeros(1)}  # type: ignore[method-assign]
+    for number, scores in enumerate(rounds, start=1):
+        strategy.loop.log = RoundLog(number)
+        if scores is not None:
+            metrics = write_metrics({"global": {"val": scores}}, {})
+            expected = Expected(1, {"val": None}, spreads)
+            strategy.loop.log.add_evaluation(0, metrics, expected)
+        strategy._keep_best(number)
+    return strategy.loop.best_round
+
+
+@pytest.mark.parametrize(
+    ("errors", "best"),
+    [
+        ([1.2, None, 0.9, 0.9, 1.1], 4),
+        ([0.5, 0.6, 0.7], 1),
+        ([0.7, 0.6, 0.5], 3),
+        ([0.0, 0.0, 0.1], 2),
+    ],
+)
+def test_the_model_with_the_lowest_error_is_kept_the_latest_of_equal_ones(
+    errors: list[float | None], best: int
+) -> None:
+    numbers = [None if e is None else of_numbers((1.0, 1.0 + e)) for e in errors]
+    shares = [None if e is None else Scores(1, 1.2 - e, 0.5, 0.5) for e in errors]
+    shares = [s and replace(s, accuracy=s.accuracy / 1.2) for s in shares]
+    assert best_round([*numbers], spreads=(2.0,)) == best
+    assert best_round([*shares], spreads=()) == best
+
+
+def test_of_several_numbers_the_normalised_error_selects_the_round() -> None:
+    strategy = FedAvg(replace(parse_config({"method": "fedavg"}), main_score="rmse"))
+    assert strategy.main_score == "rmse"
+    strategy.messenger.spreads = (math.nan, math.nan)
+    assert strategy.main_score == "nrmse"
