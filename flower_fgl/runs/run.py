@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
@@ -129,6 +129,10 @@ class RunFolder:
         target: that by which it was scaled for all owners, else that of the test values.
         """
         found = dict(self.summary.get("target") or {})
+        if not found and self.summary.get("metric") in NUMBER_SCORES and self.final:
+            # a run in progress, whose summary lacks it
+            sets = [entry for entry in self.final.values() if isinstance(entry, dict)]
+            found = {"kind": NUMBERS, "names": [""] * len(sets[0]["targets"]["rmse"])}
         if found.get("kind") != NUMBERS:
             return {}
         std = (found.pop("scale", None) or {}).get("std")

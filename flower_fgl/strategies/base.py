@@ -322,6 +322,8 @@ class FglStrategy(ServerHooks):
             if self.checkpoints.resumed:
                 before = clients_to_await(self.checkpoints.resumed, self.config)
         self.federation = discover(grid, self.config, before)
+        if self.config.predicts_numbers:  # until a scale is agreed on
+            self.messenger.spreads = (math.nan,) * self.federation.target.width
         self._late_joiners.refused |= self.federation.turned_away
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self.messenger, type(self), self.up)

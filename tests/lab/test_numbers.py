@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,15 @@ def test_several_targets_are_compared_by_the_normalised_error(tmp_path: Path) ->
     (cell,) = [make_cell([run], experiment="x", row="fedavg")]
     assert cell.main_metric == "nrmse"
     assert ResultsTable([cell]).metric == "nrmse"
+
+
+def test_a_run_in_progress_shows_errors_without_their_unit(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.5], target=SOLUBILITY)
+    file = run.path / "summary.json"
+    summary = json.loads(file.read_text()) | {"status": "running"}
+    del summary["target"]
+    file.write_text(json.dumps(summary))
+    assert "test RMSE ↓ " in repr(Run.load(run.path))
 
 
 def test_without_a_scale_the_spread_is_that_of_the_test_values(tmp_path: Path) -> None:
