@@ -8,30 +8,20 @@ those of all items together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import PayloadError
-
-__all__ = ["NumberScores", "PerTarget", "pool_numbers", "rank_correlation"]
-__all__ += ["score_numbers"]
+__all__ = ["ACROSS", "WIDE", "NumberScores", "PerTarget", "pool_numbers"]
+__all__ += ["rank_correlation", "score_numbers"]
 
 WIDE = 200
 """Largest number of targets whose MAE, spread and ranks are in a record."""
-LARGEST = 1e15
-"""Largest size of a number in a record, as in :mod:`flower_fgl.protocols.base`."""
 ACROSS = ("nrmse", "mae", "r2", "spearman")
 """Means over the targets in a record of more than :data:`WIDE` targets."""
-RANGES = {
-    "nrmse": (0.0, LARGEST),
-    "mae": (0.0, LARGEST),
-    "r2": (-math.inf, 1.0),
-    "spearman": (-1 - 1e-9, 1 + 1e-9),
-}
 
 
 @dataclass(frozen=True)
@@ -140,45 +130,6 @@ class NumberScores:
         names = ("n", "mse", "mae", "sst", "spearman")
         each = {name: list(getattr(found, name)) for name in names}
         return {"num_nodes": self.num_nodes, "nrmse": self.nrmse, **each}
-
-    @classmethod
-    def from_record(
-        cls, where: str, record: Mapping[str, Any], std: Sequence[float]
-    ) -> NumberScores:
-        """Read and check what :meth:`as_record` returned.
-
-        ``std`` has the spread of each target, NaN if the server does not know it. Raises a
-        PayloadError that begins with ``where`` if an entry is missing or out of range.
-        """
-        width = len(std)
-        lists = ("n", "mse") if width > WIDE else ("n", "mse", "mae", "sst", "spearman")
-        single = ("num_nodes", *(ACROSS if width > WIDE else ("nrmse",)))
-        if odd := sorted(record.keys() ^ {*lists, *single}):
-            raise PayloadError(f'"{where}": missing or unexpected scores {odd}.')
-        for name, value in record.items():
-            length = len(value) if isinstance(value, list) else 0
-            if length != (width if name in lists else 0):
-                expected = f"{width} numbers" if name in lists else "one number"
-                raise PayloadError(f'"{where}/{name}" must be {expected}.')
-        counts = [record["num_nodes"], *record["n"]]
-        if not all(0 <= c <= LARGEST and c == int(c) for c in counts):
-            raise PayloadError(f'"{where}" has a number of values that is no count.')
-        if max(record["n"], default=0) > record["num_nodes"]:
-            raise PayloadError(f'"{where}" has more values than items.')
-        n = tuple(int(count) for count in record["n"])
-        each = {name: tuple(map(float, record[name])) for name in lists[1:]}
-        for name, values in each.items():
-            _check_errors(f"{where}/{name}", name, values, n)
-        for name in single[1:]:
-            _check_mean(f"{where}/{name}", name, record[name], any(n))
-        targets = PerTarget(n, **each)
-        known = () if any(map(math.isnan, std)) else tuple(std)
-        number = int(record["num_nodes"])
-        if width > WIDE:
-            across = [float(record[name]) for name in ACROSS]
-            return cls(number, targets, known, *across)
-        found = cls.of(number, targets, (math.nan,) * width)
-        return replace(found, std=known, nrmse=float(record["nrmse"]))
 
     def rounded(self) -> NumberScores:
         """Round all numbers to two significant digits, and the counts not at all."""
@@ -327,34 +278,6 @@ def _pool_target(
         "r2": _r2(sse, sst),
         "spearman": _weighted([entry.targets.spearman[t] for entry in own], weights),
     }
-
-
-def _check_errors(
-    where: str, name: str, values: Sequence[float], n: Sequence[int]
-) -> None:
-    """Reject numbers of targets that no evaluation can produce."""
-    for value, number in zip(values, n, strict=True):
-        if name == "spearman":
-            is_good = math.isnan(value) or (number > 1 and abs(value) <= 1 + 1e-9)
-        elif name == "sst":
-            is_good = 0 <= value <= number * LARGEST**2
-        elif number:
-            is_good = 0 <= value <= LARGEST ** (2 if name == "mse" else 1)
-        else:
-            is_good = math.isnan(value)
-        if not is_good:
-            raise PayloadError(
-                f'"{where}" is {value!r} for {number} values, which no finite prediction '
-                "has. Training diverged: use a smaller learning rate."
-            )
-
-
-def _check_mean(where: str, name: str, value: float, has_values: bool) -> None:
-    """Reject a mean over targets that no evaluation can produce."""
-    low, high = RANGES[name]
-    may_lack = not has_values or name in ("r2", "spearman")
-    if not (low <= value <= high or (may_lack and math.isnan(value))):
-        raise PayloadError(f'"{where}" cannot be {value!r}.')
 
 
 def _r2(sse: float, sst: float) -> float:

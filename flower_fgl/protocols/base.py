@@ -529,7 +529,7 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
     PayloadError
         If there are too many metrics, or one has an unknown or long name, is no number,
         or is out of range. Only the scores of a set without nodes may be NaN. Scores of
-        numbers are checked by ``NumberScores.from_record``.
+        numbers are checked by ``read_number_scores``.
     """
     if len(metrics) > MAX_METRICS:
         raise PayloadError(f"{len(metrics)} metrics, expected at most {MAX_METRICS}")

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import MetricRecord
 from scipy.stats import spearmanr
 
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.flower_internals import carried
 from flower_fgl.core.metrics import pool
 from flower_fgl.core.regression import NumberScores, score_numbers
 from flower_fgl.protocols.base import read_scores, write_metrics
+from flower_fgl.protocols.number_scores import read_number_scores
 
 NAN = math.nan
 SPREAD = 8**0.5
@@ -111,9 +114,10 @@ def test_an_output_that_is_not_finite_has_no_error_and_is_refused() -> None:
 
 def sent(found: NumberScores, std: list[float] | None = None) -> NumberScores:
     """Return scores as the server reads them from a reply."""
-    record = write_metrics({"local": {"val": found}}, {})
+    record = carried("metrics", write_metrics({"local": {"val": found}}, {}))
+    assert isinstance(record, MetricRecord)
     values = read_scores(record)["local"]["val"]
-    return NumberScores.from_record("local/val", values, std or found.std)
+    return read_number_scores("local/val", values, std or found.std)
 
 
 def test_a_record_keeps_all_scores_and_its_size() -> None:
@@ -161,7 +165,7 @@ def test_scores_that_no_evaluation_has_are_refused(
     record = A.as_record()
     change(record)
     with pytest.raises(PayloadError, match=message):
-        NumberScores.from_record("local/val", record, A.std)
+        read_number_scores("local/val", record, A.std)
 
 
 def test_rounded_scores_have_two_digits_and_small_targets_are_left_out() -> None:
@@ -169,7 +173,7 @@ def test_rounded_scores_have_two_digits_and_small_targets_are_left_out() -> None
     rounded = found.rounded()
     assert rounded.targets.mse == (0.46, 140000.0)
     assert rounded.targets.n == (2, 1)
-    assert sent(rounded).targets == rounded.targets
+    assert str(sent(rounded).targets) == str(rounded.targets)
     hidden = found.with_enough(2)
     assert hidden.targets.n == (2, 0)
     assert hidden.nrmse == pytest.approx(found.targets.rmse[0] / SPREAD)

@@ -372,9 +372,9 @@ def _read_scores(
             f'"{where}" has scores of {kinds[0]}, expected those of {kinds[1]}'
         )
     if std:
-        from flower_fgl.core.regression import NumberScores
+        from flower_fgl.protocols.number_scores import read_number_scores
 
-        return NumberScores.from_record(where, values, std)
+        return read_number_scores(where, values, std)
     return Scores(
         num_nodes=int(values["num_nodes"]),
         accuracy=values["accuracy"],
