@@ -26,6 +26,7 @@ from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.core.targets import CLASSES
 from flower_fgl.core.unused_settings import (
     changed_settings,
     check_app_table,
@@ -199,6 +200,8 @@ def _run(
         tracker.on_start(writer.folder, config.flat(), first)
         writer.tracker = tracker
     from flower_fgl.strategies.base import FglStrategy  # loads torch
+    from flower_fgl.strategies.rounds.model_card import describe_target
+    from flower_fgl.strategies.rounds.target_exchange import known_scale
 
     strategy: FglStrategy | None = None
     status, error = "failed", ""
@@ -210,7 +213,8 @@ def _run(
             strategy.start(grid, should_stop=_stop_early(config, writer))
         state = strategy.best_state()
         if state is not None:
-            save_model(writer.folder, state, strategy.model_card())
+            scale = known_scale(config, strategy.federation)
+            save_model(writer.folder, state, strategy.model_card(), target_scale=scale)
         status = "completed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -250,6 +254,8 @@ def _run(
         )
         if federation is not None and federation.refused:
             summary["refused"] = [asdict(one) for one in federation.refused]
+        if federation is not None and config.predicts != CLASSES:
+            summary["target"] = describe_target(config, federation)
         if config.upload_clip:
             summary["upload_privacy"] = privacy = upload_privacy(config, writer)
             log.info("Privacy of the uploads: %s", privacy)

@@ -208,8 +208,13 @@ def check_node_config(
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 
     check_node({"graph": str(graph), **values}, config, creates=False)
-    uploads = METHODS[config.method].uploads
-    weaker = broken_floors(node, config.flat(), uploads=uploads, known_methods=METHODS)
+    weaker = broken_floors(
+        node,
+        config.flat(),
+        uploads=METHODS[config.method].uploads,
+        predicts_numbers=config.predicts_numbers,
+        known_methods=METHODS,
+    )
     notes = [f"this node refuses a run with these settings: {text}" for text in weaker]
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")

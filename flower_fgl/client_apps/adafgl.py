@@ -23,7 +23,7 @@ from flower_fgl.algorithms.adafgl.propagation import homophily_confidence
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.runtime.training import clip_steps, load_state
 from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
@@ -90,6 +90,7 @@ class AdaFGLClientApp(FedAvgClientApp):
             lr=settings.finetune_lr,
             weight_decay=settings.finetune_weight_decay,
         )
+        clip_steps(optimizer, client.config)
         train = partial(
             client.train_by, run, network, server_round, optimizer=optimizer
         )

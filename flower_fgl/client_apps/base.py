@@ -27,7 +27,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.extensions import Kind, owner_of
 from flower_fgl.core.flower_internals import reply_with
-from flower_fgl.core.metrics import Scores
+from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.suspect import log_notes, suspect_data
@@ -43,6 +43,7 @@ from flower_fgl.protocols.base import (
 )
 from flower_fgl.protocols.describe import AGREEMENT, Rejection
 from flower_fgl.protocols.secure_aggregation.messages import CHECK, KEYS, SHARES, UNMASK
+from flower_fgl.protocols.target_scale import TARGETS
 
 __all__ = ["FglClientApp", "Fit", "Opened", "once"]
 
@@ -119,6 +120,7 @@ class FglClientApp(ClientApp, ABC):
         self._open: dict[int, tuple[Client, StateStore, Context]] = {}
         self.query(DESCRIBE)(self._describe)
         self.query(RESUME)(self._resume)
+        self.query(TARGETS)(self._targets)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
         self.query(KEYS)(self._secure)
@@ -246,6 +248,7 @@ class FglClientApp(ClientApp, ABC):
             share_class_counts=client.config.share_class_counts,
             share_feature_names=client.config.share_feature_names,
             min_class_count=client.config.min_class_count,
+            counts_entries=client.config.weight_by == "entries",
             # a data owner sends its key once it has a number
             public_key=join(client, store, context)
             if client.config.secure_aggregation and client.num_partitions
@@ -268,6 +271,15 @@ class FglClientApp(ClientApp, ABC):
     def _resume(self, message: Message, context: Context) -> Message:
         """Rewind the client to the checkpoint's round."""
         return rewind_client(self.session, message, context)
+
+    def _targets(self, message: Message, context: Context) -> Message:
+        """Send the statistics of the training numbers, before their scale is known."""
+        from flower_fgl.client_apps.runtime.target_scaling import target_statistics
+
+        client, store, _ = self.open_once(message, context, last=once)
+        reply = target_statistics(client.data, client.config)
+        self.keep(client, store, context, is_state_new=False)
+        return Message(reply.to_record(), reply_to=message)
 
     def _train(self, message: Message, context: Context) -> Message:
         """Handle a round's training message."""
@@ -365,7 +377,7 @@ class FglClientApp(ClientApp, ABC):
         parts = sum(result.seconds.values())
         seconds["train"] = max(0.0, time.perf_counter() - clock - parts)
         seconds |= result.seconds
-        scores: dict[str, dict[str, Scores]] = {}
+        scores: dict[str, dict[str, AnyScores]] = {}
         model = result.model
         if model is not None and settings["evaluate"]:
             clock = time.perf_counter()
@@ -385,7 +397,7 @@ class FglClientApp(ClientApp, ABC):
         self,
         opened: Opened,
         result: Fit,
-        scores: dict[str, dict[str, Scores]],
+        scores: Mapping[str, Mapping[str, AnyScores]],
         seconds: dict[str, float],
         content: RecordDict | None = None,
     ) -> Message:

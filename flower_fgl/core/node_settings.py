@@ -31,9 +31,11 @@ __all__ += ["parse_node_config", "read_node_config"]
 
 FLOORS = (
     "min-class-count",
+    "min-target-count",
     "upload-clip",
     "upload-noise",
     "share-class-counts",
+    "share-target-statistics",
     "share-feature-names",
     "secure-aggregation",
     "secure-threshold",
@@ -104,6 +106,11 @@ class NodeSettings:
     min_class_count: int = option(
         1, "smallest min-class-count of a run that this node takes part in", ge=1
     )
+    min_target_count: int = option(
+        1,
+        'smallest min-target-count of a run with target-scale = "shared"',
+        ge=1,
+    )
     upload_clip: float = option(
         math.inf,
         "largest upload-clip of a run; a run without clipping is refused",
@@ -112,6 +119,9 @@ class NodeSettings:
     upload_noise: float = option(0.0, "smallest upload-noise of a run", ge=0)
     share_class_counts: bool = option(
         True, "false: refuse a run with share-class-counts = true"
+    )
+    share_target_statistics: bool = option(
+        True, 'false: refuse a run that predicts numbers with target-scale = "shared"'
     )
     share_feature_names: bool = option(
         True, "false: refuse a run with share-feature-names = true"
@@ -328,11 +338,13 @@ def broken_floors(
     run: Mapping[str, Scalar],
     *,
     uploads: bool,
+    predicts_numbers: bool = False,
     known_methods: Collection[str],
 ) -> list[str]:
     """Say which effective settings of a run are weaker than the floors of a data owner.
 
-    A method that uploads nothing has no uploads to protect.
+    A method that uploads nothing has no uploads to protect, and only a run that predicts
+    numbers sends statistics of targets.
 
     Raises
     ------
@@ -355,6 +367,11 @@ def broken_floors(
         refuse("min-class-count", f"at least {node.min_class_count}")
     if run["share-class-counts"] and not node.share_class_counts:
         refuse("share-class-counts", "false")
+    if predicts_numbers and run["target-scale"] == "shared":
+        if run["min-target-count"] < node.min_target_count:  # type: ignore[operator]
+            refuse("min-target-count", f"at least {node.min_target_count}")
+        if not node.share_target_statistics:
+            refuse("target-scale", '"given", "own" or "none"')
     if run["share-feature-names"] and not node.share_feature_names:
         refuse("share-feature-names", "false")
     if uploads:

@@ -59,6 +59,7 @@ def option(
     keeps_commas: bool = False,
     is_path: bool = False,
     may_be_number: bool = False,
+    holds_numbers: bool = False,
 ) -> Any:
     """Declare one setting of a settings dataclass.
 
@@ -81,6 +82,8 @@ def option(
         Whether the value is a path, in which ``~`` stands for the user's home folder.
     may_be_number : bool
         Whether the value is a name that may be a whole number, which then needs no quotes.
+    holds_numbers : bool
+        Whether the text is a list of numbers; a single one needs no quotes.
     """
     metadata = {
         "text": text,
@@ -93,6 +96,7 @@ def option(
         "keeps_commas": keeps_commas,
         "is_path": is_path,
         "may_be_number": may_be_number,
+        "holds_numbers": holds_numbers,
     }
     return field(default=default, metadata=metadata)
 
@@ -150,7 +154,8 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     takes_bool = kind is bool or "true" in metadata["choices"]
     if takes_bool and str(value) in BOOLEANS:  # a TOML file holds true without quotes
         value = BOOLEANS[str(value)] if kind is bool else str(value).lower()
-    if metadata["may_be_number"] and is_number and isinstance(value, int):
+    is_name = metadata["may_be_number"] and isinstance(value, int)
+    if is_number and (is_name or metadata["holds_numbers"]):
         value, is_number = str(value), False
     fits = {
         bool: isinstance(value, bool),

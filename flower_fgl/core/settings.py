@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ __all__ = [
     "owners_name",
     "predicted_kind",
     "read_num_neighbors",
+    "read_numbers",
 ]
 
 DATASETS = [
@@ -295,6 +297,42 @@ class GeneralSettings:
         "highest score",
         ge=1,
     )
+    target_scale: str = option(
+        "shared",
+        "scale that standardises the numbers to predict; shared: mean and standard "
+        "deviation of the training values of all clients, given: target-mean and "
+        "target-std, own: each client's own (no global model then predicts in their "
+        "units), none: unchanged (docs/numbers.md)",
+        choices="shared given own none",
+    )
+    target_mean: str = option(
+        "",
+        "with target-scale = given, the mean of each target in its unit, separated by "
+        "commas (-3.1,2.4), in the order of the targets' names",
+        keeps_commas=True,
+        holds_numbers=True,
+    )
+    target_std: str = option(
+        "",
+        "with target-scale = given, the standard deviation of each target, as target-mean",
+        keeps_commas=True,
+        holds_numbers=True,
+    )
+    loss: str = option(
+        "mse",
+        "loss of the standardised numbers; mse: squared error, mae: absolute error, huber: "
+        "squared up to huber-delta and linear beyond",
+        choices="mse huber mae",
+    )
+    huber_delta: float = option(
+        1.0, "error, in standard deviations, from which loss = huber is linear", gt=0
+    )
+    target_weight: str = option(
+        "entries",
+        "what counts equally in the loss of several numbers; entries: every known number, "
+        "targets: every target, however many of its numbers are known",
+        choices="entries targets",
+    )
     expansion_hops: int = option(
         0,
         "radius in hops around a client within which closed-set and open-set score "
@@ -362,6 +400,12 @@ class GeneralSettings:
     )
     lr: float = option(0.01, "learning rate of the clients", gt=0, auto=True)
     weight_decay: float = option(5e-4, "weight decay of the clients", ge=0, auto=True)
+    clip_gradient: float = option(
+        0.0,
+        "largest L2 norm of the gradient of a client's optimizer step, to which a larger "
+        "one is scaled; 0: no clipping",
+        ge=0,
+    )
     optimizer_state: str = option(
         "keep",
         "whether a client keeps its optimizer's moments between rounds",
@@ -371,8 +415,9 @@ class GeneralSettings:
     weight_by: str = option(
         "train-nodes",
         "weight of a client's model in the average: its number of training nodes, its "
-        "number of nodes, or equal",
-        choices="train-nodes nodes equal",
+        "number of nodes, its number of known training labels or numbers (entries), or "
+        "equal",
+        choices="train-nodes nodes entries equal",
         auto=True,
     )
     aggregation: str = option(
@@ -496,6 +541,11 @@ class GeneralSettings:
         True,
         "whether clients report their number of training nodes per class to the server",
     )
+    share_target_statistics: bool = option(
+        True,
+        "whether clients report number, mean and spread of their training values of each "
+        "target, which target-scale = shared needs",
+    )
     share_feature_names: bool = option(
         False,
         "whether clients report the names of their features, by which columns are put "
@@ -508,6 +558,12 @@ class GeneralSettings:
         "uploads anything about the class (count, prototype or statistic)",
         ge=1,
         auto=True,
+    )
+    min_target_count: int = option(
+        5,
+        "smallest number of known training values of a target for which a client reports "
+        "their mean and spread",
+        ge=1,
     )
     upload_clip: float = option(
         0.0,
@@ -665,6 +721,14 @@ def predicted_kind(settings: Any) -> TargetKind:
 def is_file(dataset: str) -> bool:
     """Return whether ``dataset`` is a path instead of the name of a dataset."""
     return any(mark in dataset for mark in ("/", "\\", ".npz", ".csv"))
+
+
+def read_numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers of ``target-mean``; ValueError unless all are finite."""
+    numbers = tuple(map(float, text.split(",")))
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(text)
+    return numbers
 
 
 def read_num_neighbors(text: str) -> tuple[int, ...]:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.settings import GeneralSettings, read_numbers
 
 __all__ = [
     "Moments",
@@ -24,6 +24,7 @@ __all__ = [
     "agree_scale",
     "combine",
     "distances",
+    "given_scale",
     "moments",
     "own_scale",
     "robust_combine",
@@ -37,7 +38,8 @@ SMALLEST = 1e-9
 """Standard deviation, relative to the mean, below which values count as equal."""
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class Moments:
     """Number, mean and sum of squared deviations of the values of one target."""
 
     count: int
@@ -215,6 +217,23 @@ def own_scale(values: Tensor) -> TargetScale:
     return TargetScale.of(
         (m.mean, 1.0 if _is_constant(m.mean, m.spread) else m.spread) for m in found
     )
+
+
+def given_scale(settings: GeneralSettings, names: Sequence[str]) -> TargetScale:
+    """Return the scale of ``target-scale`` = ``given`` or ``none`` for T targets.
+
+    Raises a RunError unless ``target-mean`` has one number for each of the ``names``.
+    """
+    if settings.target_scale == "none":
+        return TargetScale.identity(len(names))
+    mean, std = map(read_numbers, (settings.target_mean, settings.target_std))
+    if len(mean) != len(names):
+        raise RunError(
+            "target-mean and target-std must have one number for each target, in this "
+            f"order: {', '.join(names[:20])}. They have {len(mean)}, but the run has "
+            f"{len(names)} target{'s' * (len(names) > 1)}."
+        )
+    return TargetScale.of(zip(mean, std, strict=True))
 
 
 def _is_constant(mean: float, std: float) -> bool:

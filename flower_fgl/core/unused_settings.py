@@ -61,6 +61,22 @@ def _server(*kinds: str) -> Rule:
     return f"server-optimizer = {words}", lambda c: c.server_optimizer in kinds
 
 
+_NUMBERS: Rule = (
+    'target-kind = "numbers"',
+    lambda config: config.predicts_numbers,
+)
+
+_SHARED: Rule = (
+    'target-kind = "numbers" and target-scale = "shared"',
+    lambda config: config.predicts_numbers and config.target_scale == "shared",
+)
+
+_GIVEN: Rule = (
+    'target-scale = "given"',
+    lambda config: config.target_scale == "given",
+)
+
+
 NEEDED: Mapping[str, Rule] = {
     "partition": _PARTITIONED,
     "dataset": _PARTITIONED,
@@ -82,6 +98,14 @@ NEEDED: Mapping[str, Rule] = {
     "link-features": _LINKS,
     "link-k": _LINKS,
     "time-cuts": ('setting = "edge"', lambda config: config.classifies_edges),
+    "loss": _NUMBERS,
+    "huber-delta": ('loss = "huber"', lambda config: config.loss == "huber"),
+    "target-weight": _NUMBERS,
+    "target-scale": _NUMBERS,
+    "target-mean": _GIVEN,
+    "target-std": _GIVEN,
+    "share-target-statistics": _SHARED,
+    "min-target-count": _SHARED,
     "precision-k": ("positive-class", lambda config: config.positive_class),
     "round-patience": (
         "rounds above 1, and validation nodes in split",
@@ -135,8 +159,13 @@ DATA_SETTINGS = frozenset(_FILE_SETTINGS) | {
 OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
     "method",
     "share-class-counts",
+    "share-target-statistics",
     "share-feature-names",
     "min-class-count",
+    "min-target-count",
+    "target-scale",
+    "target-mean",
+    "target-std",
     "upload-clip",
     "upload-noise",
     "upload-noise-model",

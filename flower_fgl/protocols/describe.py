@@ -46,6 +46,7 @@ KEY_SIZES = (0, 32, 128)
 """Bytes of no key, of a key, and of a key with an owner's identity and signature."""
 SCALES = ("none", "rows", "columns")
 EDGE_FEATURES = "num-edge-features"
+ENTRIES = "num-entries"
 PREPARED = "prepared-sha256"
 KIND, UNITS = "target-kind", "target-units"
 _INTEGERS = {
@@ -100,6 +101,9 @@ class Description(Payload):
     num_edge_features : int
         With ``setting = "edge"``, width a of the features of edges; their names follow
         those of the nodes' features. The record has it only if it is not 0.
+    num_entries : int
+        With ``weight-by = "entries"``, known training labels or numbers of all targets,
+        at least ``num_train``. The record has it only then.
     prepared : str
         Hash of the recipe and vocabulary of the client's file, see ``flower-fgl prepare``.
         The record has it only if the file was made so.
@@ -127,6 +131,7 @@ class Description(Payload):
     feature_names: tuple[str, ...] = ()
     features_sha256: str = ""
     num_edge_features: int = 0
+    num_entries: int = 0
     prepared: str = ""
     target_kind: TargetKind = CLASSES
     target_units: tuple[str, ...] = ()
@@ -157,6 +162,8 @@ class Description(Payload):
         values["features-sha256"] = self.features_sha256
         if self.num_edge_features:
             values[EDGE_FEATURES] = self.num_edge_features
+        if self.num_entries:
+            values[ENTRIES] = self.num_entries
         if self.prepared:
             values[PREPARED] = self.prepared
         if self.target_kind != CLASSES:
@@ -186,6 +193,12 @@ class Description(Payload):
                 info, EDGE_FEATURES, lowest=1, most=MAX_FEATURES
             )
         names = _read_names(info)
+        least = values["num_train"]
+        num_entries = (
+            _read_integer(info, ENTRIES, lowest=least, most=least * len(names))
+            if ENTRIES in info
+            else 0
+        )
         class_counts = _read_counts(info.get("class-counts"), len(names))
         for what, found, whole in (
             ("num-train", values["num_train"], "num_nodes"),
@@ -237,6 +250,7 @@ class Description(Payload):
             name=_read_text(info, "name"),
             scale=scale,
             num_edge_features=num_edge_features,
+            num_entries=num_entries,
             prepared=prepared,
             target_kind=kind,
             target_units=_read_units(info, kind, len(names)),
@@ -254,7 +268,8 @@ class Description(Payload):
         texts += [self.target_kind] * (self.target_kind != CLASSES)
         names += len(self.features_sha256) + len(self.prepared)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
-        numbers = len(_INTEGERS) + bool(self.num_edge_features) + len(self.class_counts)
+        numbers = len(_INTEGERS) + len(self.class_counts)
+        numbers += bool(self.num_edge_features) + bool(self.num_entries)
         return 8 * numbers + names + text
 
 

@@ -7,9 +7,10 @@ interrupted write cannot separate them. Nothing is pickled.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, cast
@@ -26,6 +27,8 @@ from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.core.options import Scalar, parse_settings
+from flower_fgl.core.target_scale import TargetScale
+from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, Target, TargetKind
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import MODELS, Backbone, build_model
 from flower_fgl.nn.normalize import RepNorm
@@ -39,6 +42,8 @@ CARD_KEY = "flower-fgl"
 SCALING = ("features/mean", "features/std")
 EDGE_SCALING = ("edge features/mean", "edge features/std")
 """Tensors beside the weights that hold a data owner's feature statistics."""
+TARGET_SCALE = ("targets/mean", "targets/std")
+"""Tensors beside the weights that hold the scale of the numbers that are predicted."""
 
 LARGEST = {
     "num_features": 10**9,
@@ -52,6 +57,8 @@ LONGEST = 300
 CHOICES = {
     "scaling": ("none", "rows", "kept", "own", "lost"),
     "rep_norm": ("", "l2", "tanh", "none"),
+    "target_kind": KINDS,
+    "target_scale": ("", "kept", "lost", "none"),
 }
 LINKS = r"(dot|mlp|edge:[0-9]{1,9}x[0-9]{1,9})?"
 
@@ -69,7 +76,7 @@ class ModelCard:
     num_features, hidden_channels, num_layers : int
         Sizes of the backbone.
     class_names : tuple of str
-        Length C: names of the outputs, in order.
+        Names of the outputs, in order: of C classes, or of T labels or numbers.
     classifies_graphs : bool
         Whether whole graphs are classified.
     scaling : {"none", "rows", "kept", "own", "lost"}
@@ -80,9 +87,9 @@ class ModelCard:
         Round after which the model was saved.
     owner : str
         Data owner of a personalized model; empty for the aggregated model.
-    validation : float in [0, 1], or None
-        Accuracy on the owner's validation nodes, or the area under the ROC curve where
-        runs are compared by it; ``None`` if not evaluated.
+    validation : float, or None
+        Accuracy on the owner's validation nodes, or the score by which its runs are
+        compared, of numbers an error >= 0; ``None`` if not evaluated.
     rep_norm : {"", "l2", "tanh", "none"}
         Normalisation of the representations in a
         :class:`~flower_fgl.algorithms.fedpano.model.PersonalNet`, which has a linear
@@ -96,8 +103,13 @@ class ModelCard:
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of a model that predicts links or classifies edges, see
         :func:`~flower_fgl.nn.link.make_decoder`; else empty.
-    multi_label : bool
-        Whether an item may have several of the classes.
+    target_kind : {"classes", "labels", "numbers"}
+        What the model predicts: one of the classes, any of the labels, or numbers.
+    target_units : tuple of str
+        Length T: units of the numbers; empty if none is known.
+    target_scale : {"", "kept", "lost", "none"}
+        What turns outputs into numbers: mean and standard deviation in the file; those of
+        each data owner, which are not in the file; or nothing. Empty for other kinds.
     prepared : str
         Hash of the recipe and vocabulary of the training data, see ``flower-fgl
         prepare``; empty if they were made in another way.
@@ -119,15 +131,30 @@ class ModelCard:
     feature_names: tuple[str, ...] = ()
     features_sha256: str = ""
     link: str = ""
-    multi_label: bool = False
+    target_kind: TargetKind = CLASSES
+    target_units: tuple[str, ...] = ()
+    target_scale: str = ""
     prepared: str = ""
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an item may have several of the classes."""
+        return self.target_kind == LABELS
+
+    @property
+    def target(self) -> Target:
+        """What the model predicts."""
+        return Target(self.target_kind, self.class_names, self.target_units)
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
         values = {k.replace("_", "-"): v for k, v in asdict(self).items()}
-        for key in ("multi-label", "prepared"):  # as in files of earlier versions
-            if not values[key]:
-                del values[key]
+        if self.target_kind != NUMBERS:  # as in files of earlier versions
+            del values["target-kind"], values["target-units"], values["target-scale"]
+            if self.multi_label:
+                values["multi-label"] = True
+        if not self.prepared:
+            del values["prepared"]
         return json.dumps(values)
 
     @classmethod
@@ -143,13 +170,18 @@ class ModelCard:
         read: dict[str, Any] = {k.replace("-", "_"): v for k, v in values.items()}
         # absent from files of earlier versions
         later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
-        later |= {"multi_label", "prepared"}
+        later |= {"target_kind", "target_units", "target_scale", "prepared"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
             raise ValueError(f"{sorted(absent)} missing")
         known = {f.name: f.default for f in fields(cls)}
-        read = {"settings": {}, "feature_names": []} | read
+        if "multi_label" in read:
+            is_multi = read.pop("multi_label")
+            if not isinstance(is_multi, bool):
+                raise ValueError(f"multi_label must not be {str(is_multi)[:50]!r}")
+            read["target_kind"] = LABELS if is_multi else CLASSES
+        read = {"settings": {}, "feature_names": [], "target_units": []} | read
         for name, value in read.items():
             if name not in known:
                 raise ValueError(f"{name[:50]!r} is no entry")
@@ -160,9 +192,21 @@ class ModelCard:
         is_edge = read.get("link", "").startswith("edge:")
         if not is_edge and len(read["feature_names"]) not in (0, read["num_features"]):
             raise ValueError("feature_names must have one name for each feature")
-        read["class_names"] = tuple(read["class_names"])
-        read["feature_names"] = tuple(read["feature_names"])
-        return cls(**read)
+        for name in ("class_names", "feature_names", "target_units"):
+            read[name] = tuple(read[name])
+        card = cls(**read)
+        card._require_target()
+        return card
+
+    def _require_target(self) -> None:
+        """Raise a ValueError if what is said about the target does not fit together."""
+        has_numbers = self.target_kind == NUMBERS
+        if bool(self.target_scale) != has_numbers:
+            raise ValueError(f"target_scale must not be {self.target_scale!r}")
+        if len(self.target_units) not in (0, has_numbers * len(self.class_names)):
+            raise ValueError("target_units must have one unit for each number")
+        if not has_numbers and (self.validation or 0) > 1:
+            raise ValueError(f"validation must not be {self.validation}")
 
 
 def _is_plausible(name: str, value: object) -> bool:
@@ -170,13 +214,15 @@ def _is_plausible(name: str, value: object) -> bool:
 
     The file may come from others: texts are printed, and sizes decide how much is built.
     """
+    if name == "target_units":
+        return isinstance(value, list) and all(map(_is_line, value))
     if name in ("class_names", "feature_names"):
         return (
             isinstance(value, list)
             and all(map(_is_line, value))
             and len(set(value)) == len(value)
         )
-    if name in ("classifies_graphs", "multi_label"):
+    if name == "classifies_graphs":
         return isinstance(value, bool)
     if name == "settings":
         return isinstance(value, dict) and all(
@@ -185,7 +231,7 @@ def _is_plausible(name: str, value: object) -> bool:
         )
     if name == "validation":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value is None or (is_number and 0 <= value <= 1)  # type: ignore[operator]
+        return value is None or (is_number and 0 <= value < math.inf)  # type: ignore[operator]
     if name in LARGEST:
         least = 0 if name == "round" else 1
         is_number = isinstance(value, int) and not isinstance(value, bool)
@@ -208,13 +254,15 @@ class SavedModel:
 
     ``scaling`` is mean and standard deviation of the features, of shape (d,) and
     float64, if the file has them; ``edge_scaling``, of shape (a,), those of the
-    features of classified edges.
+    features of classified edges. ``target_scale`` is the scale of T numbers, if they have
+    one that the file holds.
     """
 
     model: Backbone
     card: ModelCard
     scaling: tuple[Tensor, Tensor] | None
     edge_scaling: tuple[Tensor, Tensor] | None = None
+    target_scale: TargetScale | None = None
 
 
 def save_model(
@@ -224,17 +272,22 @@ def save_model(
     scaling: tuple[Tensor, Tensor] | None = None,
     *,
     edge_scaling: tuple[Tensor, Tensor] | None = None,
+    target_scale: TargetScale | None = None,
     is_private: bool = False,
 ) -> None:
     """Write ``model.safetensors`` atomically.
 
     ``scaling`` belongs to ``card.scaling = "kept"``, ``edge_scaling`` to standardised
-    features of classified edges; with ``is_private`` only the owner of the process may
+    features of classified edges, ``target_scale`` to ``card.target_scale = "kept"``, else
+    it is not written; with ``is_private`` only the owner of the process may
     read folder and file. Raises a RunError if it cannot be written; an existing model
     is left unchanged.
     """
     tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
     tensors |= dict(zip(EDGE_SCALING, edge_scaling or (), strict=False))
+    if target_scale is not None and card.target_scale == "kept":
+        pair = target_scale.mean, target_scale.std
+        tensors |= dict(zip(TARGET_SCALE, pair, strict=True))
     try:
         if is_private:
             make_private_folder(folder)
@@ -295,6 +348,7 @@ def load_model(folder: Path) -> SavedModel:
         scaling, edge_scaling = (
             _statistics(card, tensors, names) for names in (SCALING, EDGE_SCALING)
         )
+        target_scale = _target_scale(card, tensors)
         if _can_be_measured(card):
             # what others describe is compared before it takes memory
             with torch.device("meta"):
@@ -306,7 +360,7 @@ def load_model(folder: Path) -> SavedModel:
     except (FglError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
     model.load_state_dict(tensors)
-    return SavedModel(model.eval(), card, scaling, edge_scaling)
+    return SavedModel(model.eval(), card, scaling, edge_scaling, target_scale)
 
 
 def _statistics(
@@ -322,18 +376,37 @@ def _statistics(
     if not found and (card.scaling != "kept" or not is_of_nodes):
         return None
     width = card.num_features if is_of_nodes else len(found[0].flatten())
-    if (
-        card.scaling != "kept"
-        or [(t.dtype, tuple(t.shape)) for t in found] != [(torch.float64, (width,))] * 2
-        or not all(bool(t.isfinite().all()) for t in found)
-        or not bool((found[1] > 0).all())
-    ):
+    if card.scaling != "kept" or not _is_scale(found, width):
         raise RunError(
             f"it describes {card.num_features} features with scaling {card.scaling!r}, "
             f"but its statistics of the features{'' if is_of_nodes else ' of edges'} do "
             "not fit that"
         )
     return found[0], found[1]
+
+
+def _target_scale(card: ModelCard, tensors: dict[str, Tensor]) -> TargetScale | None:
+    """Take the scale of the numbers out of the tensors of a file, if it must have one."""
+    found = [tensors.pop(name) for name in TARGET_SCALE if name in tensors]
+    width = len(card.class_names)
+    if card.target_scale != "kept" and not found:
+        is_plain = card.target_scale == "none"
+        return TargetScale.identity(width) if is_plain else None
+    if card.target_scale != "kept" or not _is_scale(found, width):
+        raise RunError(
+            f"it describes {width} targets with the scale {card.target_scale!r}, but "
+            "their mean and standard deviation do not fit that"
+        )
+    return TargetScale(*found)
+
+
+def _is_scale(found: Sequence[Tensor], width: int) -> bool:
+    """Return whether tensors are means and positive deviations of a width."""
+    return (
+        [(t.dtype, tuple(t.shape)) for t in found] == [(torch.float64, (width,))] * 2
+        and all(bool(t.isfinite().all()) for t in found)
+        and bool((found[1] > 0).all())
+    )
 
 
 def _can_be_measured(card: ModelCard) -> bool:

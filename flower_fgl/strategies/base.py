@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -25,6 +26,7 @@ from flower_fgl.strategies.rounds.checkpointing import (
     clients_to_await,
     pack_run,
     resume_run,
+    stored_scale,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
 from flower_fgl.strategies.rounds.messenger import Recorder, Upload
@@ -32,6 +34,7 @@ from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
+from flower_fgl.strategies.rounds.target_exchange import agree_on_scale, known_scale
 
 __all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
@@ -322,8 +325,8 @@ class FglStrategy(ServerHooks):
             if self.checkpoints.resumed:
                 before = clients_to_await(self.checkpoints.resumed, self.config)
         self.federation = discover(grid, self.config, before)
-        if self.config.predicts_numbers:  # until a scale is agreed on
-            self.messenger.spreads = (math.nan,) * self.federation.target.width
+        if self.config.predicts_numbers:
+            self._agree_on_scale()
         self._late_joiners.refused |= self.federation.turned_away
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self.messenger, type(self), self.up)
@@ -333,6 +336,18 @@ class FglStrategy(ServerHooks):
             lines = client_lines(self.federation.clients.values())
             self.recorder.describe_clients(lines)
         self.prepare()
+
+    def _agree_on_scale(self) -> None:
+        """Agree on the scale of the numbers, unless the run resumes with the former one."""
+        if self.checkpoints is not None and self.checkpoints.resumed is not None:
+            scale = stored_scale(self.checkpoints.resumed)
+            self.federation = replace(self.federation, scale=scale)
+        elif self.config.target_scale == "shared":
+            with self.phase("targets", 0, min_replies=0):
+                self.federation = agree_on_scale(self.messenger)
+        known = known_scale(self.config, self.federation)
+        unknown = [math.nan] * self.federation.target.width
+        self.messenger.spreads = unknown if known is None else known.std.tolist()
 
     # ----------------------------------------------------------------- one round
     def run_round(self, server_round: int, *, is_last: bool) -> MetricRecord | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from flwr.app import RecordDict
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import ClassAgreement, Description, Rejection
+from flower_fgl.protocols.target_scale import AgreedScale
 
 __all__ = ["Federation", "client_lines", "node_label"]
 
@@ -27,6 +30,8 @@ class Federation:
         Data owners that do not take part, with the reason.
     turned_away : frozenset of int
         Ids of nodes that described themselves and are not clients.
+    scale : AgreedScale or None
+        Scale of the numbers to predict, from the statistics of the clients; else ``None``.
 
     Attributes
     ----------
@@ -43,6 +48,7 @@ class Federation:
     nodes: Mapping[int, int]
     refused: tuple[Rejection, ...] = ()
     turned_away: frozenset[int] = frozenset()
+    scale: AgreedScale | None = None
     partitions: dict[int, int] = field(init=False)
     trainable: list[int] = field(init=False)
     agreements: dict[int, ClassAgreement] = field(init=False)
@@ -78,8 +84,30 @@ class Federation:
     def joined_by(self, node: int, client: Description) -> Federation:
         """Return the federation with one more client."""
         described = {self.nodes[pid]: old for pid, old in self.clients.items()}
-        more = {"refused": self.refused, "turned_away": self.turned_away}
-        return Federation.of({**described, node: client}, **more)
+        joined = Federation.of({**described, node: client})
+        return replace(self, clients=joined.clients, nodes=joined.nodes)
+
+    def without(self, reasons: Mapping[int, str]) -> Federation:
+        """Return the federation without some clients, given with the reasons."""
+        refused = [
+            Rejection(self.clients[pid].name or f"client {pid}", reason)
+            for pid, reason in reasons.items()
+        ]
+        return replace(
+            self,
+            clients={p: c for p, c in self.clients.items() if p not in reasons},
+            nodes={p: n for p, n in self.nodes.items() if p not in reasons},
+            refused=(*self.refused, *refused),
+            turned_away=self.turned_away | {self.nodes[pid] for pid in reasons},
+        )
+
+    def agreed(self, partition_id: int) -> RecordDict:
+        """Return the records with what was agreed, which every message repeats."""
+        agreement = self.agreements.get(partition_id)
+        content = RecordDict() if agreement is None else agreement.to_record()
+        if self.scale is not None:
+            content.update(self.scale.to_record())
+        return content
 
     def capacity(self, config: RunConfig) -> int:
         """Return the largest number of clients."""
@@ -147,7 +175,8 @@ def client_lines(
     for client in clients:
         about = asdict(client)
         del about["public_key"]  # new in every run
-        if not client.prepared:
-            del about["prepared"]
+        for key in ("num_entries", "prepared"):
+            if not about[key]:
+                del about[key]
         lines.append({"round": server_round, **about, "trains": client.num_train > 0})
     return lines

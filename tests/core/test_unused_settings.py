@@ -23,6 +23,13 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.server_app import read_run_config
 
+NUMBERS: dict[str, Scalar] = {"target-kind": "numbers"}
+GIVEN: dict[str, Scalar] = {
+    **NUMBERS,
+    "target-scale": "given",
+    "target-mean": -3.1,
+    "target-std": "2.3",
+}
 WITH: dict[str, dict[str, Scalar]] = {
     "dirichlet-alpha": {"partition": "dirichlet"},
     "expansion-hops": {"setting": "open-set"},
@@ -47,6 +54,14 @@ WITH: dict[str, dict[str, Scalar]] = {
     "time-cuts": {"setting": "edge"},
     "precision-k": {"positive-class": "yes"},
     "target": {"dataset": "yelp", "target": "37"},
+    "loss": NUMBERS,
+    "huber-delta": {**NUMBERS, "loss": "huber"},
+    "target-weight": NUMBERS,
+    "target-scale": NUMBERS,
+    "target-mean": GIVEN,
+    "target-std": GIVEN,
+    "share-target-statistics": NUMBERS,
+    "min-target-count": NUMBERS,
     "secure-fraction-bits": {"secure-aggregation": True},
 }
 WITHOUT: dict[str, dict[str, Scalar]] = {

@@ -98,6 +98,10 @@ def run_folder(output: str) -> Path:
         # weights; the tests of links, edges and several labels run FedAvg in Ray, too
         pytest.param("fedavg", [], marks=pytest.mark.slow),
         pytest.param("fedpg", [], marks=pytest.mark.engines),  # prototypes
+        # one scale for the numbers of all clients
+        pytest.param(
+            "fedavg", ["rounds=2", "target-kind=numbers"], marks=pytest.mark.slow
+        ),
         pytest.param(
             "opfgl",  # one round
             [

@@ -27,6 +27,7 @@ from flower_fgl.client_apps.runtime.model_store import (
     takes_place,
 )
 from flower_fgl.core.errors import DataError, RunError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
     save_client_graph,
@@ -292,6 +293,14 @@ STATISTICS = {
         {"rep-norm": "l2"},
         {"rep-norm": "l3"},
         {"\x1b[31m": 1},
+        {"multi-label": 1},
+        {"target-kind": "number"},
+        {"target-kind": "numbers"},
+        {"target-kind": "numbers", "target-scale": "kept"},
+        {"target-kind": "numbers", "target-scale": "none", "target-units": ["m"]},
+        {"target-units": ["m", "m", "m"]},
+        {"target-scale": "kept"},
+        {"validation": 1.5},
         {"method": "fedlog", "settings": {"nodes-per-class": 10**9}},
         {"method": "fediih", "settings": {"factors": 1}, "hidden-channels": 10**9},
     ],
@@ -304,6 +313,49 @@ def test_a_description_is_checked_before_the_network_is_built(
     with pytest.raises(RunError) as caught:
         load_model(folder)
     assert str(caught.value).isprintable()
+
+
+def test_the_card_says_what_is_predicted_and_older_cards_are_read() -> None:
+    units = ("m", "", "s")
+    card = replace(
+        CARD,
+        target_kind="numbers",
+        target_units=units,
+        target_scale="kept",
+        validation=3.5,
+    )
+    assert ModelCard.from_json(card.to_json()) == card
+    assert card.target == Target("numbers", CLASSES, units)
+    assert "target" not in CARD.to_json()  # as in files of earlier versions
+    assert ModelCard.from_json(CARD.to_json()).target.has_classes
+    labels = replace(CARD, target_kind="labels")
+    assert json.loads(labels.to_json())["multi-label"] is True
+    assert ModelCard.from_json(labels.to_json()) == labels
+    assert labels.multi_label
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"targets/mean": torch.zeros(2).double()},
+        {"targets/std": torch.zeros(3).double()},
+        {"targets/std": torch.ones(3)},
+        {"targets/mean": None},
+    ],
+)
+def test_a_scale_that_does_not_fit_the_targets_is_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    scale = {"targets/mean": torch.ones(3).double()}
+    scale["targets/std"] = scale["targets/mean"] * 2
+    about = {"target-kind": "numbers", "target-scale": "kept"}
+    state = {**a_model().state_dict(), **scale}
+    saved = load_model(with_card(tmp_path, state, **about))
+    assert saved.target_scale is not None
+    assert saved.target_scale.restore(torch.ones(1, 3)).tolist() == [[3.0, 3.0, 3.0]]
+    tensors = {n: t for n, t in (state | changes).items() if t is not None}
+    with pytest.raises(RunError, match="mean and standard deviation do not fit"):
+        load_model(with_card(tmp_path, tensors, **about))
 
 
 @pytest.mark.parametrize("wrapper", ["means", "support"])

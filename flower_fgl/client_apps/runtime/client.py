@@ -25,6 +25,7 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.config import RunConfig, S
 from flower_fgl.core.metrics import (
+    AnyScores,
     AbsentClasses,
     Scores,
     score,
@@ -72,6 +73,8 @@ class Client(Generic[S]):
     @property
     def weight(self) -> float:
         """Aggregation weight by the setting ``weight-by``, equal to the server's."""
+        if self.config.weight_by == "entries":
+            return float(self.data.num_entries)
         weights = {
             "train-nodes": self.data.training.index.numel(),
             "nodes": self.data.graph.num_items,
@@ -294,9 +297,13 @@ class Client(Generic[S]):
         """Return the loss of the task, ``None`` for the plain cross-entropy.
 
         With ``class-weights`` it weighs the classes; with several labels per item it is
-        the binary cross-entropy.
+        the binary cross-entropy, and of numbers that of the setting ``loss``.
         """
         if self.data.training.labels.dim() == 2:
+            if self.data.scale is not None:
+                from flower_fgl.client_apps.runtime.target_scaling import number_loss
+
+                return number_loss(self.config)
             from flower_fgl.core.multi_label import binary_loss
 
             return lambda logits, labels, index: binary_loss(logits, labels)
@@ -395,7 +402,7 @@ class Client(Generic[S]):
     @torch.inference_mode()
     def evaluate(
         self, model: Backbone, known_logits: Tensor | None = None
-    ) -> dict[str, Scores]:
+    ) -> dict[str, AnyScores]:
         """Score a model on every column: ``val``, ``test`` and those of the setting.
 
         Graph classification, owners, and datasets with rare classes add the areas under
@@ -407,7 +414,7 @@ class Client(Generic[S]):
         """
         model.eval()
         data = self.data
-        scores = dict.fromkeys(data.sizes, EMPTY)
+        scores: dict[str, AnyScores] = dict.fromkeys(data.sizes, EMPTY)
         is_few_shot = self.config.setting == "few-shot"
         if is_few_shot:
             scores[MASKED] = EMPTY
@@ -434,14 +441,19 @@ class Client(Generic[S]):
 
             positive = data.graph.target.names.index(self.config.positive_class)
             k = self.config.precision_k
-            scores = score_positive_class(scores, items, positive, k=k)
+            plain = cast(dict[str, Scores], scores)  # of classes
+            scores = {**score_positive_class(plain, items, positive, k=k)}
         return scores
 
     def _score(
         self, logits: Tensor, y: Tensor, mask: Tensor, inputs: GraphInput
-    ) -> Scores:
+    ) -> AnyScores:
         """Score the items of one column by the scores of the task."""
-        config = self.config
+        config, data = self.config, self.data
+        if data.scale is not None:
+            from flower_fgl.core.regression import score_numbers
+
+            return score_numbers(data.scale.restore(logits), y, mask, data.scale.std)
         if y.dim() == 2:
             from flower_fgl.core.multi_label import score_targets
 
@@ -451,7 +463,7 @@ class Client(Generic[S]):
         if inputs.pairs is not None and inputs.pair_x is None:
             return score_links(plain, logits, y, mask, k=config.link_k)
         if inputs.batch is not None or config.owners or config.main_score == "auroc":
-            return score_areas(plain, logits, y, mask, self.data.num_classes)
+            return score_areas(plain, logits, y, mask, data.num_classes)
         return plain
 
     def _plain_score(self, logits: Tensor, y: Tensor, mask: Tensor) -> Scores:

@@ -17,6 +17,7 @@ from torch import Tensor
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError, RunError
+from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
@@ -41,10 +42,11 @@ class ClientData:
         Model inputs of the training graph and of each evaluation graph; their propagation
         operators are computed once.
     training : TrainingSet
-        Training nodes (or graphs) and labels.
-    labels : list of Tensor of shape (n_g,), int64, or (n_g, C), float32
+        Training nodes (or graphs) and labels; numbers are standardised in float32 once
+        their ``scale`` is known.
+    labels : list of Tensor of shape (n_g,), int64, or (n_g, T), float32 or float64
         Classes of each graph's nodes, or of the graphs of a batch; of several labels
-        whether an item has each, NaN if unknown.
+        whether an item has each, NaN if unknown; or numbers in float64, NaN if unknown.
     columns : list of dict of str to Tensor of shape (n_g,), bool
         For each graph: masks of the nodes (or graphs) of every score column.
     sizes : dict of str to int
@@ -57,6 +59,8 @@ class ClientData:
         Hash of the partition; empty for a data owner's own file.
     place : tuple of two int
         The client's partition-id and the number of partitions.
+    scale : TargetScale or None
+        Scale of the numbers to predict, once it is known; ``None`` for classes.
     shapes, templates, memo : dict
         Cached shapes of each backbone's state, backbones to be copied, and results that a
         method computes once per graph.
@@ -72,9 +76,16 @@ class ClientData:
     num_classes: int
     partition_sha256: str = ""
     place: tuple[int, int] = (UNNUMBERED, 0)
+    scale: TargetScale | None = None
     shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     templates: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    @property
+    def num_entries(self) -> int:
+        """Number of known training labels or numbers, or of training items with classes."""
+        labels = self.training.labels
+        return int((~labels.isnan()).sum()) if labels.dim() == 2 else labels.numel()
 
     @classmethod
     def build(
@@ -111,22 +122,24 @@ class ClientData:
 
 def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
     """Return the training nodes, graphs or edges of a graph."""
+    labels = _labels_of(graph)
     if graph.pairs is not None:
         # other tasks do not load the code of pairs
         from flower_fgl.client_apps.runtime.links import pair_training_set
 
-        return pair_training_set(graph, inputs)
+        return pair_training_set(graph, inputs, labels)
     index = (graph.masks["train"] & (graph.y >= 0)).nonzero().squeeze(1)
-    return TrainingSet(
-        inputs, index.to(inputs.device), _labels_of(graph)[index].to(inputs.device)
-    )
+    return TrainingSet(inputs, index.to(inputs.device), labels[index].to(inputs.device))
 
 
 def _labels_of(graph: Graph) -> Tensor:
-    """Return the classes; of several labels 1, 0, or NaN where unknown or hidden."""
+    """Return the classes; of labels 1, 0, of numbers these, NaN if unknown or hidden."""
     if graph.targets is None:
         return graph.y
-    is_unknown = (graph.targets < 0) | (graph.y < 0)[:, None]
+    is_hidden = (graph.y < 0)[:, None]
+    if graph.targets.is_floating_point():
+        return graph.targets.masked_fill(is_hidden, torch.nan)
+    is_unknown = (graph.targets < 0) | is_hidden
     return graph.targets.to(torch.float32).masked_fill(is_unknown, torch.nan)
 
 

@@ -112,13 +112,15 @@ def describe(
     share_class_counts: bool,
     share_feature_names: bool = False,
     min_class_count: int = 1,
+    counts_entries: bool = False,
     public_key: bytes = b"",
 ) -> Description:
     """Describe a client's graph by counts that may leave the client.
 
     ``place`` is -1 and 0 if the server assigns the partition-id; ``model`` is empty if it
     depends on that. Without ``share_feature_names`` only a hash of the names is included.
-    Classes with fewer than ``min_class_count`` training nodes are reported as 0. Peers
+    Classes with fewer than ``min_class_count`` training nodes are reported as 0. With
+    ``counts_entries`` the number of known training labels or numbers is included. Peers
     encrypt shares of secure aggregation for this client with its ``public_key``.
     """
     graph = data.graph
@@ -144,6 +146,7 @@ def describe(
         feature_names=graph.feature_names if share_feature_names else (),
         features_sha256=hash_names(graph.feature_names),
         num_edge_features=graph.num_edge_features,
+        num_entries=data.num_entries if counts_entries else 0,
         prepared=graph.prepared,
         target_kind=graph.target.kind,
         target_units=graph.target.units,

@@ -15,21 +15,22 @@ from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
 __all__ = ["EdgeTrainingSet", "LinkTrainingSet", "pair_training_set"]
 
 
-def pair_training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
-    """Return the training edges of a graph on the CPU; with ``pair_x``: edges to classify.
+def pair_training_set(graph: Graph, inputs: GraphInput, labels: Tensor) -> TrainingSet:
+    """Return the training edges of a graph on the CPU; with ``pair_x``: edges with labels.
 
-    ``inputs`` is its model input on the client's device.
+    ``inputs`` is its model input on the client's device, ``labels`` are classes or numbers
+    of all pairs.
     """
     if graph.pair_x is None:
         return LinkTrainingSet.of(graph, inputs)
     index = (graph.masks["train"] & (graph.y >= 0)).nonzero().squeeze(1)
     device = inputs.device
-    return EdgeTrainingSet(inputs, index.to(device), graph.y[index].to(device))
+    return EdgeTrainingSet(inputs, index.to(device), labels[index].to(device))
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeTrainingSet(TrainingSet):
-    """Training edges to classify: ``index`` refers to the pairs of ``inputs``."""
+    """Training edges with classes or numbers; ``index`` refers to pairs of ``inputs``."""
 
     def logits(self, model: Backbone, index: Tensor) -> Tensor:
         """Return differentiable logits of some edges, of shape (b, C)."""

@@ -86,6 +86,7 @@ def save_best_model(
             card,
             None if scaling is None else scaling.statistics,
             edge_scaling=None if scaling is None else scaling.edge_statistics,
+            target_scale=client.data.scale,
             is_private=True,
         )
         text = f"{card.to_json()}\n"
@@ -183,6 +184,8 @@ def card_of(
         settings=config.method_settings() if has_own else {},
         feature_names=graph.feature_names,
         features_sha256=hash_names(graph.feature_names),
-        multi_label=config.is_multi_label,
+        target_kind=config.predicts,
+        target_units=graph.target.units,
+        target_scale="" if client.data.scale is None else "kept",
         prepared=graph.prepared,
     )

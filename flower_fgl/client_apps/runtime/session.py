@@ -43,6 +43,7 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import DESCRIBE, write_metrics
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
+from flower_fgl.protocols.target_scale import TARGETS
 from flower_fgl.runs.state_files import state_folder
 
 __all__ = ["DataCache", "Session", "choose_device", "data_bytes", "keep_freed_memory"]
@@ -153,6 +154,9 @@ def _memo_bytes(value: Any) -> int:
     return int(getattr(value, "num_bytes", 0))
 
 
+DESCRIBES = f"{MessageType.QUERY}.{DESCRIBE}"
+UNSCALED = (DESCRIBES, f"{MessageType.QUERY}.{TARGETS}")
+"""Types of the messages that a client receives before the scale of numbers is known."""
 FLOORS = ("floors that the data break",)
 """Key in the memo of a client's data."""
 
@@ -302,14 +306,14 @@ class Session:
         the split that it draws.
         """
         node, content = context.node_config, message.content
+        kind = message.metadata.message_type
         agreement: ClassAgreement | None = None
         stamps: tuple[tuple[str, int, int], ...] = ()
         if AGREEMENT in content:
             agreement = ClassAgreement.from_record(content)
         if "graph" in node:
             stamps = file_stamps(node)
-            kind = message.metadata.message_type
-            if agreement is None and kind != f"{MessageType.QUERY}.{DESCRIBE}":
+            if agreement is None and kind != DESCRIBES:
                 raise PayloadError(
                     "the message lacks the agreement with the data owners"
                 )
@@ -327,6 +331,12 @@ class Session:
         record = self.split_record(data, context)
         if record is not None:
             record.require()
+        has_values = data.graph.graph.targets is not None  # labels or numbers
+        if has_values and config.predicts_numbers and kind not in UNSCALED:
+            # other tasks do not load the code of numbers
+            from flower_fgl.client_apps.runtime.target_scaling import scaled
+
+            data = scaled(data, config, content)
         partition_id, num_partitions = data.place
         store = self.states(config, context)
         state = store.load(context, partition_id)
@@ -338,7 +348,11 @@ def refuse_weaker_run(config: RunConfig, context: Context) -> None:
     node = parse_node_config(context.node_config)
     flat = config.flat()
     broken = broken_floors(
-        node, flat, uploads=METHODS[config.method].uploads, known_methods=METHODS
+        node,
+        flat,
+        uploads=METHODS[config.method].uploads,
+        predicts_numbers=config.predicts_numbers,
+        known_methods=METHODS,
     )
     _refuse(broken, context)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataLoss",
     "TrainingSet",
+    "clip_steps",
     "load_state",
     "make_optimizer",
     "optimizer_tensors",
@@ -164,7 +165,20 @@ def make_optimizer(
     if exempt:
         others = [p for p in model.parameters() if id(p) in exempt]
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
+    clip_steps(optimizer, config)
     return optimizer
+
+
+def clip_steps(optimizer: torch.optim.Optimizer, config: RunConfig) -> None:
+    """Scale the gradient of each step to an L2 norm of at most ``clip-gradient``."""
+    norm = config.clip_gradient
+    if norm:
+
+        def clip(stepped: torch.optim.Optimizer, *_: object) -> None:
+            groups = stepped.param_groups
+            nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], norm)
+
+        optimizer.register_step_pre_hook(clip)
 
 
 def optimizer_tensors(
@@ -279,8 +293,8 @@ def train_epochs(
     ``batch_size`` 0 takes all nodes or graphs in one step; each step of nodes passes over
     the whole graph. ``generator`` draws the batches; ``num_neighbors`` are the most
     neighbours per node in each layer that a batch reads, those of the last layer first,
-    or all. The result is the mean loss over the steps of the last epoch; NaN without
-    training nodes.
+    or all. A batch makes no step if its loss depends on no output. The result is the mean
+    loss over the steps of the last epoch; NaN without any.
 
     Notes
     -----
@@ -304,7 +318,7 @@ def train_epochs(
                 for part in torch.split(order, batch_size)
             ]
         total.zero_()
-        steps = len(batches)
+        steps = 0
         for index, labels in batches:
             optimizer.zero_grad(set_to_none=True)
             if num_neighbors and generator is not None:
@@ -315,9 +329,12 @@ def train_epochs(
                 loss = F.cross_entropy(logits, labels)
             else:
                 loss = data_loss(logits, labels, index)
+                if not loss.requires_grad:  # nothing of the batch is known: no step
+                    continue
             if penalty is not None:
                 loss = loss + penalty()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += loss.detach()
-    return float(total) / steps
+            steps += 1
+    return float(total) / steps if steps else float("nan")

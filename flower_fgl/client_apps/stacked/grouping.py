@@ -38,6 +38,10 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         return 'setting = "edge" classifies pairs of nodes'
     if config.class_weights != "none":
         return "class-weights differ by client"
+    if config.predicts_numbers:
+        return "it predicts numbers"
+    if config.clip_gradient:
+        return "clip-gradient clips the gradient of each client"
     if config.keeps_layers:
         return "the first layer or the head of each owner stays local"
     if config.main_score == "auroc":

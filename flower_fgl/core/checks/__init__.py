@@ -8,6 +8,7 @@ from typing import Any
 from flower_fgl.core.checks.data import check_data
 from flower_fgl.core.checks.names import check_names
 from flower_fgl.core.checks.needs import check_needs
+from flower_fgl.core.checks.numbers import check_numbers
 from flower_fgl.core.checks.rounds import check_rounds
 from flower_fgl.core.checks.training import check_training
 from flower_fgl.core.settings import GeneralSettings
@@ -27,6 +28,7 @@ def check_settings(
         other. It names the methods of the table that can.
     """
     check_data(settings)
+    check_numbers(settings)
     check_needs(settings, method, methods)
     check_training(settings, method)
     check_rounds(settings, method)

@@ -14,6 +14,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, one_line
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
+from flower_fgl.protocols.target_scale import SCALE, AgreedScale
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.loop_state import LoopState
@@ -25,6 +26,7 @@ __all__ = [
     "clients_to_await",
     "pack_run",
     "resume_run",
+    "stored_scale",
 ]
 
 log = logging.getLogger(__name__)
@@ -67,13 +69,19 @@ def clients_to_await(
     return clients
 
 
+def stored_scale(checkpoint: Checkpoint) -> AgreedScale | None:
+    """Return the scale of the numbers that the clients of a run agreed on, if any."""
+    about = checkpoint.snapshot.part("loop").values.get(SCALE)
+    return about and AgreedScale(tuple(about["mean"]), tuple(about["std"]))
+
+
 def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
     """Collect everything that the following rounds depend on.
 
     ``method`` is what :meth:`FglStrategy.server_state` returns. The snapshot has the
     parts ``method``, ``loop`` and ``best``.
     """
-    values = {
+    values: dict[str, Any] = {
         "trained": {str(pid): number for pid, number in loop.trained.items()},
         "failed_in_a_row": loop.failed_in_a_row,
         "owes_scores": loop.owes_scores,
@@ -88,6 +96,8 @@ def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
             for number, scores in result.evaluate_metrics_clientapp.items()
         },
     }
+    if loop.federation.scale is not None:
+        values[SCALE] = asdict(loop.federation.scale)
     parts = {"method": method, "loop": Snapshot(values=values)}
     if loop.best_score is not None:
         about = {"score": list(loop.best_score), "round": loop.best_round}
@@ -185,10 +195,8 @@ def _resume_clients(
     )
     messages = {}
     for pid, node in federation.nodes.items():
-        agreement = federation.agreements.get(pid)
-        agreed = {} if agreement is None else agreement.to_record()
         messages[pid] = Message(
-            RecordDict({CONFIG: point, **agreed}),
+            RecordDict({CONFIG: point, **federation.agreed(pid)}),
             dst_node_id=node,
             message_type=f"{MessageType.QUERY}.{RESUME}",
         )

@@ -12,6 +12,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.sampling import describe_sampling, num_sampled
 from flower_fgl.core.settings import has_targets
+from flower_fgl.core.targets import CLASSES
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.candidates import Candidates, shared, short
@@ -120,7 +121,8 @@ def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
             else "No client has a training node. Check the split "
             "and the labels, or use fewer clients."
         )
-    if not (config.predicts_links or has_targets(config)):
+    has_classes = config.predicts == CLASSES and not config.predicts_links
+    if has_classes and not has_targets(config):
         _report_single_class(federation)
     able = len(federation.trainable)
     sampled = num_sampled(config, able)

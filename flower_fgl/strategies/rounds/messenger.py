@@ -170,9 +170,8 @@ class Messenger:
             content[CONFIG] = (
                 settings if isinstance(settings, ConfigRecord) else settings[pid]
             )
-            agreement = federation.agreements.get(pid)
-            if agreement is not None:
-                content.update(agreement.to_record())
+            if pid in federation.agreements or federation.scale is not None:
+                content.update(federation.agreed(pid))
             node = federation.nodes[pid]
             messages.append(
                 message_like(messages[0], content, dst_node_id=node)
@@ -369,6 +368,8 @@ class Messenger:
     def weight_of(self, partition_id: int) -> float:
         """Return a client's weight by the setting ``weight-by``."""
         client = self.loop.federation.clients[partition_id]
+        if self.config.weight_by == "entries":
+            return float(client.num_entries)
         weights = {
             "train-nodes": client.num_train,
             "nodes": client.num_nodes,

@@ -1,12 +1,16 @@
-"""The description of the aggregated model saved by a run."""
+"""The description of the aggregated model saved by a run, and of what it predicts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.strategies.federation import Federation
+from flower_fgl.strategies.rounds.target_exchange import known_scale
 
-__all__ = ["describe_model"]
+__all__ = ["describe_model", "describe_target"]
 
 
 def describe_model(
@@ -19,6 +23,7 @@ def describe_model(
     if scaling == "columns":  # each data owner's SuperNode saves its own statistics
         is_owned = any(client.is_owned for client in federation.clients.values())
         scaling = "lost" if is_owned else "own"
+    scale = {"own": "lost", "none": "none"}.get(config.target_scale, "kept")
     named = [c for c in federation.clients.values() if c.features_sha256]
     return ModelCard(
         method=config.method,
@@ -33,6 +38,30 @@ def describe_model(
         round=server_round,
         feature_names=named[0].feature_names if named else (),
         features_sha256=named[0].features_sha256 if named else "",
-        multi_label=config.is_multi_label,
+        target_kind=config.predicts,
+        target_units=federation.target.units,
+        target_scale=scale if config.predicts_numbers else "",
         prepared=max((client.prepared for client in named), default=""),
     )
+
+
+def describe_target(config: RunConfig, federation: Federation) -> dict[str, Any]:
+    """Return kind, names, units and scale of the target for the summary of a run.
+
+    Mean and deviation of the scale are ``None`` if each client has its own, or the run
+    failed before it was known.
+    """
+    target = federation.target
+    found = {"kind": target.kind, "names": target.names, "units": target.units}
+    if not config.predicts_numbers:
+        return found
+    try:
+        scale = known_scale(config, federation)
+    except RunError:  # it does not fit, which has ended the run
+        scale = None
+    about = {
+        "kind": config.target_scale,
+        "mean": None if scale is None else scale.mean.tolist(),
+        "std": None if scale is None else scale.std.tolist(),
+    }
+    return found | {"scale": about}

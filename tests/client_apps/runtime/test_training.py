@@ -15,11 +15,13 @@ from flower_fgl.client_apps.runtime.training import (
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
+    state_of,
     train_and_check,
     train_epochs,
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.regression_losses import regression_loss
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import Backbone, GraphInput, build_model
@@ -87,6 +89,49 @@ def test_data_loss_replaces_the_cross_entropy(
     loss = train_epochs(model, data, optimizer, epochs=1, data_loss=halved)
     assert loss == pytest.approx(plain / 2)
     assert seen == [(data.labels.tolist(), data.index.tolist())]
+
+
+def test_a_batch_without_a_known_number_makes_no_step(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    unknown = torch.full((len(data.index), 2), math.nan)
+    nothing = TrainingSet(data.inputs, data.index, unknown)
+
+    def loss_of(output: Tensor, z: Tensor, index: Tensor) -> Tensor:
+        if bool(z.isnan().all()):
+            return z.new_zeros(())
+        return regression_loss(output, z)
+
+    model = model_of()
+    before = state_of(model)
+    optimizer = make_optimizer(model, config)
+    loss = train_epochs(model, nothing, optimizer, epochs=2, data_loss=loss_of)
+    assert math.isnan(loss)
+    assert not optimizer.state  # no moment, so that weight decay moved nothing either
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    unknown[1, 0] = 0.5  # one number of one item, in one of the two batches
+    train_epochs(model, nothing, optimizer, epochs=1, batch_size=2, data_loss=loss_of)
+    steps = {float(state["step"]) for state in optimizer.state.values()}
+    assert steps == {1}
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_clip_gradient_scales_the_gradient_of_each_step(
+    data: TrainingSet, config: RunConfig, name: str
+) -> None:
+    config = dataclasses.replace(config, optimizer=name, weight_decay=0.0)
+    norms = []
+    for clip in (0.0, 1e-3, 1e3):
+        model = model_of()
+        clipped = dataclasses.replace(config, clip_gradient=clip)
+        train_epochs(model, data, make_optimizer(model, clipped), epochs=1)
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        norms.append(float(torch.stack([g.norm() for g in grads]).norm()))
+    plain, small, large = norms
+    assert plain > 1e-2
+    assert small == pytest.approx(1e-3, rel=1e-3)
+    assert large == plain
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

@@ -1,0 +1,130 @@
+"""Payloads of the exchange with which clients that predict numbers agree on one scale.
+
+Before round 1 each client sends the moments of its training values of each target. All
+later messages to it carry the common scale, so that it need not store it. Errors name no
+value: the server logs them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.target_scale import Moments, TargetScale
+from flower_fgl.protocols.base import LARGEST, Payload, find_record
+
+__all__ = ["SCALE", "STATISTICS", "TARGETS", "AgreedScale", "TargetStatistics"]
+
+TARGETS = "targets"
+"""Action of the query with which clients report their statistics."""
+STATISTICS = "target-statistics"
+"""Name of the record with a client's statistics."""
+SCALE = "target-scale"
+"""Name of the record with the common scale."""
+
+
+@dataclass(frozen=True)
+class TargetStatistics(Payload):
+    """Moments of a client's training values of T targets: 24·T bytes."""
+
+    moments: tuple[Moments, ...]
+    records = (STATISTICS,)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the record ``target-statistics``."""
+        values: dict[str, Any] = {
+            name: [getattr(part, name) for part in self.moments]
+            for name in ("count", "mean", "m2")
+        }
+        return RecordDict({STATISTICS: ConfigRecord(values)})
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
+        """Unpack; ``spec`` is T and the client's number of training items.
+
+        A PayloadError says that the lengths differ from T, a number is not finite or too
+        large, a count is out of range, or a mean or deviation contradicts it.
+        """
+        width, most = spec
+        means, m2s = (_numbers(content, STATISTICS, k, width) for k in ("mean", "m2"))
+        counts: Any = content.config_records[STATISTICS].get("count")
+        if (
+            not isinstance(counts, list)
+            or len(counts) != width
+            or not all(type(n) is int and 0 <= n <= most for n in counts)
+        ):
+            raise PayloadError(f'"count" must be {width} integers from 0 to {most}.')
+        found = tuple(map(Moments, counts, means, m2s))
+        for part in found:
+            largest = (part.count > 1) * part.count * LARGEST**2
+            if not 0 <= part.m2 <= largest or (part.mean and not part.count):
+                raise PayloadError(
+                    '"mean" and "m2" cannot be those of as many values as "count".'
+                )
+        return cls(found)
+
+    @property
+    def num_bytes(self) -> int:
+        """24 bytes per target."""
+        return 24 * len(self.moments)
+
+
+@dataclass(frozen=True)
+class AgreedScale(Payload):
+    """Mean and standard deviation of T targets, the same for all clients: 16·T bytes."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    records = (SCALE,)
+
+    @classmethod
+    def of(cls, scale: TargetScale) -> Self:
+        """Return the payload with a scale."""
+        return cls(tuple(scale.mean.tolist()), tuple(scale.std.tolist()))
+
+    def as_scale(self) -> TargetScale:
+        """Return the scale of the payload."""
+        mean, std = torch.tensor([self.mean, self.std], dtype=torch.float64)
+        return TargetScale(mean, std)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the record ``target-scale``."""
+        values = {"mean": list(self.mean), "std": list(self.std)}
+        return RecordDict({SCALE: ConfigRecord(values)})  # type: ignore[arg-type]
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: int) -> Self:
+        """Unpack; ``spec`` is T. A PayloadError names a wrong length or number."""
+        mean, std = (_numbers(content, SCALE, key, spec) for key in ("mean", "std"))
+        if min(std) <= 0:
+            raise PayloadError('"std" must be above 0.')
+        return cls(mean, std)
+
+    @property
+    def num_bytes(self) -> int:
+        """16 bytes per target."""
+        return 16 * len(self.mean)
+
+
+def _numbers(
+    content: RecordDict, record: str, key: str, width: int
+) -> tuple[float, ...]:
+    """Read the finite numbers of a record, one per target."""
+    info = find_record(content, record, ConfigRecord)
+    if info is None:
+        raise PayloadError(f'The message has no config record "{record}".')
+    values: Any = info.get(key)
+    if (
+        not isinstance(values, list)
+        or len(values) != width
+        or not all(type(v) is float and math.isfinite(v) for v in values)
+    ):
+        raise PayloadError(f'"{key}" must be {width} finite numbers.')
+    if key != "m2" and max(map(abs, values)) > LARGEST:
+        raise PayloadError(f'"{key}" must lie within ±{LARGEST:g}.')
+    return tuple(values)
