@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from flower_fgl.cli.check_numbers import number_notes
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.data_floors import broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
@@ -75,6 +76,7 @@ def inspect_graph(
         name=owner_name({"graph": str(path)}),
         share_class_counts=True,
         share_feature_names=config.share_feature_names,
+        counts_entries=config.weight_by == "entries",
     )
     try:
         check_description(description)
@@ -131,7 +133,9 @@ def _notes(
             notes.append(f"There are no labelled {split} {items}.")
     if config.predicts_links:
         notes += _two_sides(graph)
-    else:
+    elif graph.target.has_numbers:
+        notes += number_notes(graph, items)
+    elif graph.target.has_classes:
         notes += _small_classes(description, config)
         notes += _single_class(graph, items)
     whole = graph.graph
@@ -251,6 +255,11 @@ def describe_leaving(
     config = parse_config(settings)
     lines = ["What leaves this machine before round 1, once:"]
     lines += [f"  {text}" for text in said_once(description, config).values()]
+    if config.predicts_numbers and config.target_scale == "shared":
+        lines.append(
+            f"  the number of training {_items(config)} with each target, and mean and "
+            'standard deviation of its values (target-scale = "given" or "own" sends none)'
+        )
     method = METHODS[config.method]
     lines += [f"  {text}" for text in method.sent_before]
     rest = ", except for what is sent once" if method.sent_before else ""
@@ -308,18 +317,34 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         "its model, as the server assigned them",
         "public-key": "a public key, if the run uses secure aggregation; it is no secret",
     }
+    if not description.target.has_classes:
+        kind = description.target_kind
+        said["target-kind"] = f"that {kind} are predicted"
+        said["class-names"] = (
+            f"the names of these {kind}, as text, to the server and to all other owners: "
+            f"{', '.join(description.class_names)}"
+        )
+        said["class-counts"] = f"not the number of {items} with each of them"
+    if description.target_units:
+        units = (unit or "none" for unit in description.target_units)
+        said["target-units"] = f"their units: {', '.join(units)}"
     if description.prepared:
         said["prepared-sha256"] = (
             "a hash of the recipe and vocabulary of flower-fgl prepare, which owners "
             f"compare: {description.prepared}"
         )
-    if not config.share_class_counts:
+    if description.target.has_classes and not config.share_class_counts:
         said["class-counts"] = (
             f"not the number of training {items} of each class (share-class-counts = false)"
         )
     if description.num_edge_features:
         said["num-edge-features"] = (
             f"the number of features of edges: {description.num_edge_features}"
+        )
+    if description.num_entries:
+        said["num-entries"] = (
+            "the number of known training labels or numbers of all targets: "
+            f"{description.num_entries:,}"
         )
     return said
 

@@ -25,8 +25,8 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.config import RunConfig, S
 from flower_fgl.core.metrics import (
-    AnyScores,
     AbsentClasses,
+    AnyScores,
     Scores,
     score,
     score_areas,
