@@ -359,6 +359,38 @@ def test_a_resumed_run_keeps_its_scale_and_asks_for_nothing(
     assert [row["phase"] for row in resumed.rounds].count("targets") == 1
 
 
+def test_numbers_of_edges_are_standardised_and_learnt(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    edges = np.unique(draw.integers(0, 90, (500, 2)), axis=0)
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    features = draw.normal(size=(len(edges), 3)).astype(np.float32)
+    values = np.stack([3 * features[:, 0] + 5, 100 * features[:, 1]], axis=1)
+    values[draw.random(values.shape) < 0.2] = np.nan
+    np.savez(
+        tmp_path / "g.npz",
+        x=draw.normal(size=(90, 4)).astype(np.float32),
+        edges=edges,
+        edge_attr=features,
+        edge_target=values,
+        edge_target_names=np.array(["small", "large"]),
+    )
+    run = simulate(
+        "fedavg", str(tmp_path / "g.npz"), setting="edge", partition="uniform",
+        target_kind="numbers", clients=2, rounds=8, local_epochs=5, weight_decay=0.0,
+        output_dir=str(tmp_path / "runs"),
+    )  # fmt: skip
+    assert scale_of(run)["std"] == pytest.approx([3, 100], rel=0.2)
+    first, last = (run.rounds[k]["metrics"]["local"]["test"]["nrmse"] for k in (1, -1))
+    assert last < 0.6 * first
+
+
+def test_classes_exchange_no_statistics(small: dict[str, Any]) -> None:
+    run = simulate("fedavg", **small)
+    assert {row["phase"] for row in run.rounds} == {"train"}
+    assert downloads(run) == {"config", "weights"}
+    assert "target" not in run.summary
+
+
 def test_weights_by_entries_count_known_numbers(tmp_path: Path) -> None:
     run = run_owners(
         number_files(tmp_path), tmp_path / "run", **FILE, weight_by="entries"
