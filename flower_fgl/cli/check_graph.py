@@ -363,7 +363,7 @@ def _scored(node: NodeSettings, items: str) -> str:
     """Say which scores and losses a node sends."""
     if node.scores == "none":
         return "no loss and no scores (scores = none)"
-    loss = "the training loss, and " if node.share_class_counts else ""
+    loss = "" if node.hides_loss else "the training loss, and "
     rounded = ", rounded" if node.scores == "rounded" else ""
     return f"{loss}the scores on the validation and test {items}{rounded}"
 

@@ -175,7 +175,13 @@ class NodeSettings:
     def hides_numbers(self) -> bool:
         """Whether replies lack scores, the loss or its terms, or round them."""
         is_rounded = self.scores != "all"
-        return is_rounded or bool(self.min_scored_nodes) or not self.share_class_counts
+        return is_rounded or bool(self.min_scored_nodes) or self.hides_loss
+
+    @property
+    def hides_loss(self) -> bool:
+        """Whether replies lack the loss: that of a crafted model tells counts or means."""
+        shares_all = self.share_class_counts and self.share_target_statistics
+        return self.scores == "none" or not shares_all
 
     def allows(self, key: str, name: str) -> bool:
         """Return whether the list ``methods`` or ``settings`` allows a name."""

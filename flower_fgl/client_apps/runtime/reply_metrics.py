@@ -23,18 +23,19 @@ def limited(
 ) -> tuple[ByMode, float | None, Mapping[str, float] | None]:
     """Return the scores (by mode and column), the loss and the terms that a node sends.
 
-    The floors ``scores``, ``min-scored-nodes`` and ``share-class-counts`` apply; what is
-    not sent is ``None``.
+    The floors ``scores``, ``min-scored-nodes``, ``share-class-counts`` and
+    ``share-target-statistics`` apply; what is not sent is ``None``.
 
     Notes
     -----
     1. ``min-scored-nodes`` also applies to the values of each predicted number; rounded
        are scores to two decimals, and errors of numbers to two significant digits.
-    2. The loss of a crafted model is any weighted sum of class counts. Rounding only
-       shortens what one message reveals of it. So a node that shares no class counts
+    2. The loss of a crafted model is any weighted sum of class counts, or the mean
+       distance of the numbers from a constant. Rounding only shortens what one message
+       reveals of it. So a node that shares no class counts, or no statistics of targets,
        sends neither loss nor terms.
     """
-    if limits.scores == "none" or not limits.share_class_counts:
+    if limits.hides_loss:
         loss, terms = None, None
     elif limits.scores == "rounded":
         loss, terms = _rounded_loss(loss), None

@@ -289,6 +289,10 @@ def test_an_owner_limits_the_statistics_of_its_targets(
     assert demand in refusal["reason"]
     own = run_owners(nodes, tmp_path / "own", **FILE, target_scale="own")
     assert "refused" not in own.summary
+    # losses of crafted models tell mean and spread
+    sent = {row["partition_id"] for row in own.clients if row.get("loss") is not None}
+    hides = "share-target-statistics" in floor
+    assert sent == ({0, 2} if hides else {0, 1, 2})
 
 
 def test_a_client_answers_once_and_only_where_statistics_are_needed(
