@@ -31,13 +31,13 @@ __all__ = [
 __all__ += ["read_model", "split_models"]
 
 BACKBONES = [
-    *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "graphsage", "mlp"),
+    *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
     *("sgc", "sign", "ssgc"),
 ]
 """Our own names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
 """Backbones that count propagation steps separately from layers (a test compares)."""
-SHALLOW = ("gcnii", "sgc", "sign", "ssgc")
+SHALLOW = ("gcnii", "gine", "sgc", "sign", "ssgc")
 """Backbones that work with one layer; the others need two (a test compares)."""
 LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""

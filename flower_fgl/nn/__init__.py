@@ -2,6 +2,7 @@
 
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
+from flower_fgl.nn.gine import GINE
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 from flower_fgl.nn.models import (
@@ -22,6 +23,7 @@ __all__ = [
     "GCN",
     "GCNII",
     "GIN",
+    "GINE",
     "MLP",
     "MODELS",
     "SGC",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.nn import conv
 from flower_fgl.nn.graph_input import GraphInput, Pooling
+from flower_fgl.nn.messages import Direction
 
 __all__ = ["Backbone", "copy_network"]
 
@@ -49,6 +50,9 @@ class Backbone(nn.Module):
         Predict links, or classify edges: ``num_classes`` is then the width of the nodes'
         embeddings, which a decoder turns into scores of pairs, see
         :func:`~flower_fgl.nn.link.make_decoder`. Its parameters start with ``decoder.``.
+    messages : {"", "both:A", "separate:A", "forward:A"}
+        Direction of the messages, and width A of the features of edges, for backbones that
+        read :attr:`GraphInput.messages`; others ignore it.
 
     Raises
     ------
@@ -76,6 +80,12 @@ class Backbone(nn.Module):
     steps: int = 0
     """Propagation steps of backbones that count them apart from layers, else 0."""
 
+    direction: Direction = "both"
+    """Direction of messages; ``both`` unless the constructor got another."""
+
+    edge_channels: int = 0
+    """Width of the features of edges that messages contain."""
+
     encoder: nn.Module
     classifier: nn.Module
     decoder: nn.Module | None
@@ -99,6 +109,7 @@ class Backbone(nn.Module):
         readout: bool = False,
         has_linear_head: bool = False,
         link: str = "",
+        messages: str = "",
     ) -> None:
         super().__init__()
         sizes = {
@@ -123,6 +134,9 @@ class Backbone(nn.Module):
                 )
             self.steps = steps
         self.hidden_channels = hidden_channels
+        if messages:
+            direction, _, width = messages.partition(":")
+            self.direction, self.edge_channels = cast(Direction, direction), int(width)
         self.dropout = dropout
         self.readout = readout
         self.has_linear_head = has_linear_head or readout

@@ -73,12 +73,14 @@ def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``mean(H) W_lᵀ + b + H W_rᵀ``, Hamilton et al., NeurIPS 2017, mean.
 
-    The layer has a root weight and mean aggregation, which edge weights weight. Shapes
-    are those of :func:`gcn`.
+    The layer has mean aggregation, which edge weights weight, and the second term only
+    with a root weight. Shapes are those of :func:`gcn`.
     """
     neighbours = graph.filtered_linear(
         h, conv.lin_l.weight, conv.lin_l.bias, kind="mean", coefficients=ONE_STEP
     )
+    if not conv.root_weight:
+        return neighbours
     return neighbours + graph.linear(h, conv.lin_r.weight)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
+from flower_fgl.nn.messages import Direction, Messages, Ways
 from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
@@ -92,6 +93,70 @@ class GraphInput:
     pair_x: Tensor | None = None
     """Features of the pairs, of shape (P, a), float; ``None`` for link prediction."""
 
+    messages: Messages | None = None
+    """Edges with direction and features, for backbones that read them."""
+
+    _ways: dict[Direction, Ways]
+    _directed: dict[Direction, tuple[GraphInput, GraphInput | None]]
+
+    def with_messages(self, index: Tensor, x: Tensor) -> GraphInput:
+        """Return the same graph with edges as their owner lists them.
+
+        ``index`` (2, M), int64, are source and target of each edge, and ``x`` (M, a),
+        float, its features; a may be 0.
+        """
+        out = copy(self)
+        out.messages, out._ways, out._directed = Messages(index, x), {}, {}
+        return out
+
+    def ways(self, direction: Direction) -> Ways:
+        """Return the edges along which messages pass in a direction, computed once.
+
+        Raises
+        ------
+        ValueError
+            If the graph has no :attr:`messages`.
+        """
+        if direction not in self._ways:
+            with torch.inference_mode(False), torch.no_grad():
+                self._ways[direction] = self._find_ways(direction)
+        return self._ways[direction]
+
+    def directed(self, direction: Direction) -> tuple[GraphInput, GraphInput | None]:
+        """Return the graph with directed edges, and with those of a second way.
+
+        They have operators of their own, which are computed once.
+        """
+        if direction not in self._directed:
+            first, second = (m and self._along(m) for m in self.ways(direction))
+            assert first is not None
+            self._directed[direction] = first, second
+        return self._directed[direction]
+
+    def _along(self, edges: Messages) -> GraphInput:
+        """Return the same features with directed edges."""
+        size, dtype = self.num_nodes, self.topology.dtype
+        out = GraphInput._of(
+            Topology(edges.index, None, size, dtype), self.x, self.union
+        )
+        out._sparse = self._sparse
+        return out
+
+    def _find_ways(self, direction: Direction) -> Ways:
+        """Choose the edges of these graphs from the whole batch, or compute them."""
+        if self._chosen_from is not None and self.selected is not None:
+            whole, _ = self._chosen_from
+            found = whole.ways(direction)
+            return Ways(
+                *(m and m.select(whole._union(), self.selected) for m in found)  # type: ignore[arg-type]
+            )
+        if self.messages is None:
+            raise ValueError(
+                "This network reads edges with direction and features, but the graph has "
+                "none: call with_messages()."
+            )
+        return self.messages.ways(direction)
+
     def with_pairs(self, pairs: Tensor, pair_x: Tensor | None = None) -> GraphInput:
         """Return the same graph, with its cached operators, and pairs of nodes to predict.
 
@@ -116,6 +181,7 @@ class GraphInput:
         is_sparse = x.layout == torch.sparse_csr
         self._sparse = SparseOperator(x) if is_sparse else None
         self._dense = None
+        self._ways, self._directed = {}, {}
         self._filtered: dict[tuple[OperatorKind, tuple[float, ...]], Tensor] = {}
         self._encodings: dict[Hashable, Tensor] = {}
 
@@ -173,6 +239,7 @@ class GraphInput:
         out = GraphInput._of(topology, self.x.to(device), union)
         out.pairs = None if self.pairs is None else self.pairs.to(device)
         out.pair_x = None if self.pair_x is None else self.pair_x.to(device)
+        out.messages = None if self.messages is None else self.messages.to(device)
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:
@@ -265,6 +332,7 @@ class GraphInput:
             )
         out = GraphInput._of(self.topology, x, self.union)
         out.pairs, out.pair_x = self.pairs, self.pair_x
+        out.messages, out._ways = self.messages, self._ways
         return out
 
     def with_edges(

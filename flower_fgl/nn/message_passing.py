@@ -89,31 +89,68 @@ class LayeredNet(Backbone):
     @property
     def reach(self) -> int | None:
         """The number of layers, each of which may read the neighbours."""
+        if self.direction != "both":
+            return None
         encoder: Any = self.encoder
         return len(encoder) + (not self.has_linear_head)
 
 
-class GCN(LayeredNet):
+class DirectedNet(LayeredNet):
+    """Layers that also run on directed edges, by one operator for each way.
+
+    With ``forward`` a layer is that of the directed graph. With ``separate`` a layer on the
+    reversed graph is added, with weights of its own; the bias, and the root weight of
+    GraphSAGE, belong to the first. Repeated edges count repeatedly, as in PyG.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Construct a layer of PyG; with ``separate`` two of them."""
+        if self.direction != "separate":
+            return self.make_conv(width, out)
+        back = self.make_conv(width, out, is_back=True)
+        return nn.ModuleDict({"ahead": self.make_conv(width, out), "back": back})
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate along the edges, or with ``both`` along undirected ones."""
+        if self.direction == "both":
+            return self.run_conv(layer, graph, h)
+        ahead, back = graph.directed(self.direction)
+        if back is None:
+            return self.run_conv(layer, ahead, h)
+        out = self.run_conv(layer["ahead"], ahead, h)
+        return out + self.run_conv(layer["back"], back, h)
+
+    def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
+        """Construct a layer of PyG, without bias if it ``is_back``."""
+        raise NotImplementedError
+
+    def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Run a layer of PyG."""
+        raise NotImplementedError
+
+
+class GCN(DirectedNet):
     """Graph convolutional network, Kipf & Welling, ICLR 2017.
 
     Notes
     -----
     1. The paper also drops features. Here only hidden representations are dropped, as is
        common in federated graph learning benchmarks.
+    2. On directed edges, degrees are in-degrees, and each way has self-loops.
     """
 
     stacks = True
 
-    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+    def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
         """Construct a :class:`~torch_geometric.nn.GCNConv`."""
-        return GCNConv(width, out)
+        return GCNConv(width, out, bias=not is_back)
 
-    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+    def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the normalised adjacency."""
         return conv.gcn(layer, graph, h)
 
 
-class GraphSAGE(LayeredNet):
+class GraphSAGE(DirectedNet):
     """GraphSAGE with the mean of all neighbours, Hamilton et al., NeurIPS 2017.
 
     Notes
@@ -124,11 +161,11 @@ class GraphSAGE(LayeredNet):
 
     stacks = True
 
-    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+    def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
         """Construct a :class:`~torch_geometric.nn.SAGEConv`."""
-        return SAGEConv(width, out)
+        return SAGEConv(width, out, bias=not is_back, root_weight=not is_back)
 
-    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+    def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the mean of the neighbours."""
         return conv.sage(layer, graph, h)
 

@@ -16,6 +16,7 @@ from flower_fgl.core.model_spec import ModelName, read_model, split_models
 from flower_fgl.nn.backbone import Backbone, copy_network
 from flower_fgl.nn.body_head import classifier_state, layer_of
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
+from flower_fgl.nn.gine import GINE
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 from flower_fgl.nn.module_backbone import backbone_class
 
@@ -38,6 +39,7 @@ MODELS: Table[type[Backbone]] = Table(
         "gcn": GCN,
         "gcnii": GCNII,
         "gin": GIN,
+        "gine": GINE,
         "graphsage": GraphSAGE,
         "mlp": MLP,
         "sgc": SGC,
@@ -64,6 +66,7 @@ def build_model(
     has_linear_head: bool = False,
     initialise: bool = True,
     link: str = "",
+    messages: str = "",
 ) -> Backbone:
     """Build a backbone on the CPU by its name.
 
@@ -93,6 +96,9 @@ def build_model(
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of pairs of nodes, see :func:`~flower_fgl.nn.link.make_decoder`; the
         embeddings are then as wide as the hidden layers, whatever ``num_classes`` is.
+    messages : {"", "both:A", "separate:A", "forward:A"}
+        Direction of messages and width of the features of edges, for backbones that read
+        them, see :class:`Backbone`.
 
     Returns
     -------
@@ -127,7 +133,7 @@ def build_model(
         sizes |= {"link": link} if link else {}
         return _construct(spec, initialise=initialise, **sizes)
     sizes["has_linear_head"] |= spec.has_linear_head
-    sizes |= {"steps": spec.steps, "link": link}
+    sizes |= {"steps": spec.steps, "link": link, "messages": messages}
     is_measured = torch.get_default_device().type == "meta"
     dtype = torch.get_default_dtype()
     template = _template(spec.name, tuple(sizes.items()), dtype, is_measured)
@@ -146,6 +152,7 @@ def backbone_shapes(
     num_layers: int,
     readout: bool = False,
     link: str = "",
+    messages: str = "",
 ) -> dict[str, tuple[int, ...]]:
     """Return the :func:`state_shapes` of a backbone without its memory.
 
@@ -164,6 +171,7 @@ def backbone_shapes(
             readout=readout,
             initialise=False,
             link=link,
+            messages=messages,
         )
     return state_shapes(made)
 

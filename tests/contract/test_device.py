@@ -72,7 +72,7 @@ def test_stacked_clients_keep_their_tensors_on_the_device(
     small_run(method, tmp_path, stacked="true")
 
 
-@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("model", sorted({*MODELS} - {"gine"}))
 def test_every_backbone_keeps_its_tensors_on_the_device(
     model: str, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import sys
 import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -302,8 +303,9 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
     assert set(STEPPED) == {name for name, model in nn.MODELS.items() if model.steps}
     rows = {n for n, model in nn.MODELS.items() if issubclass(model, LayeredNet)}
     assert set(LAYERED) == rows
-    sizes = {"in_channels": 3, "hidden_channels": 4, "num_classes": 2, "num_layers": 2}
-    made = {name: nn.build_model(name, **sizes, dropout=0.0) for name in nn.MODELS}
+    sizes: dict[str, Any] = {"in_channels": 3, "hidden_channels": 4, "num_classes": 2}
+    sizes |= {"num_layers": 2, "dropout": 0.0, "messages": "both:2"}
+    made = {name: nn.build_model(name, **sizes) for name in nn.MODELS}
     assert set(SAMPLED) == {name for name, model in made.items() if model.reach}
 
 

@@ -33,11 +33,12 @@ SIZES: dict[str, Any] = {
     "dropout": 0.5,
 }
 TRIANGLE = torch.tensor([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]])
-names = pytest.mark.parametrize("name", MODELS)
+# gine reads features of edges, which these graphs lack: see test_gine.py
+names = pytest.mark.parametrize("name", [n for n in MODELS if n != "gine"])
 
 
 def test_the_table_holds_the_published_backbones_sorted() -> None:
-    expected = "appnp gamlp gat gcn gcnii gin graphsage mlp sgc sign ssgc"
+    expected = "appnp gamlp gat gcn gcnii gin gine graphsage mlp sgc sign ssgc"
     assert list(MODELS) == expected.split()
 
 

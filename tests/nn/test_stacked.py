@@ -25,7 +25,8 @@ SIZES = (12, 5, 9, 1)
 
 
 def build(name: str, seed: int = 0, **changes: Any) -> Backbone:
-    sizes = {
+    sizes: dict[str, Any] = {
+        "messages": "both:2",
         "in_channels": 9,
         "hidden_channels": 8,
         "num_classes": 3,

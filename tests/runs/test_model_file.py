@@ -422,11 +422,12 @@ def test_a_classifier_of_classes_that_are_not_there_is_refused(tmp_path: Path) -
 
 def test_a_measured_network_leaves_no_values_out_of_later_ones() -> None:
     # a backbone with buffers, built first where it takes no memory
-    sizes = {"in_channels": 5, "hidden_channels": 11, "num_classes": 3, "num_layers": 2}
+    sizes: dict[str, Any] = {"in_channels": 5, "hidden_channels": 11, "num_classes": 3}
+    sizes |= {"num_layers": 2, "dropout": 0.0, "messages": "both:2"}
     for name in MODELS.own:
         with torch.device("meta"):
-            build_model(name, **sizes, dropout=0.0, initialise=False)
-        model = build_model(name, **sizes, dropout=0.0, initialise=False)
+            build_model(name, **sizes, initialise=False)
+        model = build_model(name, **sizes, initialise=False)
         assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
         assert {b.device.type for b in model.buffers()} <= {"cpu"}
 

@@ -48,7 +48,7 @@ def test_without_edges_no_node_loses_a_neighbour(toy: NodeDataset) -> None:
     assert found.wanted(5).numel() == 0
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"gine"}))
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_backbones_take_a_mended_graph_as_one_with_more_nodes(
     toy: NodeDataset, name: str, is_sparse: bool
