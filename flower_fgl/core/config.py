@@ -20,6 +20,13 @@ from typing import TYPE_CHECKING, Any, Generic
 from flower_fgl.core.checks import check_names, check_settings
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
+from flower_fgl.core.model_spec import (
+    EDGE_READERS,
+    message_direction,
+    read_model,
+    reads_messages,
+    split_models,
+)
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
     ALL_TARGETS,
@@ -136,6 +143,25 @@ class RunConfig(GeneralSettings, Generic[S]):
         if self.classifies_edges:
             return f"edge:{num_classes}x{num_edge_features}"
         return self.link_decoder if self.predicts_links else ""
+
+    def messages(self, model: str, num_edge_features: int) -> str:
+        """Return direction and width of the messages of a backbone.
+
+        The constructor of :class:`flower_fgl.nn.Backbone` reads them. Empty for a
+        backbone that reads undirected edges without features.
+        """
+        direction = message_direction(self, model)
+        return f"{direction}:{num_edge_features}" if direction else ""
+
+    @property
+    def reads_messages(self) -> bool:
+        """Whether a backbone of the run reads edges with direction, or with features."""
+        return reads_messages(self)
+
+    @property
+    def reads_edge_features(self) -> bool:
+        """Whether the messages of a backbone of the run contain features of edges."""
+        return any(read_model(m).name in EDGE_READERS for m in split_models(self.model))
 
     @property
     def has_local_heads(self) -> bool:

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import REINSTALL, known_names
+from flower_fgl.core.links import EDGE
 from flower_fgl.core.options import nearest
 
 __all__ = [
     "BACKBONES",
+    "DIRECTED",
+    "EDGE_READERS",
     "LAYERED",
     "MOST_CHANNELS",
     "MOST_LAYERS",
@@ -28,7 +32,7 @@ __all__ = [
     "STEPPED",
     "ModelName",
 ]
-__all__ += ["read_model", "split_models"]
+__all__ += ["message_direction", "read_model", "reads_messages", "split_models"]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
@@ -43,6 +47,10 @@ LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""
 SAMPLED = ("gcn", "gin", "graphsage", "mlp")
 """Backbones whose layers can read a sample of the neighbors (a test compares)."""
+DIRECTED = ("gcn", "gine", "graphsage")
+"""Backbones that read ``edge-direction``."""
+EDGE_READERS = ("gine",)
+"""Backbones that read the features of edges, and need them."""
 
 MOST_LAYERS, MOST_CHANNELS = 1_000, 1_000_000
 """Largest depth and width; a larger number is a typing error."""
@@ -115,6 +123,25 @@ def read_model(text: str) -> ModelName:
             f"only {', '.join(LAYERED)} take it."
         )
     return ModelName(name, layers, hidden, steps, is_linear)
+
+
+def message_direction(settings: Any, model: str) -> str:
+    """Return the direction of a backbone's messages in a run with general settings.
+
+    Empty for a backbone that reads undirected edges without features.
+    """
+    name, direction = read_model(model).name, settings.edge_direction
+    reads_features = name in EDGE_READERS
+    if direction == "default":
+        is_edge = settings.setting == EDGE and reads_features
+        direction = "separate" if is_edge else "both"
+    is_directed = name in DIRECTED and direction != "both"
+    return direction if is_directed or reads_features else ""
+
+
+def reads_messages(settings: Any) -> bool:
+    """Return whether a backbone of a run reads edges with direction, or with features."""
+    return any(message_direction(settings, m) for m in split_models(settings.model))
 
 
 def _size(text: str, digits: str, what: str, most: int) -> int:

@@ -389,6 +389,13 @@ class GeneralSettings:
         ge=0,
         auto=True,
     )
+    edge_direction: str = option(
+        "default",
+        "how gcn, gine and graphsage pass messages along directed edges; both: each edge "
+        "both ways, separate: both ways with weights of their own, forward: from source to "
+        'target only, default: separate for gine with setting = "edge", else both',
+        choices="default both separate forward",
+    )
     num_neighbors: str = option(
         "",
         "most neighbors per node that a batch reads in each layer, those of the last layer "

@@ -10,6 +10,7 @@ from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.model_spec import DIRECTED, read_model, split_models
 from flower_fgl.core.options import Scalar, nearest, removed_settings
 from flower_fgl.core.settings import (
     TARGETS,
@@ -106,6 +107,10 @@ NEEDED: Mapping[str, Rule] = {
     "target-std": _GIVEN,
     "share-target-statistics": _SHARED,
     "min-target-count": _SHARED,
+    "edge-direction": (
+        f"a model among {', '.join(DIRECTED)}",
+        lambda c: any(read_model(m).name in DIRECTED for m in split_models(c.model)),
+    ),
     "precision-k": ("positive-class", lambda config: config.positive_class),
     "round-patience": (
         "rounds above 1, and validation nodes in split",
@@ -135,6 +140,8 @@ _FILE_SETTINGS = {
     "target",
     "target-kind",
     "setting",
+    "model",
+    "edge-direction",
     "time-cuts",
     "shots",
     "split",

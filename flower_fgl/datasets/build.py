@@ -60,6 +60,7 @@ from flower_fgl.datasets.splits.unseen import (
     partition_unseen,
 )
 from flower_fgl.datasets.transforms.largest_component import largest_dataset
+from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
     dense_features,
@@ -181,7 +182,7 @@ def build_clients(
     DataError
         If the dataset is missing or malformed, or cannot be partitioned as requested.
     """
-    dataset = load_dataset(config)
+    dataset = choose_messages(load_dataset(config), config)
     if isinstance(dataset, GraphDataset):
         clients, sha256, edges = _build_graphs(dataset, config, num_clients)
     elif config.has_unseen:
@@ -213,6 +214,7 @@ def _build_graphs(
     )
     masks = _split_clients(dataset, parts, config)
     clients = cut_graph_clients(dataset, parts, masks)
+    clients = [finish_messages(client, config) for client in clients]
     return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
 
 
@@ -267,6 +269,7 @@ def _build_unseen(
     nodes = [part.nodes for part in partition.parts]
     masks = _split_clients(at_random, nodes, config)
     clients = cut_unseen_clients(component, node_ids, partition, masks)
+    clients = [finish_messages(client, config) for client in clients]
     in_source = [node_ids.numpy()[array] for array in partition.arrays]
     return clients, partition_sha256(in_source), component.edge_index.shape[1] // 2
 
@@ -331,6 +334,8 @@ def _node_clients(
             dataset.y[nodes],
             masks[partition_id],
             targets=None if dataset.targets is None else dataset.targets[nodes],
+            messages=dataset.messages
+            and dataset.messages.within(nodes, dataset.num_nodes),
         )
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id
@@ -354,6 +359,11 @@ def _node_clients(
 
 def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
     """Apply ``setting``: restrict the part of its graph a client sees in training."""
+    return finish_messages(_in_setting(client, config), config)
+
+
+def _in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
+    """Apply ``setting``, without the names of the features of edges."""
     if config.predicts_links:
         return link_client(client, config)
     if config.classifies_edges:

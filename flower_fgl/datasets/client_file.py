@@ -18,6 +18,7 @@ from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
+    MessageEdges,
     OutsideEdges,
     Scaling,
 )
@@ -51,7 +52,7 @@ class GraphSizes:
     num_train_nodes, num_train : int
         Nodes of the training graph, and its training nodes (or graphs, or edges).
     num_edge_features : int
-        Width of the features of classified edges.
+        Width of the features of edges that the run reads.
     """
 
     num_bytes: int
@@ -90,7 +91,7 @@ def graph_sizes(path: Path) -> GraphSizes:
     nodes = total("indptr") if is_sparse else entries // max(x[1], 1)
     return GraphSizes(
         num_bytes, nodes, total("edge_index") // 2, x[1], entries, is_sparse, x[0],
-        num_train, shapes.get("0/pair_x", (0, 0))[1],
+        num_train, shapes.get("0/pair_x", shapes.get("0/message_x", (0, 0)))[1],
     )  # fmt: skip
 
 
@@ -115,6 +116,8 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
     tensors = {"edge_index": graph.edge_index, "y": graph.y}
     found = {name: getattr(graph, name) for name in OPTIONAL}
     tensors |= {name: tensor for name, tensor in found.items() if tensor is not None}
+    if (edges := graph.messages) is not None:
+        tensors |= {"message_index": edges.index, "message_x": edges.x}
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -162,5 +165,9 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
     if x is None:
         start, column, value, shape = (tensors[f"x/{name}"] for name in CSR)
         x = narrow_csr(start, column, value, tuple(shape.tolist()))
-    optional = {name: tensors.get(name) for name in OPTIONAL}
+    optional: dict[str, Any] = {name: tensors.get(name) for name in OPTIONAL}
+    if "message_index" in tensors:
+        optional["messages"] = MessageEdges(
+            tensors["message_index"], tensors["message_x"]
+        )
     return Graph(x, tensors["edge_index"], tensors["y"], masks, **optional)

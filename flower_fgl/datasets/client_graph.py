@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +16,7 @@ __all__ = [
     "EdgeTable",
     "Graph",
     "GraphDataset",
+    "MessageEdges",
     "NodeDataset",
     "OutsideEdges",
     "Scaling",
@@ -101,6 +102,47 @@ class EdgeTable(_HasTarget):
         return replace(kept, pairs=place[kept.pairs])
 
 
+@dataclass(frozen=True, eq=False)
+class MessageEdges:
+    """Edges as their owner lists them, along which messages may pass.
+
+    They have a direction and features. Two nodes may have several, and a node edges to
+    itself.
+
+    Parameters
+    ----------
+    index : Tensor of shape (2, M), int64
+        Source and target of each edge.
+    x : Tensor of shape (M, a), float32
+        Features of the edges; a may be 0.
+    feature_names : tuple of str
+        Length a: names of these features; empty if they have none.
+    """
+
+    index: Tensor
+    x: Tensor
+    feature_names: tuple[str, ...] = ()
+
+    def select(self, chosen: Tensor) -> MessageEdges:
+        """Return the edges of a boolean mask of shape (M,)."""
+        return replace(self, index=self.index[:, chosen], x=self.x[chosen])
+
+    def in_order(self, columns: Sequence[int]) -> MessageEdges:
+        """Return the edges with the columns of their features in another order."""
+        names = self.feature_names and tuple(self.feature_names[i] for i in columns)
+        return replace(self, x=self.x[:, columns], feature_names=names)
+
+    def within(self, nodes: Tensor, num_nodes: int) -> MessageEdges:
+        """Return the edges between different ``nodes`` (n,) of a graph with ``num_nodes``.
+
+        Their ends are numbered as in the induced subgraph.
+        """
+        place = torch.full((num_nodes,), -1)
+        place[nodes] = torch.arange(len(nodes))
+        kept = self.select((place[self.index] >= 0).all(dim=0))
+        return replace(kept, index=place[kept.index])
+
+
 class _Dataset(_HasTarget):
     """What all complete datasets have."""
 
@@ -141,6 +183,9 @@ class NodeDataset(_Dataset):
     targets : Tensor of shape (N, T), int8 or float64, or None
         Whether each node has each of T labels, -1 if unknown; or T numbers of each node,
         NaN if unknown. ``None`` for classes.
+    messages : MessageEdges or None
+        The edges as listed, with direction and features; ``None`` if the source lists
+        undirected edges without features.
     """
 
     name: str
@@ -153,6 +198,7 @@ class NodeDataset(_Dataset):
     feature_names: tuple[str, ...] = ()
     edges: EdgeTable | None = None
     targets: Tensor | None = None
+    messages: MessageEdges | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -183,6 +229,8 @@ class GraphDataset(_Dataset):
         Published split (``train``, ``val``, ``test``); empty if there is none.
     targets : Tensor of shape (G, T), int8 or float64, or None
         Labels or numbers of the graphs, as in :class:`NodeDataset`.
+    messages : MessageEdges or None
+        As in :class:`NodeDataset`, over all graphs.
     """
 
     name: str
@@ -193,6 +241,7 @@ class GraphDataset(_Dataset):
     target: Target
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     targets: Tensor | None = None
+    messages: MessageEdges | None = None
 
     @property
     def num_graphs(self) -> int:
@@ -228,6 +277,9 @@ class Graph:
         Features of the pairs if they are edges to classify, else ``None``.
     targets : Tensor of shape (N, T), (G, T) or (P, T), int8 or float64, or None
         Labels or numbers of the items, as in :class:`NodeDataset`.
+    messages : MessageEdges or None
+        Edges with direction and features if a backbone of the run reads them, without
+        those of held-out pairs and later times; else ``None``.
     """
 
     x: Tensor
@@ -238,6 +290,7 @@ class Graph:
     pairs: Tensor | None = None
     pair_x: Tensor | None = None
     targets: Tensor | None = None
+    messages: MessageEdges | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -341,7 +394,7 @@ class ClientGraph(_HasTarget):
         Normalization of the features; ``None`` for raw features.
     feature_names : tuple of str
         Length d: names of the feature columns, followed by those of the features of
-        classified edges; empty if they have none.
+        edges that the run reads; empty if they have none.
     outside : OutsideEdges or None
         Edges to nodes of other clients; ``None`` unless the method needs them.
     edges : EdgeTable or None
@@ -379,8 +432,11 @@ class ClientGraph(_HasTarget):
 
     @property
     def num_edge_features(self) -> int:
-        """Width a of the features of classified edges, else 0."""
-        return 0 if self.graph.pair_x is None else int(self.graph.pair_x.shape[1])
+        """Width a of the features of edges that the run reads, else 0."""
+        graph = self.graph
+        if graph.pair_x is not None:
+            return int(graph.pair_x.shape[1])
+        return 0 if graph.messages is None else int(graph.messages.x.shape[1])
 
     @property
     def scale(self) -> str:

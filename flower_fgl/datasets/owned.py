@@ -28,6 +28,7 @@ from flower_fgl.datasets.splits.split import (
     split_nodes,
     strata,
 )
+from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
     dense_features,
@@ -141,6 +142,10 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         )
     if not config.needs_cross_edges:
         owned = replace(owned, outside=None)
+    owned = replace(owned, dataset=choose_messages(owned.dataset, config))
+    if not config.reads_messages:
+        later = tuple(replace(graph, messages=None) for graph in owned.evaluation)
+        owned = replace(owned, evaluation=later)
     if not config.classifies_edges:
         owned = replace(owned, dataset=replace(owned.dataset, edges=None))
     owned = _expected(owned, config)
@@ -163,7 +168,9 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         replaces_split=_given_split(config) is not None
         and bool(_own_masks(owned, config)),
     )
-    if not client.evaluation:
+    if client.evaluation:
+        client = finish_messages(client, config)
+    else:
         client = in_setting(client, config)
     if client.scaling is None:
         is_dense = can_standardize(client.graph.x)

@@ -48,6 +48,7 @@ from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
 from flower_fgl.datasets.splits.links import require_links
 from flower_fgl.datasets.splits.split import parse_split, split_nodes, strata
 from flower_fgl.datasets.transforms.columns import order_columns
+from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 
 __all__ = [
     "Owner",
@@ -326,7 +327,8 @@ def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGra
     labels = strata(dataset.y, dataset.targets)
     masks = split_nodes(labels, fractions, generator=generator)
     whole = torch.arange(dataset.num_graphs).numpy()
-    return cut_graph_clients(dataset, [whole], [masks])[0]
+    dataset = choose_messages(dataset, config)
+    return finish_messages(cut_graph_clients(dataset, [whole], [masks])[0], config)
 
 
 def _agree_on_classes(
@@ -360,8 +362,11 @@ def _agree_on_features(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> list[ClientGraph]:
     """Put the features of all owners into one order, by name; reject other features."""
+    if config.feature_align == "project" and not config.classifies_edges:
+        return list(clients)  # the layers that read features stay local
     edges = {client.name: client.num_edge_features for client in clients}
     if len(set(edges.values())) > 1:
+        _refuse(_differing_edges(clients), len(clients))
         text = ", ".join(f"{name}: {width}" for name, width in edges.items())
         raise DataError(
             f"The edges of the owners have different numbers of features ({text}). Give "
@@ -408,6 +413,21 @@ def _agree_on_features(
     return [order_columns(client, agreed) for client in clients]
 
 
+def _differing_edges(clients: Sequence[ClientGraph]) -> list[str]:
+    """Say whose features of edges have other names than those of most owners."""
+    held = {c.name: c.feature_names[c.num_features :] for c in clients}
+    named = {name: names for name, names in held.items() if names}
+    if len(named) < len(held):
+        return []
+    sets = Counter(frozenset(names) for names in named.values())
+    agreed = sorted(sets.most_common(1)[0][0])
+    return [
+        f"{name}: its features of edges differ from those of the other clients: {text}."
+        for name, names in named.items()
+        if (text := differing_names(names, agreed))
+    ]
+
+
 def _agree_on_edge_features(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
     """Put the features of edges into one order, by name; those of nodes may differ."""
     first = next((c for c in clients if c.num_edge_features and c.feature_names), None)
@@ -446,6 +466,8 @@ def _sha256(clients: Sequence[ClientGraph]) -> str:
                 parts = {**parts, "pairs": graph.pairs}
             if graph.pair_x is not None:
                 parts = {**parts, "pair_x": graph.pair_x}
+            if (messages := graph.messages) is not None:
+                parts = {**parts, "index": messages.index, "edge_x": messages.x}
             for name, tensor in parts.items():
                 digest.update(f"{name} {tuple(tensor.shape)}".encode())
                 digest.update(tensor.contiguous().numpy().tobytes())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import CLASSES, KINDS, Target, TargetKind
@@ -19,9 +20,9 @@ from flower_fgl.datasets.client_graph import (
     EdgeTable,
     Graph,
     GraphDataset,
+    MessageEdges,
     NodeDataset,
 )
-from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.target_arrays import TargetValues
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
@@ -33,10 +34,10 @@ from flower_fgl.datasets.graph_files.validate import (
 from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.pyg_read import (
     EDGE_LABELS,
-    MORE_DIGITS,
     check_columns,
     check_numbering,
     name_classes,
+    read_edges,
     read_inputs,
     read_labels,
     read_several,
@@ -106,11 +107,11 @@ def to_npz(
     ----------
     data : torch_geometric.data.Data
         One graph: ``x`` (N, d), ``edge_index`` (2, E), ``y`` (N,) with -1 for unknown
-        classes, and optionally ``train_mask``, ``val_mask`` and ``test_mask`` (N,), or
-        ``train_idx`` etc., lists of nodes. To classify edges: ``edge_label`` or
-        ``edge_y`` (E,), and optionally ``edge_attr`` (E, a), ``edge_time`` (E,),
-        ascending, and ``edge_train_mask`` or ``edge_train_idx`` etc. Link prediction and
-        edges need no ``y``.
+        classes, and optionally ``edge_attr`` (E, a), and ``train_mask``, ``val_mask`` and
+        ``test_mask`` (N,), or ``train_idx`` etc., lists of nodes. To classify edges:
+        ``edge_label`` or ``edge_y`` (E,), and optionally ``edge_time`` (E,), ascending, and
+        ``edge_train_mask`` or ``edge_train_idx`` etc. Link prediction and edges need no
+        ``y``.
     path : path-like
         The ``.npz`` file to write; its folder must exist.
     class_names : sequence of str, optional
@@ -147,9 +148,7 @@ def to_npz(
 
     Notes
     -----
-    1. Without classes of edges, the file holds an undirected simple graph: weights and
-       attributes of edges, self-loops and duplicate edges are left out.
-    2. A warning names all attributes that are not read.
+    1. A warning names all attributes that are not read.
     """
     path = Path(path)
     if path.suffix != ".npz":
@@ -195,7 +194,8 @@ def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDatase
             f"edges, got {type(data).__name__}."
         )
     x, edge_index = read_inputs(data, name, given.features)
-    edges = _edges(data, name, given)
+    messages = read_edges(data, name, given.edge_features)
+    edges = _edges(data, name, given, messages)
     targets = None
     if data.get("y") is None:  # enough for links and edges; other runs report it
         y = torch.full((x.shape[0],), -1)
@@ -225,6 +225,7 @@ def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDatase
         feature_names=tuple(given.features),
         edges=edges,
         targets=targets,
+        messages=_if_described(messages, edge_index),
     )
     validate_node_dataset(dataset)
     return dataset
@@ -243,14 +244,25 @@ def _given_target(
     return None if kind == CLASSES else Target(kind, tuple(names), tuple(units))
 
 
-def _edges(data: Any, name: str, given: GivenNames) -> EdgeTable | None:
+def _if_described(messages: MessageEdges, edge_index: Tensor) -> MessageEdges | None:
+    """Return the edges; ``None`` if they are undirected, simple and without features."""
+    if messages.x.shape[1] or messages.index.shape != edge_index.shape:
+        return messages
+    order = torch.argsort(messages.index[1], stable=True)
+    order = order[torch.argsort(messages.index[0][order], stable=True)]
+    return None if torch.equal(messages.index[:, order], edge_index) else messages
+
+
+def _edges(
+    data: Any, name: str, given: GivenNames, messages: MessageEdges
+) -> EdgeTable | None:
     """Return the edges with their classes; ``None`` if they have none."""
     held = [key for key in EDGE_LABELS if data.get(key) is not None]
     if not held:
-        if given.edge_classes is not None or len(given.edge_features):
+        if given.edge_classes is not None:
             raise DataError(
-                f"{name}: there are names of classes or features of edges, but the graph "
-                "has no edge_label."
+                f"{name}: there are names of classes of edges, but the graph has no "
+                "edge_label."
             )
         return None
     if data.get("edge_label_index") is not None or len(held) > 1:
@@ -259,24 +271,15 @@ def _edges(data: Any, name: str, given: GivenNames) -> EdgeTable | None:
             "edge_y; edge_label_index, which refers to other edges, is not supported."
         )
     y = read_labels(data, name, held[0])
-    attr, time = data.get("edge_attr"), data.get("edge_time")
-    for key, values in (("edge_attr", attr), ("edge_time", time)):
-        if values is not None and values.is_complex():
-            raise DataError(
-                f"{name}: {key} must hold real numbers, got {values.dtype}."
-            )
-    x = torch.zeros(len(y), 0) if attr is None else attr.detach().cpu()
-    x = x[:, None] if x.dim() == 1 else x
-    if x.dtype in MORE_DIGITS:
-        check_whole_numbers(x.numpy(), f"{name}: edge_attr", given.edge_features)
-    x = x.float()
-    check_columns(given.edge_features, x, name, "edge")
+    time = data.get("edge_time")
+    if time is not None and time.is_complex():
+        raise DataError(f"{name}: edge_time must hold real numbers, got {time.dtype}.")
     table = EdgeTable(
-        data.edge_index.detach().cpu().to(torch.int64),
+        messages.index,
         y,
         Target.classes(name_classes(y, given.edge_classes, name, "edge")),
-        x,
-        tuple(given.edge_features),
+        messages.x,
+        messages.feature_names,
         None if time is None else time.detach().cpu().to(torch.float64),
         own_masks(data, name, "edge_"),
     )
@@ -329,8 +332,15 @@ def graph_dataset(
         raise DataError(
             f"{name}: expected a list of torch_geometric.data.Data, one per graph."
         )
+    held = sum(graph.get("edge_attr") is not None for graph in graphs)
+    if 0 < held < len(graphs):
+        raise DataError(
+            f"{name}: {held} of {len(graphs)} graphs have edge_attr. Give it to all or "
+            "none."
+        )
     union = Batch.from_data_list(list(graphs))
     x, edge_index = read_inputs(union, name)
+    messages = _if_described(read_edges(union, name), edge_index)
     if kind == CLASSES:
         y = read_labels(union, name)
         if y.numel() != len(graphs):
@@ -350,7 +360,14 @@ def graph_dataset(
         values = read_several(union, name, Target(kind, ()), len(graphs))
     target, y, targets = values
     dataset = GraphDataset(
-        name, x.to_dense(), edge_index, union.batch, y, target, targets=targets
+        name,
+        x.to_dense(),
+        edge_index,
+        union.batch,
+        y,
+        target,
+        targets=targets,
+        messages=messages,
     )
     warn_of_unread(graphs, name, has_values=targets is not None)
     validate_graph_dataset(dataset)
@@ -430,6 +447,7 @@ def _save(dataset: NodeDataset, path: Path) -> None:
         dataset.y,
         dict(dataset.masks),
         targets=dataset.targets,
+        messages=dataset.messages,
     )
     nodes = torch.arange(dataset.num_nodes)
     client = ClientGraph(
@@ -457,6 +475,9 @@ def _digest(dataset: NodeDataset) -> str:
         masks += [edges.pairs, edges.y, edges.x]
         masks += [edges.masks[name] for name in sorted(edges.masks)]
         masks += [] if edges.time is None else [edges.time]
+    elif (messages := dataset.messages) is not None:
+        found.update(repr(messages.feature_names).encode())
+        masks += [messages.index, messages.x]
     for tensor in (*parts, dataset.edge_index, dataset.y, *masks):
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
         found.update(tensor.contiguous().numpy().tobytes())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.target_arrays import (
@@ -22,6 +23,7 @@ from flower_fgl.datasets.graph_files.target_arrays import (
 from flower_fgl.datasets.graph_files.validate import (
     MOST_CLASSES,
     check_class_names,
+    check_edge_features,
     check_feature_names,
 )
 from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
@@ -32,6 +34,7 @@ __all__ = [
     "check_columns",
     "check_numbering",
     "name_classes",
+    "read_edges",
     "read_inputs",
     "read_labels",
     "read_several",
@@ -43,8 +46,8 @@ log = logging.getLogger(__name__)
 EDGE_LABELS = ("edge_label", "edge_y")
 KINDS = ("node_type", "edge_type")
 TARGET_KEYS = ("y_mask", "target_names", "target_units", "label_names")
-READ = {"x", "edge_index", "y", "num_nodes", *KINDS}
-READ_WITH_LABELS = {*EDGE_LABELS, "edge_attr", "edge_time"}
+READ = {"x", "edge_index", "edge_attr", "y", "num_nodes", *KINDS}
+READ_WITH_LABELS = {*EDGE_LABELS, "edge_time"}
 BOOKKEEPING = {"batch", "ptr", "n_id", "e_id", "input_id", "batch_size"}
 """Attributes that PyG adds to batches and sampled graphs."""
 SPARSEST = 10
@@ -99,6 +102,25 @@ def read_inputs(
     return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))
 
 
+def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
+    """Return the edges with their features, in the order of ``edge_index``.
+
+    ``names`` are those of the columns of ``edge_attr``.
+    """
+    index = data.edge_index.detach().cpu().to(torch.int64)
+    x = data.get("edge_attr")
+    if x is not None and x.is_complex():
+        raise DataError(f"{name}: edge_attr must hold real numbers, got {x.dtype}.")
+    x = torch.zeros(index.shape[1], 0) if x is None else x.detach().cpu()
+    x = x[:, None] if x.dim() == 1 else x
+    if x.dtype in MORE_DIGITS:
+        check_whole_numbers(x.numpy(), f"{name}: edge_attr", names)
+    x = x.float()
+    check_columns(names, x, name, "edge")
+    check_edge_features(x, index.shape[1], name)
+    return MessageEdges(index, x, tuple(names))
+
+
 def _reject_kinds(data: Any, name: str) -> None:
     """Reject a graph with several kinds of nodes or of edges."""
     found = {key: data.get(key) for key in KINDS}
@@ -136,9 +158,7 @@ def warn_of_unread(
         "%s: not read: %s. Features of nodes are the columns of x%s.",
         name,
         ", ".join(sorted(unread)),
-        "; those of edges, edge_attr, are read with edge_label only, to classify edges"
-        if of_edges
-        else "",
+        ", those of edges the columns of edge_attr" if of_edges else "",
     )
 
 

@@ -361,6 +361,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["time-cuts"] = config.time_cuts
     if config.needs_cross_edges:
         key["cross_edges"] = True
+    if config.reads_messages:
+        key["messages"] = True
     if has_targets(config) or config.predicts != CLASSES:
         key["target"] = config.target
     if config.predicts != CLASSES:

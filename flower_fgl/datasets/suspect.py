@@ -13,6 +13,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, Scaling
 from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.graph_files.precision import EXACT
 from flower_fgl.datasets.label_columns import label_columns
+from flower_fgl.datasets.transforms.messages import EDGE_PREFIX
 from flower_fgl.datasets.transforms.normalize_features import can_standardize
 
 __all__ = ["log_notes", "suspect_data"]
@@ -73,7 +74,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 class _Columns(NamedTuple):
-    """Features of nodes or of classified edges, the statistics that undo their scaling."""
+    """Features of nodes or of edges, the statistics that undo their scaling."""
 
     items: str
     x: Tensor
@@ -82,12 +83,15 @@ class _Columns(NamedTuple):
 
 
 def _all_columns(graph: ClientGraph) -> list[_Columns]:
-    """Return the columns of nodes, then those of classified edges if there are any."""
+    """Return the columns of nodes, then those of edges if the run reads them."""
     scaling, width = graph.scaling or Scaling("none"), graph.num_features
     parts = [("nodes", graph.graph.x, scaling.statistics, "", graph.feature_names)]
-    if (pair_x := graph.graph.pair_x) is not None:
-        of_edges = graph.feature_names[width:]
-        parts += [("edges", pair_x, scaling.edge_statistics, "edge: ", of_edges)]
+    pair_x, messages = graph.graph.pair_x, graph.graph.messages
+    of_edges = graph.feature_names[width:]
+    if pair_x is not None:
+        parts += [("edges", pair_x, scaling.edge_statistics, EDGE_PREFIX, of_edges)]
+    elif messages is not None and messages.x.shape[1]:
+        parts += [("edges", messages.x, None, EDGE_PREFIX, of_edges)]
     return [
         _Columns(
             items,
@@ -201,7 +205,7 @@ def _columns_like_labels(graph: ClientGraph) -> list[str]:
     found = label_columns(graph)
     if not found:
         return []
-    names = _all_columns(graph)[-1 if graph.num_edge_features else 0].names
+    names = _all_columns(graph)[0 if graph.graph.pair_x is None else -1].names
     listed = []
     for column, classes in found.items():
         of = ", ".join(graph.class_names[c] for c in classes[:MOST_COLUMNS])

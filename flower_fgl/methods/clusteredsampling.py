@@ -38,4 +38,5 @@ METHOD = Method(
     weighs_classes=True,
     multi_label=True,
     numbers=True,
+    reads_messages=True,
 )

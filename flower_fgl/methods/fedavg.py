@@ -41,5 +41,6 @@ METHOD = Method(
     weighs_classes=True,
     multi_label=True,
     numbers=True,
+    reads_messages=True,
     samples_neighbors=True,
 )

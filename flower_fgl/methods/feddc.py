@@ -36,4 +36,5 @@ METHOD = Method(
     weighs_classes=True,
     multi_label=True,
     numbers=True,
+    reads_messages=True,
 )

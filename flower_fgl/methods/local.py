@@ -21,6 +21,7 @@ METHOD = Method(
     weighs_classes=True,
     multi_label=True,
     numbers=True,
+    reads_messages=True,
     samples_neighbors=True,
     unread=("weight-by",),
 )

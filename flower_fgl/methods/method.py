@@ -85,6 +85,10 @@ class Method:
     multi_label : bool
         Whether the method trains with ``target = "all"``: its loss is that of
         ``Client.task_loss``, and nothing else in it reads classes or probabilities.
+    reads_messages : bool
+        Whether the backbone may read edges with direction and features (``model =
+        "gine"``, ``edge-direction``): both halves build the plain backbone, and none
+        changes the edges of a graph.
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -133,6 +137,7 @@ class Method:
     weighs_classes: bool = False
     numbers: bool = False
     multi_label: bool = False
+    reads_messages: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
     counts_steps: bool = False

@@ -43,4 +43,5 @@ METHOD = Method(
     weighs_classes=True,
     multi_label=True,
     numbers=True,
+    reads_messages=True,
 )

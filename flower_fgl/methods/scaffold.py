@@ -36,5 +36,6 @@ METHOD = Method(
     counts_steps=True,
     multi_label=True,
     numbers=True,
+    reads_messages=True,
     unread=("weight-by",),
 )

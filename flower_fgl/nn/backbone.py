@@ -80,7 +80,7 @@ class Backbone(nn.Module):
     steps: int = 0
     """Propagation steps of backbones that count them apart from layers, else 0."""
 
-    direction: Direction = "both"
+    edge_direction: Direction = "both"
     """Direction of messages; ``both`` unless the constructor got another."""
 
     edge_channels: int = 0
@@ -136,7 +136,8 @@ class Backbone(nn.Module):
         self.hidden_channels = hidden_channels
         if messages:
             direction, _, width = messages.partition(":")
-            self.direction, self.edge_channels = cast(Direction, direction), int(width)
+            self.edge_direction = cast(Direction, direction)
+            self.edge_channels = int(width)
         self.dropout = dropout
         self.readout = readout
         self.has_linear_head = has_linear_head or readout

@@ -45,7 +45,9 @@ class GINE(Backbone):
         if not self.edge_channels:
             raise ConfigError('model = "gine" needs features of edges.')
         hidden = self.hidden_channels
-        names = ["edges", "edges_back"] if self.direction == "separate" else ["edges"]
+        names = (
+            ["edges", "edges_back"] if self.edge_direction == "separate" else ["edges"]
+        )
         parts: dict[str, nn.Module] = {"input": nn.Linear(in_channels, hidden)}
         for name in names:
             parts[name] = nn.ModuleList(
@@ -64,7 +66,7 @@ class GINE(Backbone):
         encoder: Any = self.encoder
         first = encoder["input"]
         h = graph.linear(None, first.weight, first.bias)
-        ways = [edges for edges in graph.ways(self.direction) if edges is not None]
+        ways = [edges for edges in graph.ways(self.edge_direction) if edges is not None]
         for number, mlp in enumerate(encoder["mlps"]):
             h = self._relu_dropout(h) if number else h
             total = h

@@ -128,9 +128,9 @@ class GraphInput:
         They have operators of their own, which are computed once.
         """
         if direction not in self._directed:
-            first, second = (m and self._along(m) for m in self.ways(direction))
-            assert first is not None
-            self._directed[direction] = first, second
+            first, second = self.ways(direction)
+            back = None if second is None else self._along(second)
+            self._directed[direction] = self._along(first), back
         return self._directed[direction]
 
     def _along(self, edges: Messages) -> GraphInput:
@@ -146,10 +146,7 @@ class GraphInput:
         """Choose the edges of these graphs from the whole batch, or compute them."""
         if self._chosen_from is not None and self.selected is not None:
             whole, _ = self._chosen_from
-            found = whole.ways(direction)
-            return Ways(
-                *(m and m.select(whole._union(), self.selected) for m in found)  # type: ignore[arg-type]
-            )
+            return whole.ways(direction).select(whole._union(), self.selected)
         if self.messages is None:
             raise ValueError(
                 "This network reads edges with direction and features, but the graph has "

@@ -89,7 +89,7 @@ class LayeredNet(Backbone):
     @property
     def reach(self) -> int | None:
         """The number of layers, each of which may read the neighbours."""
-        if self.direction != "both":
+        if self.edge_direction != "both":
             return None
         encoder: Any = self.encoder
         return len(encoder) + (not self.has_linear_head)
@@ -105,16 +105,16 @@ class DirectedNet(LayeredNet):
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a layer of PyG; with ``separate`` two of them."""
-        if self.direction != "separate":
+        if self.edge_direction != "separate":
             return self.make_conv(width, out)
         back = self.make_conv(width, out, is_back=True)
         return nn.ModuleDict({"ahead": self.make_conv(width, out), "back": back})
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate along the edges, or with ``both`` along undirected ones."""
-        if self.direction == "both":
+        if self.edge_direction == "both":
             return self.run_conv(layer, graph, h)
-        ahead, back = graph.directed(self.direction)
+        ahead, back = graph.directed(self.edge_direction)
         if back is None:
             return self.run_conv(layer, ahead, h)
         out = self.run_conv(layer["ahead"], ahead, h)

@@ -28,6 +28,11 @@ class Ways(NamedTuple):
     first: Messages
     second: Messages | None = None
 
+    def select(self, union: GraphBatch, graphs: Tensor) -> Ways:
+        """Return the edges of some graphs (g,) of a batch, as :meth:`GraphBatch.select`."""
+        second = None if self.second is None else self.second.select(union, graphs)
+        return Ways(self.first.select(union, graphs), second)
+
 
 class Messages:
     """Edges from source to target with features, sorted by target.

@@ -212,7 +212,7 @@ def can_stack(model: nn.Module) -> bool:
         isinstance(model, Backbone)
         and bool(vars(type(model)).get("stacks", False))
         and not model.readout
-        and model.direction == "both"
+        and model.edge_direction == "both"
         and not hasattr(model, "undecayed")
         and model.state_dict().keys() == dict(model.named_parameters()).keys()
     )

@@ -61,6 +61,7 @@ CHOICES = {
     "target_scale": ("", "kept", "lost", "none"),
 }
 LINKS = r"(dot|mlp|edge:[0-9]{1,9}x[0-9]{1,9})?"
+MESSAGES = r"((both|separate|forward):[0-9]{1,9})?"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ class ModelCard:
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of a model that predicts links or classifies edges, see
         :func:`~flower_fgl.nn.link.make_decoder`; else empty.
+    messages : {"", "both:A", "separate:A", "forward:A"}
+        Direction of messages and width A of the features of edges, of a backbone that
+        reads them, see :class:`~flower_fgl.nn.Backbone`; else empty.
     target_kind : {"classes", "labels", "numbers"}
         What the model predicts: one of the classes, any of the labels, or numbers.
     target_units : tuple of str
@@ -131,6 +135,7 @@ class ModelCard:
     feature_names: tuple[str, ...] = ()
     features_sha256: str = ""
     link: str = ""
+    messages: str = ""
     target_kind: TargetKind = CLASSES
     target_units: tuple[str, ...] = ()
     target_scale: str = ""
@@ -153,8 +158,9 @@ class ModelCard:
             del values["target-kind"], values["target-units"], values["target-scale"]
             if self.multi_label:
                 values["multi-label"] = True
-        if not self.prepared:
-            del values["prepared"]
+        for key in ("messages", "prepared"):
+            if not values[key]:
+                del values[key]
         return json.dumps(values)
 
     @classmethod
@@ -171,6 +177,7 @@ class ModelCard:
         # absent from files of earlier versions
         later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
         later |= {"target_kind", "target_units", "target_scale", "prepared"}
+        later |= {"messages"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
@@ -188,8 +195,8 @@ class ModelCard:
             if not _is_plausible(name, value):
                 shown = repr(value)[:50].encode("ascii", "backslashreplace").decode()
                 raise ValueError(f"{name} must not be {shown}")
-        # with setting = "edge" the names of the features of edges follow
-        is_edge = read.get("link", "").startswith("edge:")
+        # the names of the features of edges follow if there are any
+        is_edge = read.get("link", "").startswith("edge:") or read.get("messages")
         if not is_edge and len(read["feature_names"]) not in (0, read["num_features"]):
             raise ValueError("feature_names must have one name for each feature")
         for name in ("class_names", "feature_names", "target_units"):
@@ -238,6 +245,8 @@ def _is_plausible(name: str, value: object) -> bool:
         return is_number and least <= value <= LARGEST[name]  # type: ignore[operator]
     if name == "link":
         return isinstance(value, str) and bool(re.fullmatch(LINKS, value))
+    if name == "messages":
+        return isinstance(value, str) and bool(re.fullmatch(MESSAGES, value))
     if name in CHOICES:
         return value in CHOICES[name]
     return _is_line(value)
@@ -470,6 +479,7 @@ def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
         readout=card.classifies_graphs,
         initialise=False,
         link=card.link,
+        messages=card.messages,
     )
 
 

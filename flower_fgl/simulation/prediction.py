@@ -27,6 +27,7 @@ from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_grap
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
 from flower_fgl.datasets.graph_files.problems import ErrorCollector
 from flower_fgl.datasets.transforms.columns import select_columns
+from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
     column_statistics,
@@ -141,8 +142,11 @@ def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
     dataset, note = _match_columns(_undo_scaling(owned, saved, where), saved, where)
     dataset, how = _match_model(dataset, saved, owned.scaling, where)
     note = " ".join(part for part in (note, how) if part)
+    inputs = GraphInput(dataset.x, dataset.edge_index)
+    if dataset.messages is not None:
+        inputs = inputs.with_messages(dataset.messages.index, dataset.messages.x)
     with torch.inference_mode():
-        logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
+        logits = saved.model(inputs)
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
     is_free = saved.card.multi_label
     probabilities = logits.sigmoid() if is_free else logits.softmax(dim=1)
@@ -173,8 +177,13 @@ def _read(graph: Path | str | Any) -> tuple[LocalGraphFile, Path | str]:
         raise DataError(
             f"x of {where} must be dense, got {x.layout}. Use x.to_dense()."
         )
+    found = {
+        "x": x,
+        "edge_index": edge_index,
+        "edge_attr": getattr(graph, "edge_attr", None),
+    }
     dataset = try_node_dataset(
-        {"x": x.detach().cpu().numpy(), "edge_index": edge_index.cpu().numpy()},
+        {k: t.detach().cpu().numpy() for k, t in found.items() if t is not None},
         where,
         Target.classes(("",)),
         ErrorCollector(),
@@ -210,7 +219,16 @@ def _match_columns(
     dataset: NodeDataset, saved: SavedModel, path: Path | str
 ) -> tuple[NodeDataset, str]:
     """Put the columns into the model's order, by name; refuse other features."""
-    names, card = dataset.feature_names, saved.card
+    names, card, messages = dataset.feature_names, saved.card, dataset.messages
+    width = int(card.messages.partition(":")[2] or 0)
+    if width and (messages is None or messages.x.shape[1] != width):
+        got = 0 if messages is None else messages.x.shape[1]
+        raise DataError(
+            f"{path} does not fit the model: expected {width} features of edges as in "
+            f"training, got {got}. Provide the same columns of edges.csv, or of edge_attr."
+        )
+    if width and messages is not None:
+        names = joint_names(names, dataset.num_features, messages.feature_names, width)
     if not names or not card.features_sha256:
         which = "the model" if names else path
         return dataset, (
@@ -231,8 +249,12 @@ def _match_columns(
             f"{path} does not fit the model: its features differ from those in training "
             f"({differing_names(names, card.feature_names)})."
         )
+    own = dataset.num_features
     aligned = replace(
-        dataset, x=select_columns(dataset.x, order), feature_names=card.feature_names
+        dataset,
+        x=select_columns(dataset.x, order[:own]),
+        messages=messages and messages.in_order([i - own for i in order[own:]]),
+        feature_names=card.feature_names[:own],
     )
     return aligned, f"The columns of {path} were put into the model's order, by name."
 

@@ -73,15 +73,19 @@ def draw_model(
     ``num_outputs`` replaces the number of classes as width of the output, ``in_channels``
     the number of features as width of the input.
     """
+    width = in_channels or federation.num_features
+    # local_names asks for more features, of nodes and of edges
+    edge_width = federation.num_edge_features + width - federation.num_features
     return build_model(
         model,
-        in_channels=in_channels or federation.num_features,
+        in_channels=width,
         hidden_channels=config.hidden_channels,
         num_classes=num_outputs or federation.num_classes,
         num_layers=config.num_layers,
         dropout=config.dropout,
         readout=config.classifies_graphs,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
+        messages=config.messages(model, edge_width),
     )
 
 

@@ -65,6 +65,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "secure-fraction-bits": {"secure-aggregation": True},
 }
 WITHOUT: dict[str, dict[str, Scalar]] = {
+    "edge-direction": {"model": "gat"},
     "partition": {"owners": "folder"},
     "dataset": {"owners": "folder"},
     "round-patience": {"rounds": 1},

@@ -201,14 +201,14 @@ def test_names_that_the_reader_refuses_are_not_written(
 
 
 def test_unused_attributes_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    node_dataset(toy(edge_attr=torch.ones(5, 2)), "the graph")
-    assert "the graph: not read: edge_attr. " in caplog.text
-    assert "with edge_label only" in caplog.text
+    node_dataset(toy(edge_weight=torch.ones(5)), "the graph")
+    assert "the graph: not read: edge_weight. " in caplog.text
+    assert "those of edges the columns of edge_attr" in caplog.text
     caplog.clear()
     several = toy(pos=torch.ones(4, 2), time=torch.ones(5), sizes=torch.ones(2))
     node_dataset(several, "the graph")
     assert "not read: pos, sizes, time. Features of nodes are the " in caplog.text
-    assert "edge_label" not in caplog.text
+    assert "edge_attr" not in caplog.text
 
 
 def test_attributes_that_are_read_or_say_nothing_are_not_named(

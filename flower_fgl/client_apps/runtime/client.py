@@ -131,7 +131,9 @@ class Client(Generic[S]):
         self, width: int, num_outputs: int | None = None, *, initialise: bool = False
     ) -> Backbone:
         """Build the client's backbone on the CPU for a feature width."""
-        config = self.config
+        config, graph = self.config, self.data.graph
+        # local_names asks for more features, of nodes and of edges
+        edge_width = graph.num_edge_features + width - graph.num_features
         return build_model(
             self.model_name,
             in_channels=width,
@@ -141,9 +143,8 @@ class Client(Generic[S]):
             dropout=config.dropout,
             readout=config.classifies_graphs,
             initialise=initialise,
-            link=config.decoder(
-                self.data.num_classes, self.data.graph.num_edge_features
-            ),
+            link=config.decoder(self.data.num_classes, graph.num_edge_features),
+            messages=config.messages(self.model_name, edge_width),
         )
 
     def settle(self, model: Module) -> Module:

@@ -144,6 +144,13 @@ def _labels_of(graph: Graph) -> Tensor:
 
 
 def _graph_input(graph: Graph) -> GraphInput:
+    """Return a graph, or a batch of graphs, with the edges for messages, as model input."""
+    inputs = _plain_input(graph)
+    edges = graph.messages
+    return inputs if edges is None else inputs.with_messages(edges.index, edges.x)
+
+
+def _plain_input(graph: Graph) -> GraphInput:
     """Return a graph, or a batch of graphs, as model input."""
     if graph.pairs is not None:
         return GraphInput(graph.x, graph.edge_index).with_pairs(

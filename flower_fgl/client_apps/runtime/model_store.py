@@ -176,6 +176,7 @@ def card_of(
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
         link=config.decoder(graph.num_classes, graph.num_edge_features),
+        messages=config.messages(client.model_name, graph.num_edge_features),
         scaling=scales[graph.scale],
         round=server_round,
         owner=owner,

@@ -36,6 +36,8 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         return 'setting = "link" predicts pairs of nodes'
     if config.classifies_edges:
         return 'setting = "edge" classifies pairs of nodes'
+    if config.reads_messages:
+        return "a backbone reads edges with direction or features"
     if config.class_weights != "none":
         return "class-weights differ by client"
     if config.predicts_numbers:

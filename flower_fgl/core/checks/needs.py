@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.links import EDGE, LINK
+from flower_fgl.core.model_spec import reads_messages
 from flower_fgl.core.settings import (
     ALL_TARGETS,
     TARGETS,
@@ -114,6 +115,14 @@ NEEDS = (
         lambda method: not method.is_one_shot,
         "samples all clients in its single round",
         demand='use eval-policy = "stale", or remove it',
+    ),
+    Need(
+        'model = "gine", edge-direction',
+        reads_messages,
+        lambda method: method.reads_messages,
+        "does not pass messages along edges with direction or features",
+        can="do",
+        demand='model = "{model}" with edge-direction = "{edge_direction}" is not possible',
     ),
     Need(
         "num-neighbors",

@@ -11,6 +11,7 @@ from flower_fgl.core.model_spec import (
     SAMPLED,
     SHALLOW,
     ModelName,
+    message_direction,
     read_model,
     split_models,
 )
@@ -87,6 +88,10 @@ def _check_neighbors(settings: GeneralSettings, models: dict[str, ModelName]) ->
         )
     for name, model in models.items():
         layers = model.num_layers or settings.num_layers
+        if message_direction(settings, name):
+            what = f'edge-direction = "{settings.edge_direction}"'
+            what = what if model.name in SAMPLED else f'model = "{name}"'
+            raise ConfigError(f"{what} reads all neighbours: remove num-neighbors.")
         if model.name in SAMPLED and len(numbers) != layers:
             raise ConfigError(
                 f'num-neighbors = "{text}" has {len(numbers)} number(s), but model '

@@ -128,11 +128,11 @@ def read_table(
 
 
 def csv_rows(
-    path: Path, required: Sequence[str], *, more: bool = True, more_with: str = ""
+    path: Path, required: Sequence[str], *, more: bool = True
 ) -> Generator[tuple[int, list[str]]]:
     """Yield the header, then each row that is not blank, with its line number.
 
-    Without ``more`` there may be other columns only if there is one named ``more_with``.
+    Without ``more`` there may be no other columns.
     """
     where = show_path(path)
     if os.path.isdir(path):
@@ -148,10 +148,9 @@ def csv_rows(
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [cell.strip() for cell in next(reader, [])]
-            is_open = more or bool(more_with and more_with in header)
-            _check_header(header, required, where, more=is_open)
-            if not is_open:
-                _reject_surplus(header, required, where, more_with)
+            _check_header(header, required, where, more=more)
+            if not more:
+                _reject_surplus(header, required, where)
             yield 1, header
             key, width = header.index(required[0]), len(header)
             line = reader.line_num
@@ -204,22 +203,13 @@ def _check_header(
             )
 
 
-def _reject_surplus(
-    header: list[str], required: Sequence[str], where: str, more_with: str
-) -> None:
+def _reject_surplus(header: list[str], required: Sequence[str], where: str) -> None:
     """Reject columns that would not be read."""
-    surplus = [column for column in header if column not in required]
-    if not surplus:
-        return
-    hint = (
-        " Features, weights, types, times and a split of edges are read only together with "
-        f'a column {more_with}, the class of each edge, and setting = "edge".'
-    )
-    raise DataError(
-        f"{where}: expected the columns {', '.join(required)} and no others. Remove "
-        f"{clip(', '.join(surplus), 200)}, which would not be read."
-        + (hint if more_with else "")
-    )
+    if surplus := [column for column in header if column not in required]:
+        raise DataError(
+            f"{where}: expected the columns {', '.join(required)} and no others. Remove "
+            f"{clip(', '.join(surplus), 200)}, which would not be read."
+        )
 
 
 def _append_numbers(

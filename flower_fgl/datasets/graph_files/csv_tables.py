@@ -9,8 +9,8 @@
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough. To classify edges, it
     also has ``label`` (class name, empty if unknown), and optionally ``time`` (a number,
-    ascending) and a split as in ``nodes.csv``. Every other column is then a feature of
-    the edges. Edges have a direction in this case, and may be repeated.
+    ascending) and a split as in ``nodes.csv``. Every other column is a feature of the
+    edges. Edges with classes or features have a direction, and may be repeated.
 ``classes.csv``
     Optional: ``name``, one class per line. By default the classes are the sorted labels
     of ``nodes.csv``, and a label such as ``unknown`` or ``NA`` is an error, and so are ids
@@ -90,10 +90,10 @@ def read_csv_folder(
         ids as text), with nodes in the order of the table. Labels add ``y``,
         ``class_names`` and ``declared_classes``, and a split adds ``train_mask``,
         ``val_mask`` and ``test_mask``. ``notes`` are sentences on how the tables were
-        read. ``outside.csv`` adds ``outside_edges`` and ``outside_ids``. Labels of edges
-        add ``edge_label``, ``edge_class_names``, ``edge_declared_classes``, ``edge_attr``
-        and ``edge_attr_names``, and ``edge_time`` and the masks ``edge_train_mask`` etc.
-        if there are such columns, whatever ``needs_labels`` is.
+        read. ``outside.csv`` adds ``outside_edges`` and ``outside_ids``. Features of edges
+        add ``edge_attr`` and ``edge_attr_names``. Labels of edges add ``edge_label``,
+        ``edge_class_names`` and ``edge_declared_classes``, and ``edge_time`` and the masks
+        ``edge_train_mask`` etc. if there are such columns, whatever ``needs_labels`` is.
 
     Raises
     ------
@@ -221,13 +221,13 @@ def _edges(
     path: Path, index: dict[str, int], attempt: ErrorCollector
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
-    if several := target_columns(path, of_edges=True):
-        return _labelled_edges(path, index, attempt, several)
-    rows = csv_rows(path, ("source", "target"), more=False, more_with="label")
+    several = target_columns(path, of_edges=True)
+    rows = csv_rows(path, ("source", "target"))
     _, header = next(rows)
-    if "label" in header:
+    if len(header) > 2:
         rows.close()
-        return _labelled_edges(path, index, attempt)
+        has_classes = "label" in header
+        return _described_edges(path, index, attempt, several, has_classes=has_classes)
     ends = array("q")
     places = [header.index(column) for column in ("source", "target")]
     for line, row in rows:
@@ -249,15 +249,24 @@ def _unknown_end(name: str, column: str, path: Path, line: int) -> DataError:
     )
 
 
-def _labelled_edges(
+def _described_edges(
     path: Path,
     index: dict[str, int],
     attempt: ErrorCollector,
-    several: Sequence[str] = (),
+    several: Sequence[str],
+    *,
+    has_classes: bool,
 ) -> dict[str, Array]:
-    """Return the arrays of an edge table with a column ``label``, or with numbers."""
-    required = ("source", "target") if several else ("source", "target", "label")
-    table = read_table(path, required, (*EDGE_COLUMNS, *several))
+    """Return the arrays of an edge table with classes, numbers or features of edges."""
+    table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several))
+    unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
+    unread += table.parts.values()
+    if unread and not has_classes and not several:
+        raise DataError(
+            f"{table.where}: Remove {clip(', '.join(unread), 200)}, or rename a number "
+            "that describes the edges. Times and a split of edges are read only together "
+            'with a column label, the class of each edge, and setting = "edge".'
+        )
     ends = array("q")
     for column in ("source", "target"):
         for line, name in table.cells(column):
@@ -273,8 +282,10 @@ def _labelled_edges(
     found = None
     if several:
         arrays |= attempt(read_columns, table, several, "edge") or {}
-    else:
+    elif has_classes:
         found = attempt(_labels, table, "edge_classes.csv", "edge")
+    else:
+        return {key: array for key, array in arrays.items() if array is not None}
     if found is not None:
         names = {"y": "edge_label"} | {n: f"edge_{n}" for n in found if n != "y"}
         arrays |= {names[name]: array for name, array in found.items()}

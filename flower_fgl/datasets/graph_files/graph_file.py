@@ -39,9 +39,11 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     and may be repeated.
 ``edge_target``, ``edge_target_names``, ``edge_target_units``
     Numbers of the edges in place of their classes.
-``edge_time``, ``edge_attr``, ``edge_attr_names``
-    (M,) numbers, ascending, (M, a) numbers and (a,) text, optional: times of the edges, and
-    their features.
+``edge_time``
+    (M,) numbers, ascending, optional: times of edges with classes or numbers.
+``edge_attr``, ``edge_attr_names``
+    (M, a) numbers and (a,) text, optional: features of the edges, which ``model = "gine"``
+    and the classification of edges read.
 ``edge_train_mask``, ``edge_val_mask``, ``edge_test_mask``
     (M,) bool, optional: a split of the edges.
 ``prepared``
@@ -164,6 +166,7 @@ class LocalGraphFile:
                 self.dataset.y,
                 dict(masks),
                 targets=self.dataset.targets,
+                messages=self.dataset.messages,
             ),
             target=self.dataset.target,
             node_ids=self.node_ids,
@@ -467,6 +470,7 @@ def _evaluation_graphs(
                 dataset.y,
                 dataset.masks,
                 targets=dataset.targets,
+                messages=dataset.messages,
             )
         )
     return tuple(graphs)

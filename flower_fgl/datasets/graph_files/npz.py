@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
+from flower_fgl.datasets.client_graph import EdgeTable, MessageEdges, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers, no_file
 from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
@@ -27,6 +27,7 @@ from flower_fgl.datasets.graph_files.target_arrays import (
     read_values,
 )
 from flower_fgl.datasets.graph_files.validate import (
+    check_edge_features,
     doubtful_labels,
     validate_edges,
     validate_node_dataset,
@@ -55,6 +56,7 @@ GRAPH_KEYS = {
     "edge_index",
     "edges",
     "y",
+    "edge_attr",
     *(f"{m}_mask" for m in MASKS),
 }
 
@@ -64,7 +66,8 @@ EDGE_KEYS = (
     *("edge_train_mask", "edge_val_mask", "edge_test_mask"),
 )
 """Arrays of an :class:`~flower_fgl.datasets.client_graph.EdgeTable`."""
-EDGES = frozenset(EDGE_KEYS)
+EDGES = frozenset(EDGE_KEYS) - {"edge_attr", "edge_attr_names"}
+"""Those of edges with classes only."""
 
 MAX_FEATURES = 10_000_000
 """Largest feature width; a hidden layer of 64 then takes 2.6 GB."""
@@ -128,7 +131,12 @@ def try_node_dataset(
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
     masks = attempt(_masks, arrays, where)
     has_edges = edge_index is not None and not EDGES.isdisjoint(arrays)
-    edges = attempt(_edge_table, arrays, num_nodes, where) if has_edges else None
+    edges = attempt(_edge_table, arrays, where) if has_edges else None
+    messages = None
+    if edges is not None:
+        messages = MessageEdges(edges.pairs, edges.x, edges.feature_names)
+    elif edge_index is not None and not has_edges:
+        messages = attempt(_message_edges, arrays, where)
     dataset = NodeDataset(
         name=Path(where).stem,
         x=x,
@@ -141,6 +149,7 @@ def try_node_dataset(
         masks=masks or {},
         edges=edges,
         targets=(read or values).targets,
+        messages=messages,
     )
     found = ErrorCollector(collect=True)
     validate_node_dataset(dataset, found)
@@ -149,7 +158,7 @@ def try_node_dataset(
     is_valid = not (
         found.problems or read is None or edge_index is None or masks is None
     )
-    is_valid &= edges is not None or not has_edges
+    is_valid &= messages is not None
     return dataset if is_valid else None
 
 
@@ -165,16 +174,34 @@ def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Te
             )
     simple = undirected_simple(edge_index, num_nodes)
     has_classes = not EDGES.isdisjoint(arrays)
-    _log_changes(edge_index, simple, num_nodes, where, has_classes=has_classes)
+    if has_classes or "edge_attr" not in arrays:
+        _log_changes(edge_index, simple, num_nodes, where, has_classes=has_classes)
     return simple
 
 
-def _edge_table(
-    arrays: Mapping[str, Array], num_nodes: int, where: str
-) -> EdgeTable | None:
+def _message_edges(arrays: Mapping[str, Array], where: str) -> MessageEdges:
+    """Return the edges with their features, in the order of the file."""
+    index = torch.from_numpy(np.ascontiguousarray(_edge_index(arrays, where)))
+    num_edges = index.shape[1]
+    features = arrays.get("edge_attr", np.zeros((num_edges, 0), dtype=np.float32))
+    columns = arrays.get("edge_attr_names", np.empty(0, dtype=np.str_))
+    if features.dtype.kind not in "fiu":
+        raise DataError(f"{where}: edge_attr must hold numbers, got {features.dtype}.")
+    if columns.dtype.kind != "U" or columns.shape not in ((0,), features.shape[1:]):
+        raise DataError(
+            f"{where}: edge_attr_names must be one text for each column of edge_attr, got "
+            f"{columns.dtype} of shape {columns.shape}."
+        )
+    check_whole_numbers(features, f"{where}: edge_attr", columns.tolist())
+    with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected below
+        x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+    check_edge_features(x, num_edges, where)
+    return MessageEdges(index, x, tuple(columns.tolist()))
+
+
+def _edge_table(arrays: Mapping[str, Array], where: str) -> EdgeTable:
     """Return the edges with their classes, in the order of the file."""
-    pairs = torch.from_numpy(np.ascontiguousarray(_edge_index(arrays, where)))
-    num_edges = pairs.shape[1]
+    messages = _message_edges(arrays, where)
     if not {"edge_label", "edge_target"} & arrays.keys():
         held = sorted(EDGES.intersection(arrays))
         raise DataError(
@@ -183,28 +210,19 @@ def _edge_table(
             f"nothing reads {'them' if len(held) > 1 else 'it'}."
         )
     names = read_names(arrays, where, item="edge")
+    num_edges = len(messages.x)
     target, y, targets = read_values(arrays, where, names, num_edges, item="edge")
-    features = arrays.get("edge_attr", np.zeros((num_edges, 0), dtype=np.float32))
-    columns = arrays.get("edge_attr_names", np.empty(0, dtype=np.str_))
     time = arrays.get("edge_time")
-    for key, array in (("edge_attr", features), ("edge_time", time)):
-        if array is not None and array.dtype.kind not in "fiu":
-            raise DataError(f"{where}: {key} must hold numbers, got {array.dtype}.")
-    if columns.dtype.kind != "U" or columns.shape not in ((0,), features.shape[1:]):
-        raise DataError(
-            f"{where}: edge_attr_names must be one text for each column of edge_attr, got "
-            f"{columns.dtype} of shape {columns.shape}."
-        )
+    if time is not None and time.dtype.kind not in "fiu":
+        raise DataError(f"{where}: edge_time must hold numbers, got {time.dtype}.")
+    messages = _message_edges(arrays, where)
     masks = _masks(arrays, where, MASKS[:3], "edge_")
-    check_whole_numbers(features, f"{where}: edge_attr", columns.tolist())
-    with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected below
-        x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
     table = EdgeTable(
-        pairs,
+        messages.index,
         y,
         target,
-        x,
-        tuple(columns.tolist()),
+        messages.x,
+        messages.feature_names,
         None if time is None else torch.from_numpy(time.astype(np.float64)),
         masks,
         targets,

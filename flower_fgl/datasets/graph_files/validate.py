@@ -19,6 +19,7 @@ from flower_fgl.datasets.graph_files.problems import (
 
 __all__ = [
     "check_class_names",
+    "check_edge_features",
     "check_feature_names",
     "doubtful_labels",
     "validate_edges",
@@ -263,24 +264,17 @@ def validate_edges(table: EdgeTable, name: str) -> None:
         share an edge.
     """
     num_edges = table.pairs.shape[1]
-    parts = {"edge_label": table.y, "edge_attr": table.x}
+    parts = {"edge_label": table.y}
     parts |= {f"edge_{part}_mask": mask for part, mask in table.masks.items()}
     if table.time is not None:
         parts["edge_time"] = table.time
     for key, tensor in parts.items():
         if key.endswith("_mask") and tensor.dtype != torch.bool:
             raise DataError(f"{name}: {_mask_fault(tensor, key, num_edges, 'edge')}")
-        if tensor.dim() != 1 + (key == "edge_attr") or len(tensor) != num_edges:
-            raise DataError(
-                f"{name}: {key} must hold one entry for each of the {num_edges} edges of "
-                f"the file, got shape {tuple(tensor.shape)}."
-            )
+        if tensor.dim() != 1 or len(tensor) != num_edges:
+            raise DataError(_edge_shape(tensor, key, num_edges, name))
     _check_labels(table.y, len(table.class_names), f"{name}, edges", lowest=-1)
-    if not bool(table.x.isfinite().all()):
-        raise DataError(
-            f"{name}: edge_attr holds NaN or infinite values. Impute them, or drop these "
-            "edges or columns."
-        )
+    check_edge_features(table.x, num_edges, name)
     if table.time is not None and not bool(table.time.isfinite().all()):
         raise DataError(
             f"{name}: edge_time holds NaN or infinite values. Give every edge a time, or "
@@ -300,6 +294,31 @@ def validate_edges(table: EdgeTable, name: str) -> None:
             f"edge_test_mask, got {', '.join(f'edge_{m}_mask' for m in table.masks)}."
         )
     _check_disjoint(table.masks, f"{name}, edges", "edge")
+
+
+def check_edge_features(x: Tensor, num_edges: int, name: str) -> None:
+    """Check shape and finite values of the features of edges.
+
+    Raises
+    ------
+    DataError
+        If there is not one row for each edge, or a value is not finite.
+    """
+    if x.dim() != 2 or len(x) != num_edges:
+        raise DataError(_edge_shape(x, "edge_attr", num_edges, name))
+    if not bool(x.isfinite().all()):
+        raise DataError(
+            f"{name}: edge_attr holds NaN or infinite values. Impute them, or drop these "
+            "edges or columns."
+        )
+
+
+def _edge_shape(tensor: Tensor, key: str, num_edges: int, name: str) -> str:
+    """Say that an array has another number of rows than there are edges."""
+    return (
+        f"{name}: {key} must hold one entry for each of the {num_edges} edges of the file, "
+        f"got shape {tuple(tensor.shape)}."
+    )
 
 
 def _check_features(x: Tensor, num_nodes: int, name: str) -> None:

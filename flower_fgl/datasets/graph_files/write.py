@@ -52,10 +52,13 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         arrays["outside_edges"] = ends.numpy()
         if not torch.equal(client.outside.ids, client.node_ids):
             arrays["outside_ids"] = client.outside.ids.numpy()
+    if (messages := client.graph.messages) is not None and messages.feature_names:
+        arrays["edge_attr_names"] = np.array(messages.feature_names, dtype=np.str_)
     if client.edges is not None:
         arrays |= _edge_arrays(client.edges)
     if client.feature_names:
-        arrays["feature_names"] = np.array(client.feature_names, dtype=np.str_)
+        of_nodes = client.feature_names[: client.num_features]
+        arrays["feature_names"] = np.array(of_nodes, dtype=np.str_)
     if client.scaling is not None:
         arrays["feature_scale"] = np.array(client.scaling.kind)
         if client.scaling.statistics is not None:
@@ -99,5 +102,9 @@ def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
     else:
         arrays = {"x": graph.x.numpy()}
     arrays["edge_index"] = graph.edge_index.numpy()
+    if (edges := graph.messages) is not None:
+        arrays["edge_index"] = edges.index.numpy()
+        if edges.x.shape[1]:
+            arrays["edge_attr"] = edges.x.numpy()
     arrays |= {f"{name}_mask": mask.numpy() for name, mask in graph.masks.items()}
     return {prefix + key: array for key, array in arrays.items()}

@@ -25,10 +25,12 @@ from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,
     Graph,
+    MessageEdges,
     NodeDataset,
 )
 from flower_fgl.datasets.splits.split import SPLITS, parse_split, split_nodes
 from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.nn.link import pair_codes
 
 __all__ = [
@@ -39,9 +41,6 @@ __all__ = [
     "split_edges",
     "with_edge_classes",
 ]
-
-EDGE_PREFIX = "edge: "
-"""Begin of the names of the edges' features, which follow those of the nodes' features."""
 
 
 def split_edges(
@@ -182,18 +181,24 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
         )
     masks = _masks(table, client, config)
     labelled = torch.stack([masks[name] for name in SPLITS]).any(dim=0)
-    names = client.feature_names
-    if (
-        len(names) == client.num_features
-        and len(table.feature_names) == table.x.shape[1]
-    ):
-        names += tuple(f"{EDGE_PREFIX}{name}" for name in table.feature_names)
-    else:
-        names = ()
+    names = joint_names(
+        client.feature_names,
+        client.num_features,
+        table.feature_names,
+        table.x.shape[1],
+    )
     whole = client.graph
 
-    def graph_of(edge_index: Tensor, chosen: Tensor, scored: Sequence[str]) -> Graph:
+    def graph_of(later: Tensor | None, chosen: Tensor, scored: Sequence[str]) -> Graph:
         none = torch.zeros_like(masks["train"])
+        edge_index, sent = whole.edge_index, torch.ones_like(none)
+        if later is not None:
+            sent = _is_before(table, later)
+            before = table.pairs[:, sent].contiguous()
+            edge_index = undirected_simple(before, whole.num_nodes)
+        messages = MessageEdges(table.pairs, table.x).select(sent)
+        if not config.reads_edge_features:
+            messages = messages.in_order([])
         return Graph(
             whole.x,
             edge_index,
@@ -202,24 +207,17 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             pairs=table.pairs[:, chosen].contiguous(),
             pair_x=table.x[chosen],
             targets=None if table.targets is None else table.targets[chosen],
+            messages=messages if config.reads_messages else None,
         )
 
     evaluation: tuple[Graph, ...] = ()
     if table.time is None:
-        graph = graph_of(whole.edge_index, labelled, SPLITS)
+        graph = graph_of(None, labelled, SPLITS)
     else:
         check_edge_times(table.time, masks)
         held_out = masks["val"] | masks["test"]
-        graph = graph_of(
-            _edges_before(table, held_out, whole.num_nodes),
-            masks["train"] | masks["val"],
-            ("train", "val"),
-        )
-        test = graph_of(
-            _edges_before(table, masks["test"], whole.num_nodes),
-            masks["test"],
-            ("test",),
-        )
+        graph = graph_of(held_out, masks["train"] | masks["val"], ("train", "val"))
+        test = graph_of(masks["test"], masks["test"], ("test",))
         # a store's file holds no tensor twice
         own_mask = {"test": test.masks["test"]}
         evaluation = (replace(test, x=test.x.clone(), masks=own_mask),)
@@ -268,11 +266,11 @@ def _masks(
     )
 
 
-def _edges_before(table: EdgeTable, later: Tensor, num_nodes: int) -> Tensor:
-    """Return the edges before the first one of a mask, both directions of each."""
+def _is_before(table: EdgeTable, later: Tensor) -> Tensor:
+    """Mark the edges before the first one of a mask: (M,), bool."""
     assert table.time is not None
     first = table.time[later].min() if bool(later.any()) else torch.inf
-    return undirected_simple(table.pairs[:, table.time < first].contiguous(), num_nodes)
+    return table.time < first
 
 
 def require_edges(clients: Sequence[ClientGraph]) -> None:

@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.datasets.client_graph import ClientGraph, Graph, GraphDataset
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    GraphDataset,
+    MessageEdges,
+)
 from flower_fgl.datasets.partition.partition import IntArray
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
@@ -108,6 +113,13 @@ def _select(
 ) -> Graph:
     """Return the union of some graphs, which are all in the mask of that name."""
     part = union.select(graphs)
+    messages = dataset.messages
+    if messages is not None:
+        whole = GraphBatch(messages.index, dataset.batch, dataset.num_graphs)
+        chosen = whole.select(graphs)
+        messages = MessageEdges(
+            chosen.edge_index, messages.x[chosen.edges], messages.feature_names
+        )
     return Graph(
         select_rows(x, part.nodes),
         part.edge_index,
@@ -115,4 +127,5 @@ def _select(
         {name: torch.ones(len(graphs), dtype=torch.bool)},
         part.batch,
         targets=None if dataset.targets is None else dataset.targets[graphs],
+        messages=messages,
     )

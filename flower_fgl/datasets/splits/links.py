@@ -174,9 +174,15 @@ def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             "they would show validation and test edges to the training. Set "
             'link-features = "degree", which counts training edges only.'
         )
+    messages = graph.messages
+    if messages is not None and pairs.numel():
+        # an owner may list a held-out pair several times, and in both directions
+        held_out = pair_codes(pairs[:, masks["val"] | masks["test"]], graph.num_nodes)
+        codes = pair_codes(messages.index, graph.num_nodes)
+        messages = messages.select(~torch.isin(codes, held_out))
     return replace(
         client,
-        graph=Graph(x, edge_index, y, masks, pairs=pairs),
+        graph=Graph(x, edge_index, y, masks, pairs=pairs, messages=messages),
         target=Target.classes(LINK_CLASSES),
         feature_names=names,
         scaling=scaling,
@@ -223,6 +229,8 @@ def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
     for graph in (g for client in clients for g in (client.graph, *client.evaluation)):
         assert graph.pairs is not None
         features = () if graph.pair_x is None else (graph.pair_x, graph.edge_index)
+        if (messages := graph.messages) is not None:
+            features = (*features, messages.index, messages.x)
         for tensor in (graph.pairs, graph.y, *graph.masks.values(), *features):
             digest.update(f"{tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())

@@ -277,10 +277,13 @@ def cut_unseen_clients(
     for pid, (part, edges) in enumerate(zip(partition.parts, pieces, strict=True)):
         nodes = torch.from_numpy(part.nodes)
         x, y = select_rows(dataset.x, nodes), dataset.y[nodes]
+        messages = dataset.messages and dataset.messages.within(
+            nodes, dataset.num_nodes
+        )
         clients.append(
             ClientGraph(
                 pid,
-                Graph(x, edges, y, masks[pid]),
+                Graph(x, edges, y, masks[pid], messages=messages),
                 dataset.target,
                 node_ids[nodes],
                 (_expanded(dataset, part), *shared),

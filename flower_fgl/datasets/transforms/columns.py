@@ -51,6 +51,7 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
             g,
             x=select_columns(g.x, order[:width]),
             pair_x=None if g.pair_x is None else g.pair_x[:, of_edges],
+            messages=g.messages and g.messages.in_order(of_edges),
         )
         for g in (client.graph, *client.evaluation)
     )

@@ -47,5 +47,6 @@ def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
         masks={name: mask[nodes] for name, mask in dataset.masks.items()},
         network=None if dataset.network is None else dataset.network[nodes],
         targets=None if dataset.targets is None else dataset.targets[nodes],
+        messages=dataset.messages and dataset.messages.within(nodes, num_nodes),
     )
     return component, nodes

@@ -19,6 +19,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
+from flower_fgl.nn.link import pair_codes
 
 __all__ = [
     "Sparsity",
@@ -193,10 +194,17 @@ def sparsify(
         edge_index.shape[1] // 2,
         before,
     )
+    messages = graph.messages
+    if messages is not None and sparsity.edges:
+        kept = torch.unique(pair_codes(edge_index, graph.num_nodes))
+        is_loop = messages.index[0] == messages.index[1]
+        codes = pair_codes(messages.index, graph.num_nodes)
+        messages = messages.select(is_loop | torch.isin(codes, kept))
     return replace(
         graph,
         x=x,
         edge_index=edge_index,
+        messages=messages,
         y=graph.y.masked_fill(lost, -1),
         masks={**graph.masks, "train": is_train},
     )

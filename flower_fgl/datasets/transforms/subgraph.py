@@ -169,4 +169,5 @@ def induced_graph(graph: Graph | NodeDataset, nodes: Tensor) -> Graph:
         y=graph.y[nodes],
         masks={},
         targets=None if graph.targets is None else graph.targets[nodes],
+        messages=graph.messages and graph.messages.within(nodes, graph.num_nodes),
     )

@@ -55,8 +55,10 @@ SHARED: dict[str, Property] = {
 
 def shared(config: RunConfig) -> dict[str, Property]:
     """Return :data:`SHARED` without what the owners' own layers allow to differ."""
+    is_projected = config.feature_align == "project"
     free = {
-        "feature width": config.feature_align == "project",
+        "feature width": is_projected,
+        EDGE_FEATURES: is_projected and not config.classifies_edges,
         "class names": config.has_local_heads,
     }
     return {what: value for what, value in SHARED.items() if not free.get(what)}

@@ -25,15 +25,17 @@ def describe_model(
         scaling = "lost" if is_owned else "own"
     scale = {"own": "lost", "none": "none"}.get(config.target_scale, "kept")
     named = [c for c in federation.clients.values() if c.features_sha256]
+    model = next(iter(federation.clients.values())).model
     return ModelCard(
         method=config.method,
-        model=next(iter(federation.clients.values())).model,
+        model=model,
         num_features=federation.num_features,
         hidden_channels=config.hidden_channels,
         num_layers=config.num_layers,
         class_names=federation.class_names,
         classifies_graphs=config.classifies_graphs,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
+        messages=config.messages(model, federation.num_edge_features),
         scaling=scaling,
         round=server_round,
         feature_names=named[0].feature_names if named else (),

@@ -170,7 +170,7 @@ def test_bad_pyg_graphs_are_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"edge_label": None}, r"label is missing, .* remove edge_attr, .* reads them"),
+        ({"edge_label": None}, r"label is missing, .* remove edge_class_n.* reads them"),
         ({"edge_class_names": np.array([1, 2])}, "edge_class_names must be a non-empty"),
         ({"edge_class_names": np.array(["a"])}, "labels are outside"),
         ({"edge_attr": np.array([["a"]] * 4)}, "edge_attr must hold numbers, got <U1"),

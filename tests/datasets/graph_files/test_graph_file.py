@@ -724,20 +724,20 @@ BAD_TABLES = {
         EDGES + ",p1\n",
         'line 5: source "" is not an id',
     ),
-    "edge weights": (
+    "edge times": (
         "edges.csv",
-        "source,target,weight\np1,p2,3\n",
-        "Remove weight, which would not be read. Features, .*with a column label, the",
+        "source,target,time\np1,p2,3\n",
+        "Remove time, or rename .* with a column label, the",
     ),
     "edge types and features": (
         "edges.csv",
         "source,target,type,amount\np1,p2,a,3\n",
-        "Remove type, amount, which would not be read",
+        'column "type": expected a number, got "a"',
     ),
     "ends under other names": (
         "edges.csv",
         "from,to\np1,p2\n",
-        "the columns must be source, target, each once; got from, to",
+        "the columns must be source, target and features, each once; got from, to",
     ),
     "classes with a description": (
         "classes.csv",

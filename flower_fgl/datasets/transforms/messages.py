@@ -1,0 +1,100 @@
+"""Edges with direction and features: which of them a run reads, and their names."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
+
+__all__ = ["EDGE_PREFIX", "choose_messages", "finish_messages", "joint_names"]
+
+EDGE_PREFIX = "edge: "
+"""Begin of the names of the edges' features, which follow those of the nodes' features."""
+
+log = logging.getLogger(__name__)
+
+Dataset = TypeVar("Dataset", bound=NodeDataset | GraphDataset)
+
+
+def choose_messages(dataset: Dataset, config: RunConfig) -> Dataset:
+    """Keep the edges with direction and features only if a backbone of the run reads them.
+
+    A warning names features that no backbone reads.
+
+    Raises
+    ------
+    DataError
+        If the dataset lacks features of edges, or directions, that a backbone reads.
+    """
+    messages, name = dataset.messages, dataset.name
+    width = 0 if messages is None else messages.x.shape[1]
+    if config.reads_edge_features and not width:
+        raise DataError(
+            f'{name} has no features of edges, which model = "gine" reads. Add columns to '
+            'edges.csv, or edge_attr in an .npz file or a PyG graph; or set model = "gin".'
+        )
+    if config.reads_messages and messages is None:
+        raise DataError(
+            f"{name} lists undirected edges: edge-direction = "
+            f'"{config.edge_direction}" has no meaning. Remove it.'
+        )
+    if width and not config.reads_edge_features and not config.classifies_edges:
+        log.warning(
+            '%s: edge_attr is not used by model %s. Set model = "gine".',
+            name,
+            config.model,
+        )
+    if not config.reads_messages:
+        return replace(dataset, messages=None)
+    if messages is not None and not config.reads_edge_features:
+        messages = messages.in_order([])
+    return replace(dataset, messages=messages)
+
+
+def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:
+    """Add the names of the features of edges to those of nodes, and warn of deaf nodes."""
+    messages = client.graph.messages
+    if messages is None:
+        return client
+    width = messages.x.shape[1]
+    if any(
+        g.messages is None or g.messages.x.shape[1] != width for g in client.evaluation
+    ):
+        raise DataError(
+            f"The evaluation graphs have other features of edges than the graph itself, "
+            f"which has {width}. Give all graphs of a file the same columns of edge_attr."
+        )
+    if config.edge_direction == "forward":
+        hears = torch.zeros(client.graph.num_nodes, dtype=torch.bool)
+        hears[messages.index[1]] = True
+        if deaf := int((~hears).sum()):
+            log.warning(
+                'With edge-direction = "forward", %d of %d nodes get no message: no edge '
+                'ends there. edge-direction = "separate" passes messages both ways.',
+                deaf,
+                len(hears),
+            )
+    if client.graph.pair_x is not None:  # already named
+        return client
+    names = joint_names(
+        client.feature_names,
+        client.num_features,
+        messages.feature_names,
+        messages.x.shape[1],
+    )
+    return replace(client, feature_names=names)
+
+
+def joint_names(
+    of_nodes: tuple[str, ...], width: int, of_edges: tuple[str, ...], edge_width: int
+) -> tuple[str, ...]:
+    """Return the names of the features of nodes and edges; empty if either lacks some."""
+    if len(of_nodes) != width or len(of_edges) != edge_width:
+        return ()
+    return (*of_nodes, *(f"{EDGE_PREFIX}{name}" for name in of_edges))

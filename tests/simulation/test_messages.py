@@ -1,0 +1,128 @@
+"""Runs whose backbone reads edges with direction and features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flower_fgl import METHODS, simulate
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.simulation.prediction import predict_graph
+from tests.datasets.test_messages import COLUMNS, arrays, owners
+
+SIZES: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "hidden_channels": 8}
+ABLE = sorted(name for name in METHODS if METHODS[name].reads_messages)
+DIRECTED: dict[str, Any] = {"model": "graphsage", "edge_direction": "separate"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Write the graphs of three owners, with the columns of one in another order."""
+    (tmp_path / "own").mkdir()
+    return owners(tmp_path / "own", COLUMNS, COLUMNS[::-1], COLUMNS)
+
+
+@pytest.mark.parametrize("method", ABLE)
+@pytest.mark.parametrize("values", [{"model": "gine"}, DIRECTED], ids=["gine", "sage"])
+def test_methods_that_say_so_train_on_edges(
+    method: str, values: dict[str, Any], folder: str, tmp_path: Path
+) -> None:
+    run = simulate(method, owners=folder, output_dir=str(tmp_path), **SIZES, **values)
+    assert len(run.rounds) >= 2
+    for setting in ("link",) if METHODS[method].predicts_links else ():
+        simulate(
+            method, owners=folder, output_dir=str(tmp_path), setting=setting, **SIZES,
+            **values,
+        )  # fmt: skip
+
+
+def test_a_method_with_a_network_of_its_own_is_refused(tmp_path: Path) -> None:
+    message = r"fedpg does not pass messages along edges .* methods do: .*fedavg,"
+    with pytest.raises(ConfigError, match=message):
+        simulate("fedpg", model="gine", output_dir=str(tmp_path))
+    with pytest.raises(
+        ConfigError, match='edge-direction = "separate" is not possible'
+    ):
+        simulate("fedpg", **DIRECTED, output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"model": "gine"},
+            'model = "gine" reads all neighbours: remove num-neighbors',
+        ),
+        (DIRECTED, 'edge-direction = "separate" reads all neighbours'),
+    ],
+)
+def test_samples_of_neighbors_are_refused(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    small = {"batch_size": 5, "num_neighbors": "5,5"}
+    with pytest.raises(ConfigError, match=message):
+        simulate("fedavg", output_dir=str(tmp_path), **small, **values)
+
+
+def test_the_stacked_engine_is_refused(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="reads edges with direction or features"):
+        simulate(
+            "fedavg",
+            owners=folder,
+            stacked="true",
+            model="gine",
+            output_dir=str(tmp_path),
+        )
+
+
+def test_directions_matter_and_both_ways_are_the_default(
+    folder: str, tmp_path: Path
+) -> None:
+    def losses(**values: Any) -> list[float]:
+        run = simulate(
+            "fedavg", owners=folder, output_dir=str(tmp_path), **SIZES, **values
+        )
+        return [c["loss"] for c in run.clients if c["round"]]
+
+    found = {d: losses(model="gine", edge_direction=d) for d in
+             ("default", "both", "separate", "forward")}  # fmt: skip
+    assert found["default"] == found["both"]
+    assert len({tuple(values) for values in found.values()}) == 3
+    plain = losses(model="graphsage")
+    assert losses(model="graphsage", edge_direction="both") == plain
+    assert losses(**DIRECTED) != plain
+
+
+def test_a_model_predicts_by_the_names_of_the_columns(
+    folder: str, tmp_path: Path
+) -> None:
+    run = simulate(
+        "fedavg", owners=folder, model="gine", output_dir=str(tmp_path / "runs"),
+        share_feature_names=True, **SIZES,
+    )  # fmt: skip
+    first = predict_graph(run.path, Path(folder) / "b.npz")
+    turned = tmp_path / "b.npz"
+    np.savez(turned, **arrays(1, COLUMNS))
+    second = predict_graph(run.path, turned)
+    torch.testing.assert_close(first.probabilities, second.probabilities)
+    without = arrays(1)
+    del without["edge_attr"], without["edge_attr_names"]
+    np.savez(turned, **without)
+    with pytest.raises(DataError, match=r"expected 2 features of edges .* got 0"):
+        predict_graph(run.path, turned)
+
+
+def test_owners_with_other_columns_keep_the_layers_that_read_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own").mkdir()
+    folder = owners(tmp_path / "own", COLUMNS, ("age",), COLUMNS)
+    run = simulate(
+        "fedavg", owners=folder, model="gine", feature_align="project",
+        output_dir=str(tmp_path / "runs"), **SIZES,
+    )  # fmt: skip
+    assert len(run.rounds) >= 2
