@@ -163,10 +163,7 @@ def _cut(times: Array, cuts: tuple[float, ...]) -> Array:
 
 def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:
     """Return the columns to read, by their name in the table."""
-    only_for_labels = {"label", "split", "time"}
-    if table.part == "edges":
-        only_for_labels |= set(FEATURES)
-    left_out = set() if recipe.has_labels else only_for_labels
+    left_out = set() if recipe.has_labels else {"label", "split", "time"}
     where = show_path(recipe.path)
     used: dict[str, Column] = {}
     for name in block.columns:

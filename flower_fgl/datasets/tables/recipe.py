@@ -89,7 +89,7 @@ class TableRecipe:
 class Recipe:
     """All tables of an owner, and the vocabulary if the recipe names one.
 
-    Without ``has_labels``, labels, splits, times and features of edges are not read.
+    Without ``has_labels``, labels, splits and times are not read.
     """
 
     path: Path
@@ -362,7 +362,7 @@ def _check_whole(recipe: Recipe, where: str) -> None:
                     'and mean different things. Add another name = "…" to one.'
                 )
     kinds = {column.kind for column in recipe.columns("edges")}
-    extra = kinds & {*FEATURES, "time", "split"}
+    extra = kinds & {"time", "split"}
     if extra and "label" not in kinds:
         raise DataError(
             f"{where}: edges have columns of the kind {', '.join(sorted(extra))}, but no "

@@ -89,10 +89,10 @@ def write_archive(path: Path, content: Content) -> None:
     arrays["x"] = _matrix(features, len(order))[order]
     arrays["feature_names"] = np.array([*features], dtype=np.str_)
     arrays |= _labels(nodes, content.classes["nodes"], "y", "")
-    if "label" in edges.values:
-        features = content.features["edges"]
+    if features := content.features["edges"]:
         arrays["edge_attr"] = _matrix(features, len(edges.pairs))
         arrays["edge_attr_names"] = np.array([*features], dtype=np.str_)
+    if "label" in edges.values:
         arrays |= _labels(edges, content.classes["edges"], "edge_label", "edge_")
     if "time" in edges.values:
         arrays["edge_time"] = edges.values["time"]

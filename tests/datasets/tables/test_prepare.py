@@ -372,9 +372,9 @@ CHANGES = {
         {"vocabulary_toml": VOCABULARY.replace("country", "land")},
         r'the vocabulary has no entry "country" in \[nodes.categories\]',
     ),
-    "features of edges without a class": (
-        {"recipe_toml": RECIPE.replace('amount = "ignore"', 'amount = "number"')},
-        'edges have columns of the kind number, but no label.*"ignore"',
+    "times of edges without a class": (
+        {"recipe_toml": RECIPE.replace('amount = "ignore"', 'amount = "time"')},
+        'edges have columns of the kind time, but no label.*"ignore"',
     ),
     "ragged rows": (
         {"accounts_csv": ACCOUNTS.replace("h3,0", "h3,0,1")},
