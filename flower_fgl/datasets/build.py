@@ -182,7 +182,10 @@ def build_clients(
     DataError
         If the dataset is missing or malformed, or cannot be partitioned as requested.
     """
-    dataset = choose_messages(load_dataset(config), config)
+    is_published = (
+        not is_file(config.dataset) and not find_source(config.dataset).loader
+    )
+    dataset = choose_messages(load_dataset(config), config, is_published=is_published)
     if isinstance(dataset, GraphDataset):
         clients, sha256, edges = _build_graphs(dataset, config, num_clients)
     elif config.has_unseen:

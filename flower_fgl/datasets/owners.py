@@ -327,7 +327,7 @@ def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGra
     labels = strata(dataset.y, dataset.targets)
     masks = split_nodes(labels, fractions, generator=generator)
     whole = torch.arange(dataset.num_graphs).numpy()
-    dataset = choose_messages(dataset, config)
+    dataset = choose_messages(dataset, config, is_published=True)
     return finish_messages(cut_graph_clients(dataset, [whole], [masks])[0], config)
 
 

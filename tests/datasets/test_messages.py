@@ -25,6 +25,7 @@ from flower_fgl.datasets.pyg_data import graph_dataset, node_dataset
 from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
 from flower_fgl.methods import parse_config
 from flower_fgl.nn.link import pair_codes
+from flower_fgl.nn.messages import Messages
 
 NODES, EDGES = 40, 150
 COLUMNS = ("amount", "age")
@@ -308,6 +309,39 @@ def test_a_forward_pass_counts_the_nodes_that_hear_nothing(
     deaf = NODES - len(np.unique(arrays()["edge_index"][1]))
     assert deaf
     assert f"{deaf} of {NODES} nodes get no message" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("setting", ["closed-set", "open-set", "few-shot"])
+def test_other_settings_cut_messages_by_nodes(setting: str, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.npz", y=np.arange(NODES) % 4, class_names=np.array([*"abcd"])
+    )
+    values = {"dataset": str(path), "setting": setting, "shots": 1}
+    values |= {} if setting == "few-shot" else {"partition": "metis"}
+    clients, _, _ = build_clients(config(**values), 2)
+    found = arrays()
+    for client in clients:
+        nodes = client.node_ids
+        assert client.graph.messages is not None
+        whole = replace(client.graph.messages, index=nodes[client.graph.messages.index])
+        inside = np.isin(found["edge_index"], nodes.numpy()).all(axis=0)
+        assert rows(whole) == expected(found, np.flatnonzero(inside))
+        for graph in client.evaluation:
+            assert graph.messages is not None
+            assert int(graph.messages.index.max()) < graph.num_nodes
+
+
+def test_labels_of_edges_of_a_tu_dataset_are_features(real_data: Path) -> None:
+    values = {"dataset": "mutag", "setting": "graph", "partition": "uniform"}
+    clients, _, _ = build_clients(config(**values, **{"data-dir": str(real_data)}), 2)
+    for client in clients:
+        for graph in (client.graph, *client.evaluation):
+            assert graph.messages is not None
+            assert graph.messages.x.shape == (graph.edge_index.shape[1], 4)
+            assert bool((graph.messages.x.sum(dim=1) == 1).all())
+            # the files list both directions of a bond, which count once
+            both = Messages(graph.messages.index, graph.messages.x).ways("both").first
+            assert both.index.shape == graph.edge_index.shape
 
 
 # ------------------------------------------------------------------------- owners

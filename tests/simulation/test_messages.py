@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from flower_fgl import METHODS, simulate
+from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.datasets.build import build_clients
+from flower_fgl.nn import build_model
 from flower_fgl.simulation.prediction import predict_graph
-from tests.datasets.test_messages import COLUMNS, arrays, owners
+from tests.datasets.test_messages import COLUMNS, arrays, config, owners
 
 SIZES: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "hidden_channels": 8}
 ABLE = sorted(name for name in METHODS if METHODS[name].reads_messages)
@@ -126,3 +129,17 @@ def test_owners_with_other_columns_keep_the_layers_that_read_them(
         output_dir=str(tmp_path / "runs"), **SIZES,
     )  # fmt: skip
     assert len(run.rounds) >= 2
+
+
+def test_batches_of_graphs_read_their_own_edges(real_data: Path) -> None:
+    values = {"dataset": "mutag", "setting": "graph", "partition": "uniform"}
+    settings = config(**values, **{"data-dir": str(real_data), "hidden-channels": 8})
+    clients, _, _ = build_clients(settings, 2)
+    data = ClientData.build(clients[0], torch.device("cpu"))
+    model = build_model(
+        "gine", in_channels=7, hidden_channels=8, num_classes=2, num_layers=2,
+        dropout=0.0, readout=True, messages="both:4",
+    )  # fmt: skip
+    index = torch.tensor([5, 0, 17])
+    part = data.training.inputs.select(index)
+    torch.testing.assert_close(model(part), model(data.training.inputs)[index])

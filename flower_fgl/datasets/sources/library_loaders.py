@@ -23,6 +23,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
+from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.archive import read_arrays
 from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.datasets.sources.targets import read_targets
@@ -104,7 +105,8 @@ def tu_graphs(root: Path, *, name: str) -> Raw:
     """Read a TU graph classification dataset by its name at TU Dortmund.
 
     Features are the one-hot node labels, as in papers. Without node labels they are the
-    node attributes; without both they have width 0.
+    node attributes; without both they have width 0. Features of edges are the attributes
+    and one-hot labels of edges.
 
     Raises
     ------
@@ -140,9 +142,13 @@ def tu_graphs(root: Path, *, name: str) -> Raw:
     offset = first_node[: num_entries.numel()].repeat_interleave(num_entries)
     if bool((data.edge_index < 0).any()):
         _check_tu_files(files)
+    edges, messages = data.edge_index + offset, None
+    if data.edge_attr is not None:
+        messages = MessageEdges(edges, data.edge_attr.to(torch.float32).contiguous())
     return Raw(
         x=x.to(torch.float32).contiguous(),
-        edge_index=undirected_simple(data.edge_index + offset, batch.numel()),
+        edge_index=undirected_simple(edges, batch.numel()),
+        messages=messages,
         batch=batch,
         y=data.y.flatten(),
     )

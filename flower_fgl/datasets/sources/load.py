@@ -246,6 +246,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
             target,
             raw.masks,
             raw.targets,
+            raw.messages,
         )
         validate_graph_dataset(graphs)
         return graphs

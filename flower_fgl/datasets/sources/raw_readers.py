@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.archive import integers, read_arrays
 from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, node_dataset
 from flower_fgl.datasets.transforms.canonical import (
@@ -57,6 +58,8 @@ class Raw:
         Network of each node, if the dataset has several.
     targets : Tensor of shape (N, T) or (G, T), int8 or float64, optional
         Labels of all targets, if none of them was chosen; or the numbers.
+    messages : MessageEdges, optional
+        The edges with their features, if the files hold features of edges.
     """
 
     x: Tensor
@@ -68,6 +71,7 @@ class Raw:
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None
     targets: Tensor | None = None
+    messages: MessageEdges | None = None
 
 
 def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:

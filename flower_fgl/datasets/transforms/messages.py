@@ -22,10 +22,12 @@ log = logging.getLogger(__name__)
 Dataset = TypeVar("Dataset", bound=NodeDataset | GraphDataset)
 
 
-def choose_messages(dataset: Dataset, config: RunConfig) -> Dataset:
+def choose_messages(
+    dataset: Dataset, config: RunConfig, *, is_published: bool = False
+) -> Dataset:
     """Keep the edges with direction and features only if a backbone of the run reads them.
 
-    A warning names features that no backbone reads.
+    Unless the dataset ``is_published``, a warning says if no backbone reads features.
 
     Raises
     ------
@@ -44,7 +46,8 @@ def choose_messages(dataset: Dataset, config: RunConfig) -> Dataset:
             f"{name} lists undirected edges: edge-direction = "
             f'"{config.edge_direction}" has no meaning. Remove it.'
         )
-    if width and not config.reads_edge_features and not config.classifies_edges:
+    is_read = config.reads_edge_features or config.classifies_edges
+    if width and not is_read and not is_published:
         log.warning(
             '%s: edge_attr is not used by model %s. Set model = "gine".',
             name,
