@@ -53,6 +53,8 @@ class GraphSizes:
         Nodes of the training graph, and its training nodes (or graphs, or edges).
     num_edge_features : int
         Width of the features of edges that the run reads.
+    num_messages : int
+        Edges with direction of the training graph, if the run reads them.
     """
 
     num_bytes: int
@@ -64,6 +66,7 @@ class GraphSizes:
     num_train_nodes: int
     num_train: int
     num_edge_features: int = 0
+    num_messages: int = 0
 
 
 def graph_sizes(path: Path) -> GraphSizes:
@@ -87,11 +90,12 @@ def graph_sizes(path: Path) -> GraphSizes:
     def total(name: str) -> int:
         return sum(math.prod(s) for k, s in shapes.items() if k.endswith(f"/{name}"))
 
+    messages = shapes.get("0/message_x", (0, 0))
     entries = total("values") if is_sparse else total("x")
     nodes = total("indptr") if is_sparse else entries // max(x[1], 1)
     return GraphSizes(
         num_bytes, nodes, total("edge_index") // 2, x[1], entries, is_sparse, x[0],
-        num_train, shapes.get("0/pair_x", shapes.get("0/message_x", (0, 0)))[1],
+        num_train, shapes.get("0/pair_x", messages)[1], messages[0],
     )  # fmt: skip
 
 

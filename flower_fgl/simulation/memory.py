@@ -210,13 +210,17 @@ def _bytes_of_weights(config: RunConfig, store: ClientStore, sizes: GraphSizes) 
 
 def _step_bytes(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int:
     """Return the bytes of a training step's representations of the largest client."""
+    name = assign_models(config.model, config.clients)[0]
     reads_part = sizes.num_train <= FIELD_SHARE * sizes.num_train_nodes
+    reads_part &= not config.messages(name, 0)
     if config.batch_size or reads_part or METHODS[config.method].network:
         return 0
-    name = assign_models(config.model, config.clients)[0]
-    shapes = _shapes(config, store, sizes, name).values()
-    width = sum(shape[0] for shape in shapes if len(shape) == 2)
-    return ACTIVATIONS * FLOAT * width * sizes.num_train_nodes
+    shapes = _shapes(config, store, sizes, name)
+    width = sum(shape[0] for shape in shapes.values() if len(shape) == 2)
+    # maps of the features of edges, see nn/gine.py; both directions of each edge
+    of_edges = [s[0] for n, s in shapes.items() if ".edges" in n and len(s) == 2]
+    numbers = width * sizes.num_train_nodes + 2 * sum(of_edges) * sizes.num_messages
+    return ACTIVATIONS * FLOAT * numbers
 
 
 def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) -> int:
