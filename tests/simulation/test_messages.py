@@ -15,6 +15,7 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.nn import build_model
 from flower_fgl.simulation.prediction import predict_graph
+from flower_fgl.testing.pretended_gpu import gpu
 from tests.datasets.test_messages import COLUMNS, arrays, config, owners
 
 SIZES: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "hidden_channels": 8}
@@ -143,3 +144,27 @@ def test_batches_of_graphs_read_their_own_edges(real_data: Path) -> None:
     index = torch.tensor([5, 0, 17])
     part = data.training.inputs.select(index)
     torch.testing.assert_close(model(part), model(data.training.inputs)[index])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model": "gine"},
+        {"model": "gine", "edge_direction": "separate", "setting": "link"},
+        {"model": "gcn", "edge_direction": "separate"},
+        {"model": "gine", "dataset": "mutag", "setting": "graph", "batch_size": 16},
+    ],
+    ids=["nodes", "links", "gcn", "batches of graphs"],
+)
+def test_edges_stay_on_the_device(
+    values: dict[str, Any], folder: str, real_data: Path, tmp_path: Path
+) -> None:
+    data: dict[str, Any] = {"owners": folder}
+    if "dataset" in values:
+        data = {"data_dir": str(real_data), "partition": "uniform", "clients": 2}
+    with gpu():
+        run = simulate(
+            "fedavg", device="cuda", output_dir=str(tmp_path), **SIZES, **data, **values
+        )
+    assert run.status == "completed"
+    assert not run.summary["failures"]
