@@ -196,9 +196,10 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             sent = _is_before(table, later)
             before = table.pairs[:, sent].contiguous()
             edge_index = undirected_simple(before, whole.num_nodes)
-        messages = MessageEdges(table.pairs, table.x).select(sent)
-        if not config.reads_edge_features:
-            messages = messages.in_order([])
+        messages = None
+        if config.reads_messages:
+            messages = MessageEdges(table.pairs, table.x).select(sent)
+            messages = messages if config.reads_edge_features else messages.in_order([])
         return Graph(
             whole.x,
             edge_index,
@@ -207,7 +208,7 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             pairs=table.pairs[:, chosen].contiguous(),
             pair_x=table.x[chosen],
             targets=None if table.targets is None else table.targets[chosen],
-            messages=messages if config.reads_messages else None,
+            messages=messages,
         )
 
     evaluation: tuple[Graph, ...] = ()

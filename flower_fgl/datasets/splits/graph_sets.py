@@ -75,10 +75,15 @@ def cut_graph_clients(
     if dataset.num_features == 0:
         x = _training_degree_features(dataset, numbers, masks)
     union = GraphBatch(dataset.edge_index, dataset.batch, dataset.num_graphs)
+    listed = None
+    if dataset.messages is not None:
+        index = dataset.messages.index
+        listed = GraphBatch.trusted(index, dataset.batch, dataset.num_graphs)
     clients = []
     for partition_id, (graphs, mask) in enumerate(zip(numbers, masks, strict=True)):
         train, *evaluation = (
-            _select(dataset, x, union, graphs[mask[name]], name) for name in SPLITS
+            _select(dataset, x, union, listed, graphs[mask[name]], name)
+            for name in SPLITS
         )
         # a client's file holds no tensor twice
         none = torch.zeros(train.num_items, dtype=torch.bool)
@@ -108,18 +113,20 @@ def _select(
     dataset: GraphDataset,
     x: Tensor,
     union: GraphBatch,
+    listed: GraphBatch | None,
     graphs: Tensor,
     name: str,
 ) -> Graph:
-    """Return the union of some graphs, which are all in the mask of that name."""
+    """Return the union of some graphs, which are all in the mask of that name.
+
+    ``union`` holds the undirected edges, ``listed`` those with direction and features.
+    """
     part = union.select(graphs)
     messages = dataset.messages
-    if messages is not None:
-        whole = GraphBatch(messages.index, dataset.batch, dataset.num_graphs)
-        chosen = whole.select(graphs)
-        messages = MessageEdges(
-            chosen.edge_index, messages.x[chosen.edges], messages.feature_names
-        )
+    if messages is not None and listed is not None:
+        sent = listed.select(graphs)
+        x_sent, names = messages.x[sent.edges], messages.feature_names
+        messages = MessageEdges(sent.edge_index, x_sent, names)
     return Graph(
         select_rows(x, part.nodes),
         part.edge_index,
