@@ -101,6 +101,17 @@ def test_directions_matter_and_both_ways_are_the_default(
     assert losses(**DIRECTED) != plain
 
 
+@pytest.mark.thorough
+def test_worker_processes_give_the_same_numbers(folder: str, tmp_path: Path) -> None:
+    values = {"owners": folder, "model": "gine", "edge_direction": "separate", **SIZES}
+    one, two = (
+        simulate("fedavg", output_dir=str(tmp_path), workers=workers, **values)
+        for workers in (1, 2)
+    )
+    assert [c["loss"] for c in one.clients] == [c["loss"] for c in two.clients]
+    assert one.final == two.final
+
+
 def test_a_model_predicts_by_the_names_of_the_columns(
     folder: str, tmp_path: Path
 ) -> None:

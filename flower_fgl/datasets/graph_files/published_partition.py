@@ -32,7 +32,8 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
+from flower_fgl.datasets.graph_files.validate import check_edge_features
 from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.transforms.canonical import (
@@ -56,6 +57,7 @@ class _Client:
     ids: Tensor
     num_classes: int
     masks: Mapping[str, Tensor]
+    messages: MessageEdges | None = None
 
 
 def convert_partition(source: Path, target: Path) -> list[Path]:
@@ -115,7 +117,13 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
     try:
         target.mkdir(parents=True, exist_ok=True)
         for number, (path, client) in enumerate(zip(paths, clients, strict=True)):
-            graph = Graph(client.x, client.edge_index, client.y, client.masks)
+            graph = Graph(
+                client.x,
+                client.edge_index,
+                client.y,
+                client.masks,
+                messages=client.messages,
+            )
             save_client_graph(path, ClientGraph(number, graph, target_of, client.ids))
     except OSError as error:
         raise DataError(f"Cannot write to {target}: {error}.") from error
@@ -219,7 +227,18 @@ def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
             name: mask[order]
             for name, mask in _read_masks(folder, number, count).items()
         },
+        messages=_edges_with_features(data, edges, str(path)),
     )
+
+
+def _edges_with_features(data: Any, edges: Tensor, where: str) -> MessageEdges | None:
+    """Return the edges with ``edge_attr``; ``None`` without features of edges."""
+    attr = getattr(data, "edge_attr", None)
+    if not isinstance(attr, Tensor):
+        return None
+    x = attr.reshape(len(attr), -1).to(torch.float32)
+    check_edge_features(x, edges.shape[1], where)
+    return MessageEdges(edges, x)
 
 
 def _global_ids(data: Any, count: int) -> Tensor:

@@ -84,6 +84,20 @@ def test_each_client_becomes_a_graph_file(split: str, tmp_path: Path) -> None:
             assert torch.equal(dataset.masks[name], mask[order])
 
 
+def test_features_of_edges_stay_beside_their_edges(tmp_path: Path) -> None:
+    def make(number: int) -> Data:
+        return client(number, edge_attr=torch.arange(30))
+
+    paths = convert_partition(write(tmp_path / NAME, make), tmp_path / "graphs")
+    messages = load_graph_file(paths[0]).dataset.messages
+    assert messages is not None
+    assert torch.equal(messages.index, 19 - client(0).edge_index)
+    assert messages.x.flatten().tolist() == list(range(30))
+    wrong = write(tmp_path / "b" / NAME, lambda k: client(k, edge_attr=torch.ones(3)))
+    with pytest.raises(DataError, match="one entry for each of the 30 edges"):
+        convert_partition(wrong, tmp_path / "graphs")
+
+
 def test_the_folder_of_a_fedgb_dataset_is_accepted(tmp_path: Path) -> None:
     write(tmp_path / "AML" / "distrib" / NAME)
     manifest = {"level": "homo_subgraph", "task": "node_cls", "num_clients": 2}
