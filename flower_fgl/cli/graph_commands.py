@@ -22,7 +22,7 @@ from flower_fgl.cli.arguments import (
 )
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import DataError
 from flower_fgl.core.node_settings import (
     NodeSettings,
     broken_floors,
@@ -117,21 +117,28 @@ def check_graph(
         str,
         typer.Option(help="The --node-config with which the SuperNode will start."),
     ] = "",
+    drop_unreadable: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only write graphs.csv to this new folder, without the lines whose SMILES "
+            "cannot be read."
+        ),
+    ] = None,
 ) -> None:
-    """Check a data owner's graph file.
+    """Check the file of a data owner: a graph, or a set of graphs.
 
     Lists all problems of the file, and everything that the server would learn about it
     before round 1. With --node-config, also text there that Flower drops, what makes the
     SuperNode refuse its own node config, and the floors that a run with these settings
     does not reach.
     """
+    if drop_unreadable is not None:
+        # loads rdkit
+        from flower_fgl.datasets.graph_files.smiles import drop_unreadable as drop
+
+        show(f"{drop_unreadable}: left out {drop(graph, drop_unreadable):,} lines.")
+        return
     pairs = parse_pairs(settings or [])
-    if pairs.get("setting") == "graph":
-        raise ConfigError(
-            f"{graph} holds one graph, for the classification of its nodes or edges or "
-            'for link prediction: setting = "graph" is not possible with graph files. '
-            "Remove it."
-        )
     config = parse_config(pairs)
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])
@@ -206,6 +213,7 @@ def check_node_config(
     # load torch: the text is checked first
     from flower_fgl.client_apps.runtime.node_checks import check_node
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
+    from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
 
     check_node({"graph": str(graph), **values}, config, creates=False)
     weaker = broken_floors(
@@ -219,9 +227,8 @@ def check_node_config(
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")
     elif os.path.realpath(node.graph) != os.path.realpath(graph):
-        _, problems = inspect_graph_file(
-            Path(node.graph), needs_labels=not config.has_pairs
-        )
+        inspect = inspect_graph_set if config.classifies_graphs else inspect_graph_file
+        _, problems = inspect(Path(node.graph), needs_labels=not config.has_pairs)
         if problems:
             raise DataError(
                 f"The graph of the node config cannot be used: {' '.join(problems)}"

@@ -69,11 +69,6 @@ def plan_rehearsal(
             "argument."
         )
     settings |= pairs
-    if settings.get("setting") == "graph":
-        raise ConfigError(
-            'setting = "graph" cannot be rehearsed: an owner\'s file holds one graph. Use '
-            "flower-fgl run with a set of graphs, or another setting."
-        )
     found: dict[str, Path] = {}
     for path in graphs:
         owner = path.stem if path.suffix == ".npz" else path.name
@@ -152,8 +147,8 @@ def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
         raise DataError(
             f"The graph of {owner} cannot be used:\n" + "\n".join(report.problems)
         )
-    about = report.description
-    size = f"{about.num_nodes:,} nodes"
+    about, is_set = report.description, values.get("setting") == "graph"
+    size = f"{about.num_nodes:,} {'graphs' if is_set else 'nodes'}"
     if values.get("setting") in (LINK, EDGE):
         parts = {"training": about.num_train, "validation": about.num_val}
         parts["test"] = about.num_test

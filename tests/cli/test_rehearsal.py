@@ -84,7 +84,6 @@ def test_a_one_shot_method_is_rehearsed_for_one_round() -> None:
         ({"pairs": {"fedprox.mu": 0.1}}, "no effect"),
         ({"pairs": {"run-dir": "x"}}, "--set run-dir is not possible"),
         ({"pairs": {"lr": -1.0}}, "lr must be > 0"),
-        ({"pairs": {"setting": "graph"}}, "cannot be rehearsed"),
     ],
 )
 def test_a_wrong_rehearsal_is_refused(arguments: dict[str, Any], message: str) -> None:

@@ -52,7 +52,8 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``evaluation_0_x``, …
     Optional: additional graphs for evaluation only, each with the keys above.
 
-The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``.
+The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``. A file or folder
+with a set of graphs is described in ``graph_set.py``.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ from flower_fgl.datasets.client_graph import (
     Scaling,
 )
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
+from flower_fgl.datasets.graph_files.csv_rows import csv_rows
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     EDGE_KEYS,
@@ -92,9 +94,16 @@ from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
+    "GRAPHS",
+    "NO_CLASSES",
+    "SCALING",
     "LocalGraphFile",
+    "check_kind",
     "inspect_graph_file",
+    "is_known",
     "load_graph_file",
+    "read_feature_names",
+    "read_scaling",
     "save_client_graph",
 ]
 
@@ -105,6 +114,10 @@ NO_CLASSES = Target.classes(("",))
 EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
+SET = ("graph_of_node", "graph_ids", "graph_keys")
+"""Arrays that only a set of graphs has, see ``graph_set.py``."""
+GRAPHS = "graphs.csv"
+"""Table that only a set of graphs has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,13 +244,19 @@ def _load(
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(given))
     arrays: dict[str, Array]
-    _check_kind(path)
+    check_kind(path)
     if os.path.isdir(path):
+        if os.path.exists(path / GRAPHS):
+            rows = csv_rows(path / GRAPHS, ("id",))
+            raise _holds_a_set(path, sum(1 for _ in rows) - 1)
         arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
         if attempt.problems:
             return None
     else:
-        arrays = read_arrays(path, _is_known)
+        arrays = read_arrays(path, is_known)
+        if any(key in arrays for key in SET):
+            graphs = arrays.get("graph_of_node", np.empty(0))
+            raise _holds_a_set(path, len(np.unique(graphs)))
         if not needs_labels:
             arrays = _without_labels(arrays)
     where = show_path(path)
@@ -259,9 +278,9 @@ def _load(
     evaluation = attempt(
         _evaluation_graphs, arrays, where, dataset.target, dataset.num_features
     )
-    scaling = attempt(_scaling, arrays, dataset.num_features, where)
+    scaling = attempt(read_scaling, arrays, dataset.num_features, where)
     outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
-    columns = attempt(_feature_names, arrays, dataset.num_features, where) or ()
+    columns = attempt(read_feature_names, arrays, dataset.num_features, where) or ()
     prepared = attempt(_prepared, arrays, where) or ""
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
@@ -274,7 +293,14 @@ def _load(
     )
 
 
-def _check_kind(path: Path) -> None:
+def _holds_a_set(path: Path, number: int) -> DataError:
+    """Return the error for a set of graphs in place of one graph."""
+    return DataError(
+        f'{show_path(path)} holds a set of {number:,} graphs: set setting = "graph".'
+    )
+
+
+def check_kind(path: Path) -> None:
     """Reject a CSV table in place of its folder, and a folder of other files."""
     where = show_path(path)
     if not os.path.isdir(path):
@@ -286,7 +312,8 @@ def _check_kind(path: Path) -> None:
             )
         return
     graphs = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
-    if graphs and not os.path.exists(path / "nodes.csv"):
+    tables = (path / "nodes.csv", path / GRAPHS)
+    if graphs and not any(map(os.path.exists, tables)):
         raise DataError(
             f"{where} is a folder of graph files, but one graph is expected: a file such "
             f"as {show_path(path / graphs[0])}, or a folder with nodes.csv and edges.csv."
@@ -304,7 +331,7 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _is_known(key: str) -> bool:
+def is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
     single = (
@@ -316,11 +343,12 @@ def _is_known(key: str) -> bool:
         *OUTSIDE,
         *SCALING,
         *EDGE_KEYS,
+        *SET,
     )
     return key in single or (nested[2] if nested else key) in GRAPH_KEYS
 
 
-def _scaling(
+def read_scaling(
     arrays: Mapping[str, Array], num_features: int, where: str
 ) -> Scaling | None:
     """Return the normalization that the file declares."""
@@ -363,7 +391,7 @@ def _prepared(arrays: Mapping[str, Array], where: str) -> str:
     return text
 
 
-def _feature_names(
+def read_feature_names(
     arrays: Mapping[str, Array], num_features: int, where: str
 ) -> tuple[str, ...]:
     """Return the names of the feature columns; empty if the file has none."""

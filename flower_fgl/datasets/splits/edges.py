@@ -28,6 +28,7 @@ from flower_fgl.datasets.client_graph import (
     MessageEdges,
     NodeDataset,
 )
+from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
 from flower_fgl.datasets.splits.split import SPLITS, parse_split, split_nodes
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
@@ -36,6 +37,7 @@ from flower_fgl.nn.link import pair_codes
 __all__ = [
     "check_edge_times",
     "edge_client",
+    "keyed_edges",
     "require_edges",
     "split_by_time",
     "split_edges",
@@ -237,9 +239,9 @@ def _masks(
 ) -> dict[str, Tensor]:
     """Return the owner's split of the labelled edges, or draw one."""
     known = table.y >= 0
-    split = config.split
+    split, is_keyed = config.split, config.split_by == "id"
     if split == "default":
-        split = "public" if table.masks else EDGE_SPLIT
+        split = "public" if table.masks and not is_keyed else EDGE_SPLIT
     fractions = parse_split(split)
     if fractions is None:
         if not table.masks:
@@ -251,6 +253,9 @@ def _masks(
         return {name: mask & known for name, mask in table.masks.items()}
     if int(known.sum()) < MIN_EDGES:
         return dict.fromkeys(SPLITS, torch.zeros_like(known))
+    if is_keyed:
+        ids = [str(number) for number in client.node_ids.tolist()]
+        return keyed_edges(table, ids, fractions, seed=config.partition_seed)
     if table.time is not None:
         cuts = read_time_cuts(config.time_cuts)
         return split_by_time(table.time, table.y, fractions, cuts=cuts)
@@ -265,6 +270,25 @@ def _masks(
     return split_edges(
         table.pairs, table.y, client.graph.num_nodes, fractions, generator=generator
     )
+
+
+def keyed_edges(
+    table: EdgeTable, ids: Sequence[str], fractions: Sequence[Fraction], *, seed: int
+) -> dict[str, Tensor]:
+    """Split labelled edges by the ``ids`` (N,) of their ends, see :func:`keyed_split`.
+
+    Raises
+    ------
+    DataError
+        If the edges have times, which split them.
+    """
+    if table.time is not None:
+        raise DataError(
+            'split-by = "id" splits the edges by the ids of their ends, but these edges '
+            "have times, by which they are split. Remove split-by."
+        )
+    keys = edge_keys(table.pairs, ids)
+    return keyed_split(keys, table.y >= 0, fractions, seed=seed)
 
 
 def _is_before(table: EdgeTable, later: Tensor) -> Tensor:

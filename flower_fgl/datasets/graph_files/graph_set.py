@@ -1,0 +1,357 @@
+"""Reader of a data owner's set of graphs: one ``.npz`` file, or a folder of CSV tables.
+
+The ``.npz`` file holds all graphs as one disjoint union, with the arrays of
+``graph_file.py`` where they have the same name:
+
+``graph_of_node``
+    (N,) integers, ascending: the graph of each row of ``x``. Each of the G graphs 0, 1, …
+    has a node.
+``x``
+    (N, d) floats, or the four arrays of a CSR matrix; may be missing with
+    ``graph-features = "degree"``.
+``edge_index`` or ``edges``
+    (2, M) or (M, 2) row numbers of ``x``; one direction of each edge is enough.
+``edge_attr``, ``edge_attr_names``
+    (M, a) numbers and (a,) text, optional: features of the edges.
+``y`` with ``class_names``, ``label_names`` or ``target_names``
+    Classes, labels or numbers of the graphs, see ``target_arrays.py``.
+``graph_ids``
+    (G,) text, optional, unique: names of the graphs in predictions and messages.
+``graph_keys``
+    (G,) text, optional: the identifiers by which ``split-by`` splits; they may repeat. By
+    default ``graph_ids``.
+``train_mask``, ``val_mask``, ``test_mask``
+    (G,) bool, optional: a split.
+``feature_names``, ``feature_scale``, ``feature_mean``, ``feature_std``
+    Optional, as for one graph.
+
+The folder holds ``graphs.csv``, see ``set_csv.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import GraphDataset, Scaling
+from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
+from flower_fgl.datasets.graph_files.graph_file import (
+    GRAPHS,
+    NO_CLASSES,
+    SCALING,
+    check_kind,
+    is_known,
+    read_feature_names,
+    read_scaling,
+)
+from flower_fgl.datasets.graph_files.npz import (
+    SPARSE_KEYS,
+    check_labels,
+    read_masks,
+    try_node_dataset,
+)
+from flower_fgl.datasets.graph_files.own_split import PARTS
+from flower_fgl.datasets.graph_files.problems import (
+    ErrorCollector,
+    clip,
+    has_control_characters,
+    show_path,
+)
+from flower_fgl.datasets.graph_files.set_csv import read_set_folder
+from flower_fgl.datasets.graph_files.target_arrays import (
+    TARGET_KEYS,
+    TargetValues,
+    read_names,
+    read_values,
+)
+from flower_fgl.datasets.graph_files.validate import (
+    LONGEST_NAME,
+    validate_graph_dataset,
+)
+
+__all__ = ["OwnedSet", "inspect_graph_set", "load_graph_set"]
+
+log = logging.getLogger(__name__)
+
+INPUTS = ("x", *SPARSE_KEYS, "edge_index", "edges", "edge_attr", "edge_attr_names")
+SET_KEYS = frozenset(
+    [
+        *INPUTS,
+        *("graph_of_node", "declared_classes", *TARGET_KEYS),
+        *("graph_ids", "graph_keys", "feature_names"),
+        *SCALING,
+        *(f"{part}_mask" for part in PARTS),
+    ]
+)
+MOST_GRAPHS = 10**6
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedSet:
+    """A set of graphs read from its data owner's file.
+
+    Parameters
+    ----------
+    dataset : GraphDataset
+        The graphs; ``masks`` hold the file's split and are empty without one, and ``y`` is
+        -1 where the label is unknown.
+    ids : tuple of str
+        Length G: unique names of the graphs; 0, 1, … if the file has none.
+    keys : tuple of str
+        Length G: identifiers by which the graphs can be split; empty if the file has none.
+    smiles : tuple of str
+        Length G for a table of molecules, else empty.
+    scaling : Scaling or None
+        Normalization of the features before they were written; ``None`` for raw features.
+    notes : tuple of str
+        Sentences for the owner on how the file was read.
+    """
+
+    dataset: GraphDataset
+    ids: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    smiles: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_graph_set(
+    path: str | os.PathLike[str], *, needs_labels: bool = True
+) -> OwnedSet:
+    """Read and validate a data owner's set of graphs.
+
+    Parameters
+    ----------
+    path : path-like
+        An ``.npz`` file, or a folder with ``graphs.csv``; ``~`` is the user's home folder.
+    needs_labels : bool
+        Whether to read labels and split. If not, they may be missing: every label is -1,
+        and there is one class with an empty name.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or damaged, holds one graph, or its content is inconsistent.
+    """
+    owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
+    assert owned is not None  # the collector raises the first error
+    for note in owned.notes:
+        log.info("%s: %s", show_path(path), note)
+    return owned
+
+
+def inspect_graph_set(
+    path: str | os.PathLike[str], *, needs_labels: bool = True
+) -> tuple[OwnedSet | None, list[str]]:
+    """Read a file as :func:`load_graph_set`, and return all of its errors.
+
+    The set is ``None`` if there is an error; each message says how to fix it.
+    """
+    attempts = ErrorCollector(collect=True)
+    owned = attempts(_load, path, attempts, needs_labels=needs_labels)
+    return (None if attempts.problems else owned), attempts.problems
+
+
+def _load(
+    given: str | os.PathLike[str], attempt: ErrorCollector, *, needs_labels: bool
+) -> OwnedSet | None:
+    """Read a set of graphs; return ``None`` if an error was collected."""
+    # the methods of Path raise errors for long names and unknown users
+    path = Path(os.path.expanduser(given))
+    arrays = _read(path, attempt, needs_labels=needs_labels)
+    if attempt.problems:
+        return None
+    where = show_path(path)
+    ids = attempt(_texts, arrays, "graph_ids", where)
+    graph_of_node = attempt(_graph_of_node, arrays, where)
+    target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
+    if graph_of_node is None or target is None or attempt.problems:
+        return None
+    y = arrays.get("y", np.empty(0)) if needs_labels else np.empty(0)
+    number = len(ids or ()) or (len(y) if y.ndim else 0) or int(graph_of_node[-1]) + 1
+    ids = ids or tuple(map(str, range(number)))
+    values: TargetValues | None = TargetValues(target, torch.full((number,), -1))
+    if needs_labels:
+        values = attempt(read_values, arrays, where, target, number, item="graph")
+    attempt(_check_graphs, graph_of_node, ids, where)
+    if values is None or attempt.problems:
+        return None
+    dataset = attempt(
+        _dataset, arrays, graph_of_node, values, where, attempt, has_masks=needs_labels
+    )
+    if dataset is None or attempt.problems:
+        return None
+    scaling = attempt(read_scaling, arrays, dataset.num_features, where)
+    keys = attempt(_texts, arrays, "graph_keys", where, number)
+    if attempt.problems:
+        return None
+    if not keys and "graph_ids" in arrays:
+        keys = ids
+    smiles, notes = (
+        tuple(arrays.get(key, np.empty(0)).tolist()) for key in ("smiles", "notes")
+    )
+    return OwnedSet(dataset, ids, keys or (), smiles, scaling, notes)
+
+
+def _read(
+    path: Path, attempt: ErrorCollector, *, needs_labels: bool
+) -> dict[str, Array]:
+    """Return the arrays of a file or folder; reject one graph in place of a set."""
+    check_kind(path)
+    where = show_path(path)
+    if os.path.isdir(path):
+        if os.path.exists(path / GRAPHS):
+            return read_set_folder(path, needs_labels=needs_labels, attempts=attempt)
+        raise _one_graph(where)
+    arrays = read_arrays(path, is_known)
+    if "graph_of_node" not in arrays:
+        raise _one_graph(where)
+    if surplus := sorted(arrays.keys() - SET_KEYS):
+        raise DataError(
+            f"{where}: {', '.join(surplus)} cannot be used in a set of graphs "
+            "(graph_of_node). Remove them."
+        )
+    return arrays
+
+
+def _one_graph(where: str) -> DataError:
+    """Return the error for one graph in place of a set."""
+    return DataError(
+        f'{where} holds one graph, but setting = "graph" needs a set of them: an .npz '
+        "file with graph_of_node, or a folder with graphs.csv."
+    )
+
+
+def _graph_of_node(arrays: Mapping[str, Array], where: str) -> Array:
+    """Return the graph of each node, shape (N,), ascending from 0."""
+    graphs = integers(arrays, "graph_of_node", where)
+    if graphs.ndim != 1 or not len(graphs):
+        raise DataError(
+            f"{where}: graph_of_node must hold the graph of each node, shape (N,), got "
+            f"{graphs.shape}. A set needs at least one graph with a node."
+        )
+    back = (np.diff(graphs) < 0).nonzero()[0]
+    if len(back) or graphs[0] < 0:
+        first = int(back[0]) + 1 if len(back) else 0
+        raise DataError(
+            f"{where}: graph_of_node must ascend from 0, got {graphs[first]} at node "
+            f"{first}{f' after {graphs[first - 1]}' if first else ''}. Sort the nodes by "
+            "graph."
+        )
+    return graphs
+
+
+def _check_graphs(graph_of_node: Array, ids: tuple[str, ...], where: str) -> None:
+    """Reject too many graphs, graphs without nodes, and nodes of an unknown graph."""
+    number = len(ids)
+    if number > MOST_GRAPHS:
+        raise DataError(
+            f"{where} holds {number:,} graphs, the limit is {MOST_GRAPHS:,}. Split the "
+            "file, or leave some out."
+        )
+    if (last := int(graph_of_node[-1])) >= number:
+        raise DataError(
+            f"{where}: graph_of_node names graph {last}, but graphs are numbered 0 to "
+            f"{number - 1}, one for each entry of y or graph_ids."
+        )
+    sizes = np.bincount(graph_of_node, minlength=number)
+    if empty := (sizes == 0).nonzero()[0].tolist():
+        more = f", and {len(empty) - 1:,} more have none" if len(empty) > 1 else ""
+        raise DataError(
+            f'{where}: graph "{clip(ids[empty[0]])}" has no node{more}. Give each graph at '
+            "least one node, or remove it. A single node without edges is a graph."
+        )
+
+
+def _dataset(
+    arrays: Mapping[str, Array],
+    graph_of_node: Array,
+    values: TargetValues,
+    where: str,
+    attempt: ErrorCollector,
+    *,
+    has_masks: bool,
+) -> GraphDataset | None:
+    """Build the graphs from their arrays, and validate them."""
+    inputs = {key: arrays[key] for key in INPUTS if key in arrays}
+    shape = inputs["x"].shape if "x" in inputs else (len(graph_of_node), 0)
+    has_features = "x_data" in inputs or shape[1:] != (0,)
+    if not has_features:  # one column takes their place while the edges are checked
+        inputs["x"] = np.zeros((shape[0], 1), dtype=np.float32)
+    if not {"edges", "edge_index"} & inputs.keys():
+        raise DataError(
+            f"{where}: edges are missing. Add edges of shape (M, 2), with M = 0 if no "
+            "graph has any."
+        )
+    union = try_node_dataset(inputs, where, NO_CLASSES, attempt, has_labels=False)
+    if union is None:
+        return None
+    if union.num_nodes != len(graph_of_node):
+        raise DataError(
+            f"{where}: graph_of_node must have one entry per row of x, shape "
+            f"({union.num_nodes},), got {graph_of_node.shape}."
+        )
+    masks = read_masks(arrays, where, PARTS) if has_masks else {}
+    dataset = GraphDataset(
+        union.name,
+        union.x if has_features else union.x[:, :0],
+        union.edge_index,
+        torch.from_numpy(graph_of_node),
+        values.y,
+        values.target,
+        masks,
+        values.targets,
+        union.messages,
+    )
+    if has_features:
+        names = read_feature_names(arrays, dataset.num_features, where)
+        dataset = replace(dataset, feature_names=names)
+    # the message names the file, not the stem that is the name of the dataset
+    validate_graph_dataset(replace(dataset, name=where), may_be_unknown=True)
+    if has_masks and values.target.has_classes:
+        check_labels(values.y, values.target.names, arrays, where, of="graph")
+    return dataset
+
+
+def _texts(
+    arrays: Mapping[str, Array], key: str, where: str, number: int = 0
+) -> tuple[str, ...]:
+    """Return an array of ids or keys of graphs; empty if the file has none."""
+    if key not in arrays:
+        return ()
+    texts = arrays[key]
+    if (
+        texts.dtype.kind != "U"
+        or texts.ndim != 1
+        or len(texts) != (number or len(texts))
+    ):
+        raise DataError(
+            f"{where}: {key} must be one text for each graph, shape ({number or 'G'},), "
+            f"got {texts.dtype} of shape {texts.shape}."
+        )
+    found: list[str] = texts.tolist()
+    bad = next((text for text in found if not _is_name(text)), None)
+    if bad is not None:
+        raise DataError(
+            f'{where}: {key} holds "{clip(bad)}", expected one line of 1 to {LONGEST_NAME} '
+            "characters for each graph."
+        )
+    if key == "graph_ids" and len(set(found)) < len(found):
+        raise DataError(
+            f"{where}: graph_ids names a graph twice. Give each graph its own id; "
+            "graph_keys may repeat."
+        )
+    return tuple(found)
+
+
+def _is_name(text: str) -> bool:
+    """Return whether text is one line of 1 to 300 characters."""
+    is_line = bool(text.strip()) and not has_control_characters(text)
+    return is_line and len(text) <= LONGEST_NAME
