@@ -11,7 +11,13 @@ import torch
 from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
-from flower_fgl.datasets.owned_set import client_from_set, split_keys, split_rule
+from flower_fgl.datasets.owned_set import (
+    client_from_set,
+    leaks,
+    split_keys,
+    split_rule,
+    split_set,
+)
 from flower_fgl.datasets.splits.graph_sets import SET_SPLIT
 from flower_fgl.datasets.splits.split import PUBLIC
 
@@ -39,6 +45,9 @@ def read_set(
         config.split == "default" and rule == "random" and has_own
     )
     notes = [*owned.notes, *_sizes(owned)]
+    if is_own or rule == "random":
+        masks, _ = split_set(owned, config)
+        notes += [text for text in (leaks(owned, config, masks),) if text]
     if is_own:
         notes.append(f"The split of this file {MAY_LEAK}.")
         return client_from_set(owned, config), [], notes
@@ -47,7 +56,12 @@ def read_set(
         keyed = owned
         notes.append(
             f"A random split will be drawn, {share} percent of each class, which "
-            f"{MAY_LEAK}. Name the items in graph_keys (CSV: key), the same at all owners."
+            f"{MAY_LEAK}. "
+            + (
+                "Remove split-by to split by identifiers."
+                if owned.keys
+                else "Name the items in graph_keys (CSV: key), alike at all owners."
+            )
         )
     else:  # the identifiers of molecules take long: they are computed once
         keyed = replace(owned, keys=split_keys(owned, rule), smiles=())

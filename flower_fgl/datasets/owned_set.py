@@ -33,7 +33,7 @@ from flower_fgl.datasets.splits.split import (
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import scale_owned
 
-__all__ = ["client_from_set", "split_keys", "split_rule", "split_set"]
+__all__ = ["client_from_set", "leaks", "split_keys", "split_rule", "split_set"]
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ def client_from_set(
                 '%s has no %s graphs under split-by = "%s" (%s graphs).',
                 *(dataset.name, what, split_rule(owned, config), dataset.num_graphs),
             )
+    if warning := leaks(owned, config, masks):
+        log.warning("%s: %s", dataset.name, warning)
     client = cut_graph_clients(dataset, [np.arange(dataset.num_graphs)], [masks])[0]
     client = replace(
         client,
@@ -80,6 +82,29 @@ def client_from_set(
         replaces_split=is_drawn and bool(dataset.masks),
     )
     return scale_owned(finish_messages(client, config), config)
+
+
+def leaks(owned: OwnedSet, config: RunConfig, masks: Mapping[str, Tensor]) -> str:
+    """Say how many scored graphs have the identifier of a training graph, empty if none.
+
+    Of molecules that is the skeleton.
+    """
+    rule = "skeleton" if owned.smiles else "id"
+    is_drawn = config.split != PUBLIC and split_rule(owned, config) == rule
+    if is_drawn or not (owned.smiles or owned.keys):
+        return ""
+    keys = split_keys(owned, rule)
+    train, held_out = masks["train"].tolist(), (masks["val"] | masks["test"]).tolist()
+    trained = {key for key, is_train in zip(keys, train, strict=True) if is_train}
+    scored = zip(keys, held_out, strict=True)
+    number = sum(is_scored and key in trained for key, is_scored in scored)
+    if not number:
+        return ""
+    return (
+        f"{number:,} of {sum(held_out):,} validation and test graphs have the identifier "
+        "of a training graph: scores may be too high. Use the default split, or split-by = "
+        f'"{rule}".'
+    )
 
 
 def split_rule(owned: OwnedSet, config: RunConfig) -> str:

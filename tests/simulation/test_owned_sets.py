@@ -213,6 +213,10 @@ def test_the_split_of_a_file_counts_if_the_run_says_so(tmp_path: Path) -> None:
     )
     drawn = client_from_file(folder, parse_config({"setting": "graph"}))
     assert drawn.replaces_split
+    with pytest.raises(
+        RunError, match="set split = public in the run, or the data owner"
+    ):
+        run_owners([{"graph": str(folder)}] * 2, tmp_path / "run", **GRAPH)
     assert dict(drawn.drawn_from)["split-by"] == "id"
     own = client_from_file(
         folder, parse_config({"setting": "graph", "split": "public"})
@@ -250,6 +254,11 @@ def test_check_graph_describes_a_set_and_never_goes_in_circles(tmp_path: Path) -
     assert "the size of the set: 60 graphs" in text
     text = said(path, "--set", "setting=graph", "--set", "split-by=random")
     assert "may test an item that another owner trains on" in text
+    twice = np.array([f"k{number // 2}" for number in range(60)])
+    repeated = write_set(tmp_path / "twice.npz", graph_keys=twice)
+    text = said(repeated, "--set", "setting=graph", "--set", "split-by=random")
+    assert "12 validation and test graphs have the identifier of a training" in text
+    assert "identifier of a training" not in said(repeated, "--set", "setting=graph")
     text = said(path, "--set", "setting=graph", "--set", "split-by=skeleton")
     assert 'Use split-by = "id"' in text
     text = said(path, "--set", "setting=graph", "--set", "split=public")
