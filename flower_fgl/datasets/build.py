@@ -393,17 +393,26 @@ def _node_clients(
     return clients
 
 
-def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
-    """Apply ``setting``: restrict the part of its graph a client sees in training."""
-    return finish_messages(_in_setting(client, config), config)
+def in_setting(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str] = ()
+) -> ClientGraph:
+    """Apply ``setting``: restrict the part of its graph a client sees in training.
+
+    ``ids`` (N,) are the identifiers of its nodes, by default their numbers as text.
+    """
+    if config.has_pairs and config.split_by == "id":
+        ids = ids or [str(number) for number in client.node_ids.tolist()]
+    return finish_messages(_in_setting(client, config, ids), config)
 
 
-def _in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
+def _in_setting(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str]
+) -> ClientGraph:
     """Apply ``setting``, without the names of the features of edges."""
     if config.predicts_links:
-        return link_client(client, config)
+        return link_client(client, config, ids)
     if config.classifies_edges:
-        return edge_client(client, config)
+        return edge_client(client, config, ids)
     if config.setting == "few-shot":
         graph = client.graph
         return replace(client, graph=replace(graph, y=few_shot_labels(graph)))

@@ -20,11 +20,9 @@ from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
 from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
-from flower_fgl.datasets.splits.edges import keyed_edges
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.split import (
-    PUBLIC,
     SPLITS,
     SplitFractions,
     parse_split,
@@ -155,12 +153,7 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     if split == "default":
         split = "public" if masks and config.split_by != "id" else FILE_SPLIT
     fractions = parse_split(split)
-    drawn_from = _drawn_from(owned, config)
-    replaces = _given_split(config) is not None and bool(_own_masks(owned, config))
     if config.classifies_edges:  # edges have their own split
-        if config.split_by == "id":
-            owned = _split_edges(owned, config)
-            config = replace(config, split=PUBLIC, split_by="auto")
         none = torch.zeros(owned.dataset.num_nodes, dtype=torch.bool)
         masks = dict.fromkeys(SPLITS, none)
     elif fractions is not None:
@@ -169,24 +162,15 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         _check_shots(owned.dataset, masks, config.shots)
     client = replace(
         owned.client_graph(0, masks),
-        drawn_from=drawn_from,
-        replaces_split=replaces,
+        drawn_from=_drawn_from(owned, config),
+        replaces_split=_given_split(config) is not None
+        and bool(_own_masks(owned, config)),
     )
     if client.evaluation:
         client = finish_messages(client, config)
     else:
-        client = in_setting(client, config)
+        client = in_setting(client, config, owned.names)
     return scale_owned(client, config)
-
-
-def _split_edges(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
-    """Split edges by the identifiers of their ends."""
-    table, fractions = owned.dataset.edges, _given_split(config)
-    if table is None or fractions is None:
-        return owned
-    masks = keyed_edges(table, _ids(owned), fractions, seed=config.partition_seed)
-    edges = replace(table, masks=masks)
-    return replace(owned, dataset=replace(owned.dataset, edges=edges))
 
 
 def _expected(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
@@ -218,8 +202,15 @@ def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]
 def _given_split(config: RunConfig) -> SplitFractions | None:
     """Return the shares that a run sets, ``None`` for ``default`` and ``public``."""
     if config.split == "default" and config.split_by == "id":
-        return parse_split(EDGE_SPLIT if config.classifies_edges else FILE_SPLIT)
+        return parse_split(_default_split(config))
     return None if config.split == "default" else parse_split(config.split)
+
+
+def _default_split(config: RunConfig) -> str:
+    """Return the shares of an owner's graph without a split."""
+    if config.predicts_links:
+        return LINK_SPLIT
+    return EDGE_SPLIT if config.classifies_edges else FILE_SPLIT
 
 
 def _drawn_from(
@@ -240,10 +231,7 @@ def _drawn_from(
     elif config.classifies_edges and config.time_cuts:
         used["time-cuts"] = config.time_cuts.replace(" ", "")
     else:
-        default = FILE_SPLIT
-        if config.has_pairs:
-            default = LINK_SPLIT if config.predicts_links else EDGE_SPLIT
-        shares = given or parse_split(default) or ()
+        shares = given or parse_split(_default_split(config)) or ()
         used["split"] = "/".join(f"{float(100 * share):g}" for share in shares)
     used["partition-seed"] = config.partition_seed
     return tuple(used.items())

@@ -28,7 +28,7 @@ CLASS_SETTINGS = (
     *("min_class_count", "class_align", "shots"),
 )
 """Settings that labels and numbers do not have."""
-KEYED_SETTINGS = ("transductive", "inductive", "graph", "edge")
+KEYED_SETTINGS = ("transductive", "inductive", "graph", "edge", "link")
 """Values of ``setting`` whose items have identifiers."""
 
 MAX_SHOTS = 11

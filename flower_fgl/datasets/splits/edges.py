@@ -37,7 +37,6 @@ from flower_fgl.nn.link import pair_codes
 __all__ = [
     "check_edge_times",
     "edge_client",
-    "keyed_edges",
     "require_edges",
     "split_by_time",
     "split_edges",
@@ -160,8 +159,12 @@ def check_edge_times(time: Tensor, masks: Mapping[str, Tensor]) -> None:
             latest, of = float(held.max()), name
 
 
-def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
+def edge_client(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str] = ()
+) -> ClientGraph:
     """Turn the graph of a client with ``edges`` into the task of classifying these edges.
+
+    ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
 
     Its items are the labelled edges. With times, ``graph`` holds training and validation
     edges, and messages pass over edges before the first validation edge; the test edges are
@@ -181,7 +184,7 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             "classes. Add a column label to edges.csv; in an .npz file edge_label and "
             "edge_class_names."
         )
-    masks = _masks(table, client, config)
+    masks = _masks(table, client, config, ids)
     labelled = torch.stack([masks[name] for name in SPLITS]).any(dim=0)
     names = joint_names(
         client.feature_names,
@@ -235,7 +238,7 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
 
 
 def _masks(
-    table: EdgeTable, client: ClientGraph, config: RunConfig
+    table: EdgeTable, client: ClientGraph, config: RunConfig, ids: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return the owner's split of the labelled edges, or draw one."""
     known = table.y >= 0
@@ -253,9 +256,14 @@ def _masks(
         return {name: mask & known for name, mask in table.masks.items()}
     if int(known.sum()) < MIN_EDGES:
         return dict.fromkeys(SPLITS, torch.zeros_like(known))
+    if is_keyed and table.time is not None:
+        raise DataError(
+            'split-by = "id" splits the edges by the ids of their ends, but these edges '
+            "have times, by which they are split. Remove split-by."
+        )
     if is_keyed:
-        ids = [str(number) for number in client.node_ids.tolist()]
-        return keyed_edges(table, ids, fractions, seed=config.partition_seed)
+        keys = edge_keys(table.pairs, ids)
+        return keyed_split(keys, known, fractions, seed=config.partition_seed)
     if table.time is not None:
         cuts = read_time_cuts(config.time_cuts)
         return split_by_time(table.time, table.y, fractions, cuts=cuts)
@@ -270,25 +278,6 @@ def _masks(
     return split_edges(
         table.pairs, table.y, client.graph.num_nodes, fractions, generator=generator
     )
-
-
-def keyed_edges(
-    table: EdgeTable, ids: Sequence[str], fractions: Sequence[Fraction], *, seed: int
-) -> dict[str, Tensor]:
-    """Split labelled edges by the ``ids`` (N,) of their ends, see :func:`keyed_split`.
-
-    Raises
-    ------
-    DataError
-        If the edges have times, which split them.
-    """
-    if table.time is not None:
-        raise DataError(
-            'split-by = "id" splits the edges by the ids of their ends, but these edges '
-            "have times, by which they are split. Remove split-by."
-        )
-    keys = edge_keys(table.pairs, ids)
-    return keyed_split(keys, table.y >= 0, fractions, seed=seed)
 
 
 def _is_before(table: EdgeTable, later: Tensor) -> Tensor:

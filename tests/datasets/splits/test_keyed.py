@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients
-from flower_fgl.datasets.client_graph import EdgeTable
-from flower_fgl.datasets.splits.edges import keyed_edges
+from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
+from flower_fgl.datasets.owned import client_from_file
+from flower_fgl.datasets.splits.edges import edge_client
 from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split, keyed_uniform
 from flower_fgl.methods import parse_config
+from tests.support.graph_sets import write_tables
 
 SHARES = (Fraction(8, 10), Fraction(1, 10), Fraction(1, 10))
 
@@ -68,16 +72,18 @@ def test_an_edge_has_the_same_key_in_both_directions() -> None:
 
 
 def test_edges_with_times_are_split_by_them() -> None:
-    pairs, y = torch.tensor([[0, 1], [1, 2]]), torch.tensor([0, 1])
-    table = EdgeTable(pairs, y, ("x", "y"), torch.zeros(2, 0))
-    masks = keyed_edges(table, ["a", "b", "c"], SHARES, seed=0)
-    assert sum(int(mask.sum()) for mask in masks.values()) == 2
-    timed = EdgeTable(pairs, y, ("x", "y"), torch.zeros(2, 0), time=torch.zeros(2))
+    pairs, y = torch.tensor([[0] * 12, [1] * 12]), torch.tensor([0, 1, 0] * 4)
+    target, none = Target.classes(("x", "y")), torch.zeros(12, 0)
+    graph = Graph(
+        torch.zeros(2, 1), pairs[:, :0], torch.zeros(2, dtype=torch.int64), {}
+    )
+    table = EdgeTable(pairs, y, target, none, time=torch.arange(12.0))
+    client = ClientGraph(0, graph, target, torch.arange(2), edges=table)
     with pytest.raises(DataError, match="have times"):
-        keyed_edges(timed, ["a", "b", "c"], SHARES, seed=0)
+        edge_client(client, parse_config({"setting": "edge", "split-by": "id"}))
 
 
-@pytest.mark.parametrize("setting", ["transductive", "edge"])
+@pytest.mark.parametrize("setting", ["transductive", "edge", "link"])
 def test_an_item_of_a_dataset_is_in_one_part_whatever_the_partition(
     setting: str,
 ) -> None:
@@ -89,7 +95,8 @@ def test_an_item_of_a_dataset_is_in_one_part_whatever_the_partition(
             graph, ids = client.graph, client.node_ids
             ends = ids[graph.pairs] if graph.pairs is not None else ids[None]
             for name, mask in graph.masks.items():
-                for item in ends[:, mask].T.tolist():
+                is_item = mask & (graph.y > 0) if setting == "link" else mask
+                for item in ends[:, is_item].T.tolist():
                     item = tuple(sorted(item))
                     assert parts.setdefault(item, name) == name
     assert set(parts.values()) == {"train", "val", "test"}
@@ -117,3 +124,32 @@ def test_a_key_is_text_of_any_script() -> None:
     numbers = [keyed_uniform(key, 0) for key in ("水", "", "a" * 10_000)]
     assert np.unique(numbers).size == 3
     assert all(0 <= number < 1 for number in numbers)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "edge", "link"])
+def test_owners_with_the_same_ids_split_them_alike(
+    setting: str, tmp_path: Path
+) -> None:
+    parts: dict[tuple[str, ...], str] = {}
+    for number in range(2):  # the second owner lists the nodes backwards
+        names = [f"account {k}" for k in range(40)][:: 1 - 2 * number]
+        rows = [f"{name},{'xy'[len(name) % 2]},1" for name in names]
+        pairs = [(a, b) for k, a in enumerate(names) for b in names[k + 1 : k + 4]]
+        edges = [f"{a},{b},{'xy'[len(a) % 2]}" for a, b in pairs]
+        folder = write_tables(
+            tmp_path / str(number),
+            nodes="\n".join(["id,label,mass", *rows]),
+            edges="\n".join(["source,target,label", *edges]),
+            classes="name\nx\ny",
+            edge_classes="name\nx\ny",
+        )
+        config = parse_config({"setting": setting, "split-by": "id"})
+        graph = client_from_file(folder, config).graph
+        for name, mask in graph.masks.items():
+            for place in (mask & (graph.y >= (setting == "link"))).nonzero().flatten():
+                ends = (
+                    [place] if graph.pairs is None else graph.pairs[:, place].tolist()
+                )
+                item = tuple(sorted(names[int(end)] for end in ends))
+                assert parts.setdefault(item, name) == name
+    assert set(parts.values()) == {"train", "val", "test"}
