@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from flower_fgl.datasets.graph_files.graph_set import (
     inspect_graph_set,
     load_graph_set,
 )
-from flower_fgl.datasets.owned_set import client_from_set, split_keys
+from flower_fgl.datasets.owned_set import client_from_set, split_keys, split_set
 from flower_fgl.methods import parse_config
 from tests.support.graph_sets import write_tables
 
@@ -146,21 +147,58 @@ def test_without_rdkit_the_error_names_the_extra(
         load_graph_set(molecules(tmp_path))
 
 
+def aqsoldb(data: Path, name: str) -> list[dict[str, str]]:
+    """Return the rows of one source of AqSolDB."""
+    source = data / "AqSolDB" / f"dataset-{name}.csv.gz"
+    with gzip.open(source, "rt", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(folder: Path, rows: list[dict[str, str]]) -> None:
+    """Write rows as a set, with the split of AqSolDB's README, by the whole InChIKey."""
+    folder.mkdir(exist_ok=True)
+    with open(folder / "graphs.csv", "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "smiles", "target:Solubility", "split"])
+        for row in rows:
+            digest = hashlib.sha256(row["InChIKey"].encode()).hexdigest()
+            part = "train" if int(digest, 16) % 5 else "test"
+            table.writerow([row["ID"], row["SMILES"], row["Solubility"], part])
+
+
+@pytest.mark.thorough
+def test_three_sources_of_aqsoldb_share_no_compound_across_parts(
+    real_data: Path, tmp_path: Path
+) -> None:
+    parts: dict[str, str] = {}
+    numbers = {"setting": "graph", "target-kind": "numbers"}
+    published = {"G": (918, 226, 2.209), "H": (449, 129, 3.088), "I": (77, 17, 0.951)}
+    for name, (num_train, num_test, rmse) in published.items():
+        write_rows(tmp_path / name, aqsoldb(real_data, name))
+        owned = load_graph_set(tmp_path / name)
+        masks, _ = split_set(owned, parse_config(numbers))
+        for part, mask in masks.items():
+            for key, is_in in zip(
+                split_keys(owned, "skeleton"), mask.tolist(), strict=True
+            ):
+                assert not is_in or parts.setdefault(key, part) == part
+        own = client_from_set(owned, parse_config({**numbers, "split": "public"}))
+        train, test = (graph.targets for graph in (own.graph, own.evaluation[1]))
+        assert train is not None
+        assert test is not None
+        assert (len(train), len(test)) == (num_train, num_test)
+        mean_error = (test - train.mean()).square().mean().sqrt()
+        assert round(float(mean_error), 3) == rmse
+    assert len(parts) > 1000
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", "ABCDEFGHI")
 def test_two_rows_of_aqsoldb_cannot_be_read(
     name: str, real_data: Path, tmp_path: Path
 ) -> None:
-    source = real_data / "AqSolDB" / f"dataset-{name}.csv.gz"
-    with gzip.open(source, "rt", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    with open(tmp_path / "graphs.csv", "w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["id", "smiles", "label"])
-        table.writerows(
-            [row["ID"], row["SMILES"], str(float(row["Solubility"]) > -2)]
-            for row in rows
-        )
+    rows = aqsoldb(real_data, name)
+    write_rows(tmp_path, rows)
     owned, problems = inspect_graph_set(tmp_path)
     if name != "B":
         assert owned is not None
