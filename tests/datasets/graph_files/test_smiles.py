@@ -84,6 +84,7 @@ def test_molecules_are_split_by_their_skeleton(tmp_path: Path) -> None:
     keys = dict(zip(owned.ids, split_keys(owned, "skeleton"), strict=True))
     assert keys["ethanol"] == keys["again"] == "LFQSCWFLJHTTHZ"
     assert (keys["acid"], keys["acetate"]) == ("QTBSBXVTEAMEQO", "VMHLLURERBWHNL")
+    assert keys["any"] == "*C"  # an unknown atom has no InChIKey
     assert split_keys(owned, "inchikey")[0] == "LFQSCWFLJHTTHZ-UHFFFAOYSA-N"
     config = parse_config({"setting": "graph", "partition-seed": 7})
     client = client_from_set(owned, config)
