@@ -87,6 +87,24 @@ def test_an_export_reads_back_equal(owners: Path, tmp_path: Path) -> None:
     assert one.summary["best"]["test"] == other.summary["best"]["test"]
 
 
+def test_numbers_with_holes_train_alike_in_process_and_deployed(
+    tmp_path: Path,
+) -> None:
+    names = {"class_names": None, "target_names": np.array(["mass", "charge"])}
+    for number, name in enumerate("abc"):
+        sizes = np.bincount(set_arrays(60, number)["graph_of_node"])
+        y = np.stack([sizes * 1.5, sizes**2.0], axis=1)
+        y[number::7, 0] = np.nan
+        write_set(tmp_path / "owners" / f"{name}.npz", 60, number, y=y, **names)
+    nodes = [{"graph": str(tmp_path / "owners" / f"{name}.npz")} for name in "abc"]
+    numbers = {**GRAPH, "target_kind": "numbers"}
+    deployed = run_owners(nodes, tmp_path / "run", **numbers)
+    settings = {**of_file(SMALL), **numbers, "output_dir": str(tmp_path / "runs")}
+    local = simulate("fedavg", owners=str(tmp_path / "owners"), **settings)
+    assert deployed.summary["best"]["test"] == local.summary["best"]["test"]
+    assert local.summary["best"]["test"]["nrmse"] > 0
+
+
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
 def test_exports_of_labels_and_numbers_read_back_equal(
     kind: str, tmp_path: Path
