@@ -241,22 +241,62 @@ def predict(
     model: Annotated[
         Path, typer.Option(help="Model folder of a data owner, or a run folder.")
     ],
-    graph: Annotated[Path, typer.Option(help="Graph: an .npz file or a CSV folder.")],
-    output: Annotated[Path, typer.Option(help="CSV file to write.", dir_okay=False)],
+    graph: Annotated[
+        Path,
+        typer.Option(help="Graph or set of graphs: an .npz file or a CSV folder."),
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Table to write: .csv or .parquet.", dir_okay=False)
+    ],
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            help="For links: CSV file with the pairs to score, columns source and target.",
+            dir_okay=False,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="For links: score the best K partners of every node instead."
+        ),
+    ] = None,
+    only_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--only-unknown", help="For edges: predict only those without a label."
+        ),
+    ] = False,
+    from_time: Annotated[
+        float | None,
+        typer.Option("--from", help="For edges: predict only those from this time on."),
+    ] = None,
 ) -> None:
-    """Predict the classes of a graph's nodes.
+    """Predict nodes, edges, links or graphs with a saved model.
 
-    Writes the class probabilities of each node as CSV.
+    The model decides which. Writes one row per item, with the identifiers of the file.
     """
-    from flower_fgl.simulation.prediction import predict_graph, write_csv
+    from flower_fgl.simulation.prediction import (
+        check_ending,
+        predict_graph,
+        write_table,
+    )
 
-    prediction = predict_graph(model, graph)
-    write_csv(prediction, output)
+    check_ending(output)
+    prediction = predict_graph(
+        model,
+        graph,
+        pairs=pairs,
+        top_k=top_k,
+        only_unknown=only_unknown,
+        from_time=from_time,
+    )
+    write_table(prediction, output)
     if prediction.note:
         show(f"Note: {prediction.note}")
     card = prediction.card
     kind = f"of {card.owner}" if card.owner else "aggregated"
     show(
-        f"{len(prediction.nodes):,} nodes, {len(card.class_names)} classes: {output}\n"
+        f"{prediction.summary}: {output}\n"
         f"model: {card.method}, {card.model}, round {card.round}, {kind}"
     )

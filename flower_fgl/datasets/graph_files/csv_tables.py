@@ -76,13 +76,19 @@ EDGE_COLUMNS = ("source", "target", "label", "time", "split")
 
 
 def read_csv_folder(
-    folder: Path, *, needs_labels: bool = True, attempts: ErrorCollector | None = None
+    folder: Path,
+    *,
+    needs_labels: bool = True,
+    scores_edges: bool = False,
+    attempts: ErrorCollector | None = None,
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` graph file.
 
-    Without ``needs_labels``, labels, classes and split are not read and may be missing. By
-    default the first error is raised; arrays with an error that ``attempts`` has collected
-    are missing in the result.
+    Without ``needs_labels``, labels, classes and split are not read and may be missing.
+    With ``scores_edges``, features and times of edges are read without their classes,
+    and ``edge_label`` is 0 for an edge with a label, else -1. By default the first error
+    is raised; arrays with an error that ``attempts`` has collected are missing in the
+    result.
 
     Returns
     -------
@@ -126,7 +132,8 @@ def read_csv_folder(
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
-        arrays |= attempt(_edges, folder / "edges.csv", index, attempt) or {}
+        path = folder / "edges.csv"
+        arrays |= attempt(_edges, path, index, attempt, scores_edges) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
         if os.path.exists(folder / "prepared.csv"):
             arrays["prepared"] = attempt(
@@ -235,7 +242,7 @@ def _class_names(table: Table, path: Path, item: str) -> list[str]:
 
 
 def _edges(
-    path: Path, index: dict[str, int], attempt: ErrorCollector
+    path: Path, index: dict[str, int], attempt: ErrorCollector, scores_edges: bool
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
     several = target_columns(path, of_edges=True)
@@ -243,8 +250,10 @@ def _edges(
     _, header = next(rows)
     if len(header) > 2:
         rows.close()
-        has_classes = "label" in header
-        return _described_edges(path, index, attempt, several, has_classes=has_classes)
+        is_read = "label" in header or bool(several) or scores_edges
+        return _described_edges(
+            path, index, attempt, several, is_read=is_read, scores_edges=scores_edges
+        )
     ends = array("q")
     places = [header.index(column) for column in ("source", "target")]
     for line, row in rows:
@@ -272,13 +281,17 @@ def _described_edges(
     attempt: ErrorCollector,
     several: Sequence[str],
     *,
-    has_classes: bool,
+    is_read: bool,
+    scores_edges: bool,
 ) -> dict[str, Array]:
-    """Return the arrays of an edge table with classes, numbers or features of edges."""
+    """Return the arrays of an edge table with classes, numbers or features of edges.
+
+    Times and a split are refused unless ``is_read`` says that edges are predicted.
+    """
     table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several))
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
     unread += table.parts.values()
-    if unread and not has_classes and not several:
+    if unread and not is_read:
         raise DataError(
             f"{table.where}: Remove {clip(', '.join(unread), 200)}, or rename a number "
             "that describes the edges. Times and a split of edges are read only together "
@@ -297,9 +310,11 @@ def _described_edges(
         "notes": split_note(table),
     }
     found = None
-    if several:
+    if scores_edges:
+        arrays["edge_label"] = _known_edges(table, several)
+    elif several:
         arrays |= attempt(read_columns, table, several, "edge") or {}
-    elif has_classes:
+    elif is_read:
         found = attempt(read_classes, table, "edge_classes.csv", "edge")
     else:
         return {key: array for key, array in arrays.items() if array is not None}
@@ -308,9 +323,20 @@ def _described_edges(
         arrays |= {names[name]: array for name, array in found.items()}
     if table.text["time"]:
         arrays["edge_time"] = attempt(_times, table)
-    masks = attempt(read_masks, table) or {}
+    masks = {} if scores_edges else attempt(read_masks, table) or {}
     arrays |= {f"edge_{name}": mask for name, mask in masks.items()}
     return {key: array for key, array in arrays.items() if array is not None}
+
+
+def _known_edges(table: Table, several: Sequence[str]) -> Array:
+    """Return 0 for an edge with a known class or number, else -1; (M,), int64."""
+    cells = [texts for name in ("label", *several) if (texts := table.text[name])]
+    cells = cells or [[""] * len(table.lines)]
+    is_known = [
+        any(cell and not marks_unknown(cell) for cell in row)
+        for row in zip(*cells, strict=True)
+    ]
+    return np.array(is_known, dtype=np.int64) - 1
 
 
 def _times(table: Table) -> Array:

@@ -99,6 +99,7 @@ __all__ = [
     "SCALING",
     "LocalGraphFile",
     "check_kind",
+    "edges_to_score",
     "inspect_graph_file",
     "is_known",
     "load_graph_file",
@@ -154,6 +155,13 @@ class LocalGraphFile:
     notes: tuple[str, ...] = ()
     prepared: str = ""
 
+    @property
+    def ids(self) -> Array:
+        """The owner's identifiers of the nodes, (N,): text, or else ``node_ids``."""
+        if self.names:
+            return np.array(self.names, dtype=object)
+        return self.node_ids.numpy()
+
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
     ) -> ClientGraph:
@@ -193,7 +201,10 @@ class LocalGraphFile:
 
 
 def load_graph_file(
-    path: str | os.PathLike[str], *, needs_labels: bool = True
+    path: str | os.PathLike[str],
+    *,
+    needs_labels: bool = True,
+    scores_edges: bool = False,
 ) -> LocalGraphFile:
     """Read and validate a data owner's graph file.
 
@@ -205,6 +216,9 @@ def load_graph_file(
     needs_labels : bool
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
+    scores_edges : bool
+        Whether edges are to be scored. Their features and times are then read without
+        their classes, whose number is 0 where a label is known, else -1.
 
     Returns
     -------
@@ -218,7 +232,9 @@ def load_graph_file(
         If the file is missing or damaged, contains pickled objects, or its arrays are
         inconsistent. The message names the array and the way to fix it.
     """
-    owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
+    owned = _load(
+        path, ErrorCollector(), needs_labels=needs_labels, scores_edges=scores_edges
+    )
     assert owned is not None  # the collector raises the first error
     for note in owned.notes:
         log.info("%s: %s", show_path(path), note)
@@ -238,7 +254,11 @@ def inspect_graph_file(
 
 
 def _load(
-    given: str | os.PathLike[str], attempt: ErrorCollector, *, needs_labels: bool
+    given: str | os.PathLike[str],
+    attempt: ErrorCollector,
+    *,
+    needs_labels: bool,
+    scores_edges: bool = False,
 ) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
     # the methods of Path raise errors for long names and unknown users
@@ -249,7 +269,12 @@ def _load(
         if os.path.exists(path / GRAPHS):
             rows = csv_rows(path / GRAPHS, ("id",))
             raise _holds_a_set(path, sum(1 for _ in rows) - 1)
-        arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
+        arrays = read_csv_folder(
+            path,
+            needs_labels=needs_labels,
+            scores_edges=scores_edges,
+            attempts=attempt,
+        )
         if attempt.problems:
             return None
     else:
@@ -259,6 +284,8 @@ def _load(
             raise _holds_a_set(path, len(np.unique(graphs)))
         if not needs_labels:
             arrays = _without_labels(arrays)
+    if scores_edges:
+        arrays = edges_to_score(arrays)
     where = show_path(path)
     target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
     if target is None:  # labels cannot be validated, but all other arrays can
@@ -329,6 +356,25 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
         and (not key.endswith("_mask") or key in EDGE_KEYS)
         and not EVALUATION.fullmatch(key)
     }
+
+
+def edges_to_score(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Replace what is known of edges by 0 for something, else -1; drop their split."""
+    out = {key: array for key, array in arrays.items() if not key.endswith("_mask")}
+    ends = arrays.get("edges", arrays.get("edge_index", np.empty(0)))
+    number = ends.size // 2  # another array says so if its shape is wrong
+    label = arrays.get("edge_label", np.full(number, -1))
+    if label.dtype.kind in "iu":
+        label = np.minimum(label, 0)
+    numbers = out.pop("edge_target", None)
+    if numbers is not None and numbers.dtype.kind in "fiu" and len(numbers) == number:
+        is_known = ~np.isnan(numbers.reshape(number, -1)).all(axis=1)
+        label = np.asarray(is_known, dtype=np.int64) - 1
+    for key in ("edge_target_names", "edge_target_units"):
+        out.pop(key, None)
+    known = np.array(["known"])
+    out |= {"edge_class_names": known, "edge_declared_classes": known}
+    return out | {"edge_label": label}
 
 
 def is_known(key: str) -> bool:

@@ -22,7 +22,7 @@ from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["SET_SPLIT", "cut_graph_clients", "degree_features", "node_degrees"]
-__all__ += ["with_degrees"]
+__all__ += ["degree_names", "with_degrees"]
 
 SET_SPLIT = "80/10/10"
 """Default split of an owner's set of graphs."""
@@ -51,10 +51,15 @@ def degree_features(degrees: Tensor, largest: int) -> Tensor:
     )
 
 
+def degree_names(largest: int) -> tuple[str, ...]:
+    """Return the names of the columns of :func:`with_degrees`."""
+    return (*(f"degree={k}" for k in range(largest + 1)), f"degree>{largest}")
+
+
 def with_degrees(dataset: GraphDataset, largest: int) -> GraphDataset:
     """Replace the features by one-hot degrees, and one column for those above a number."""
     x = degree_features(node_degrees(dataset), largest)
-    names = (*(f"degree={k}" for k in range(largest + 1)), f"degree>{largest}")
+    names = degree_names(largest)
     return replace(dataset, x=x, feature_names=names)
 
 
