@@ -77,10 +77,8 @@ def read_accounts(folder: Path) -> list[dict[str, str]]:
 
 def suspicion(model: Path, graph: Path) -> dict[str, float]:
     """Return the predicted probability of laundering of every account."""
-    found = predict_graph(model, graph)
-    column = list(found.card.class_names).index(CLASSES[1])
-    scores = found.probabilities[:, column].tolist()
-    return dict(zip(found.nodes, scores, strict=True))
+    found = predict_graph(model, graph).to_frame()
+    return dict(zip(found["node"], found[f"p:{CLASSES[1]}"].tolist(), strict=True))
 
 
 def score_bank(

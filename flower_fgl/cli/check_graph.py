@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from flower_fgl.cli.check_numbers import number_notes
+from flower_fgl.cli.check_set import read_set
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.data_floors import broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
@@ -61,11 +62,11 @@ def inspect_graph(
 ) -> GraphReport:
     """Find all problems of a data owner's graph file, for a run and a node config."""
     config = parse_config(settings)
-    owned, problems = inspect_graph_file(path, needs_labels=not config.has_pairs)
-    if owned is None:
-        return GraphReport(problems)
     try:
-        graph = client_from_owned(owned, config)
+        read = read_set if config.classifies_graphs else _read_graph
+        graph, problems, noted = read(path, config)
+        if graph is None:
+            return GraphReport(problems)
         data = ClientData.build(graph, torch.device("cpu"))
     except DataError as error:
         return GraphReport([f"{show_path(path)}: {error}"])
@@ -86,7 +87,26 @@ def inspect_graph(
         f"this node refuses a run with these settings: {text}."
         for text in broken_by_data(node, config, data)
     ]
-    notes += [*owned.notes, *_notes(graph, description, config)]
+    notes += [*noted, *_notes(graph, description, config)]
+    is_drawn = "partition-seed" in dict(graph.drawn_from)
+    if is_drawn and not graph.replaces_split and not node.state_dir:
+        notes.append(
+            "The run chooses the split. Two runs whose splits differ by one item can "
+            "reveal that item. Write the split into the file, or set state-dir in the node "
+            "config: the SuperNode then keeps the split of its first run."
+        )
+    counts = enough(description.class_counts, config.min_class_count)
+    return GraphReport([], notes, replace(description, class_counts=counts))
+
+
+def _read_graph(
+    path: Path, config: RunConfig
+) -> tuple[ClientGraph | None, list[str], list[str]]:
+    """Return the client of one graph, the problems of its file, and notes on it."""
+    owned, problems = inspect_graph_file(path, needs_labels=not config.has_pairs)
+    if owned is None:
+        return None, problems, []
+    notes = [*owned.notes]
     if owned.dataset.edges is not None:
         notes += _edge_notes(owned.dataset.edges, config)
     has_own_split = bool(owned.dataset.masks) or config.has_pairs
@@ -103,15 +123,7 @@ def inspect_graph(
             "The file contains no split. A random one will be drawn: "
             f"{split} of each class. Add {parts} to choose the split yourself."
         )
-    is_drawn = "partition-seed" in dict(graph.drawn_from)
-    if is_drawn and not graph.replaces_split and not node.state_dir:
-        notes.append(
-            "The run chooses the split. Two runs whose splits differ by one item can "
-            "reveal that item. Write the split into the file, or set state-dir in the node "
-            "config: the SuperNode then keeps the split of its first run."
-        )
-    counts = enough(description.class_counts, config.min_class_count)
-    return GraphReport([], notes, replace(description, class_counts=counts))
+    return client_from_owned(owned, config), [], notes
 
 
 def _notes(
@@ -154,7 +166,9 @@ def _notes(
 
 
 def _items(config: RunConfig) -> str:
-    """Return what is trained and scored: ``edges`` or ``nodes``."""
+    """Return what is trained and scored: ``graphs``, ``edges`` or ``nodes``."""
+    if config.classifies_graphs:
+        return "graphs"
     return "edges" if config.has_pairs else "nodes"
 
 
@@ -283,13 +297,14 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     spaces.
     """
     items = _items(config)
-    size = "pairs of nodes to predict" if config.has_pairs else "nodes"
+    size = "pairs of nodes to predict" if config.has_pairs else items
     if config.classifies_edges:
         used = description.num_train + description.num_val + description.num_test
         is_cut = (
             description.num_nodes < used
         )  # by time: the test has a graph of its own
         size = "labelled edges before the test" if is_cut else "labelled edges"
+    whole = "the set" if config.classifies_graphs else "the graph"
     counts = dict(zip(description.class_names, description.class_counts, strict=False))
     per_class = ", ".join(f"{name}: {count}" for name, count in counts.items())
     names = description.feature_names
@@ -299,7 +314,7 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     scaled = {"none": "are not scaled", "rows": "are scaled by node"}
     said = {
         "name": f"the owner's name: {description.name}",
-        "num-nodes num-edges": f"the size of the graph: {description.num_nodes:,} {size}, "
+        "num-nodes num-edges": f"the size of {whole}: {description.num_nodes:,} {size}, "
         f"{description.num_edges:,} edges",
         "num-train num-val num-test": f"how many {items} are used for what: "
         f"{description.num_train:,} for training, {description.num_val:,} for validation, "

@@ -22,7 +22,7 @@ from flower_fgl.cli.arguments import (
 )
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import DataError
 from flower_fgl.core.node_settings import (
     NodeSettings,
     broken_floors,
@@ -117,21 +117,28 @@ def check_graph(
         str,
         typer.Option(help="The --node-config with which the SuperNode will start."),
     ] = "",
+    drop_unreadable: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only write graphs.csv to this new folder, without the lines whose SMILES "
+            "cannot be read."
+        ),
+    ] = None,
 ) -> None:
-    """Check a data owner's graph file.
+    """Check the file of a data owner: a graph, or a set of graphs.
 
     Lists all problems of the file, and everything that the server would learn about it
     before round 1. With --node-config, also text there that Flower drops, what makes the
     SuperNode refuse its own node config, and the floors that a run with these settings
     does not reach.
     """
+    if drop_unreadable is not None:
+        # loads rdkit
+        from flower_fgl.datasets.graph_files.smiles import drop_unreadable as drop
+
+        show(f"{drop_unreadable}: left out {drop(graph, drop_unreadable):,} lines.")
+        return
     pairs = parse_pairs(settings or [])
-    if pairs.get("setting") == "graph":
-        raise ConfigError(
-            f"{graph} holds one graph, for the classification of its nodes or edges or "
-            'for link prediction: setting = "graph" is not possible with graph files. '
-            "Remove it."
-        )
     config = parse_config(pairs)
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])
@@ -206,6 +213,7 @@ def check_node_config(
     # load torch: the text is checked first
     from flower_fgl.client_apps.runtime.node_checks import check_node
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
+    from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
 
     check_node({"graph": str(graph), **values}, config, creates=False)
     weaker = broken_floors(
@@ -219,9 +227,8 @@ def check_node_config(
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")
     elif os.path.realpath(node.graph) != os.path.realpath(graph):
-        _, problems = inspect_graph_file(
-            Path(node.graph), needs_labels=not config.has_pairs
-        )
+        inspect = inspect_graph_set if config.classifies_graphs else inspect_graph_file
+        _, problems = inspect(Path(node.graph), needs_labels=not config.has_pairs)
         if problems:
             raise DataError(
                 f"The graph of the node config cannot be used: {' '.join(problems)}"
@@ -234,22 +241,62 @@ def predict(
     model: Annotated[
         Path, typer.Option(help="Model folder of a data owner, or a run folder.")
     ],
-    graph: Annotated[Path, typer.Option(help="Graph: an .npz file or a CSV folder.")],
-    output: Annotated[Path, typer.Option(help="CSV file to write.", dir_okay=False)],
+    graph: Annotated[
+        Path,
+        typer.Option(help="Graph or set of graphs: an .npz file or a CSV folder."),
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Table to write: .csv or .parquet.", dir_okay=False)
+    ],
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            help="For links: CSV file with the pairs to score, columns source and target.",
+            dir_okay=False,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="For links: score the best K partners of every node instead."
+        ),
+    ] = None,
+    only_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--only-unknown", help="For edges: predict only those without a label."
+        ),
+    ] = False,
+    from_time: Annotated[
+        float | None,
+        typer.Option("--from", help="For edges: predict only those from this time on."),
+    ] = None,
 ) -> None:
-    """Predict the classes of a graph's nodes.
+    """Predict nodes, edges, links or graphs with a saved model.
 
-    Writes the class probabilities of each node as CSV.
+    The model decides which. Writes one row per item, with the identifiers of the file.
     """
-    from flower_fgl.simulation.prediction import predict_graph, write_csv
+    from flower_fgl.simulation.prediction import (
+        check_ending,
+        predict_graph,
+        write_table,
+    )
 
-    prediction = predict_graph(model, graph)
-    write_csv(prediction, output)
+    check_ending(output)
+    prediction = predict_graph(
+        model,
+        graph,
+        pairs=pairs,
+        top_k=top_k,
+        only_unknown=only_unknown,
+        from_time=from_time,
+    )
+    write_table(prediction, output)
     if prediction.note:
         show(f"Note: {prediction.note}")
     card = prediction.card
     kind = f"of {card.owner}" if card.owner else "aggregated"
     show(
-        f"{len(prediction.nodes):,} nodes, {len(card.class_names)} classes: {output}\n"
+        f"{prediction.summary}: {output}\n"
         f"model: {card.method}, {card.model}, round {card.round}, {kind}"
     )

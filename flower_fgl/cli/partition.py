@@ -14,7 +14,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.datasets.graph_files.write import save_client_graph, save_client_set
 from flower_fgl.datasets.partition.summary import PartitionSummary
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
@@ -128,19 +128,12 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``, since a graph file holds a single graph, or
-        ``"link"`` or ``"edge"``, since an export holds no split and no classes of edges;
-        or with ``target = "all"``.
+        If ``setting`` is ``"link"`` or ``"edge"``, since an export holds no split and no
+        classes of edges.
     DataError
         If the data cannot be partitioned, the folder cannot be written, or it holds
         files of another export.
     """
-    if config.classifies_graphs:
-        raise ConfigError(
-            "export supports node classification only: a graph file cannot hold a set "
-            'of graphs (setting = "graph"). Choose a dataset of task "node" (flower-fgl '
-            "datasets)."
-        )
     if config.predicts_links:
         raise ConfigError(
             'export writes whole graphs, but setting = "link" splits their edges. Export '
@@ -151,11 +144,6 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
             'export does not write the classes of edges (setting = "edge"). Give each '
             "SuperNode its owner's own file."
         )
-    if config.is_multi_label:
-        raise ConfigError(
-            f'A graph file holds one class of each node, but target = "{config.target}" '
-            "has several labels. Choose one target."
-        )
     store = open_store(config, config.clients)
     number = store.index.num_clients
     width = len(str(number - 1))
@@ -165,10 +153,11 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
             f"{folder} holds {others[0].name} of another export, which is not one of "
             f"these {number} clients. Choose another folder, or remove it."
         )
+    save = save_client_set if config.classifies_graphs else save_client_graph
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, client in zip(paths, _clients(store), strict=True):
-            save_client_graph(path, client)
+            save(path, client)
     except OSError as error:
         raise DataError(f"Cannot write to {folder}: {error}.") from error
     return paths

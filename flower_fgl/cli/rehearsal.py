@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from flower_fgl.cli.arguments import show
 from flower_fgl.cli.check_graph import inspect_graph
@@ -17,18 +20,22 @@ from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import has_targets
 from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.nn.link import draw_negatives, pair_codes
 from flower_fgl.runs.files import Row
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import describe_round
 from flower_fgl.simulation.flower.flower_simulation import sigterm_as_interrupt
 from flower_fgl.simulation.flower.rehearsal import Rehearsal
-from flower_fgl.simulation.prediction import other_task, predict_graph, write_csv
+from flower_fgl.simulation.prediction import predict_graph, task_of, write_table
 
 __all__ = ["Plan", "plan_rehearsal", "run_rehearsal"]
 
 ROUNDS = 3
+NEW_PAIRS = 1000
+"""Largest number of pairs that are scored after a rehearsal of link prediction."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,6 @@ def plan_rehearsal(
             "argument."
         )
     settings |= pairs
-    if settings.get("setting") == "graph":
-        raise ConfigError(
-            'setting = "graph" cannot be rehearsed: an owner\'s file holds one graph. Use '
-            "flower-fgl run with a set of graphs, or another setting."
-        )
     found: dict[str, Path] = {}
     for path in graphs:
         owner = path.stem if path.suffix == ".npz" else path.name
@@ -152,8 +154,8 @@ def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
         raise DataError(
             f"The graph of {owner} cannot be used:\n" + "\n".join(report.problems)
         )
-    about = report.description
-    size = f"{about.num_nodes:,} nodes"
+    about, is_set = report.description, values.get("setting") == "graph"
+    size = f"{about.num_nodes:,} {'graphs' if is_set else 'nodes'}"
     if values.get("setting") in (LINK, EDGE):
         parts = {"training": about.num_train, "validation": about.num_val}
         parts["test"] = about.num_test
@@ -164,18 +166,34 @@ def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
 
 
 def _predict(owner: str, graph: Path, home: Path) -> None:
-    """Predict the classes of an owner's nodes with its own model."""
+    """Predict the items of an owner's graph with its own model.
+
+    For links, these are up to ``NEW_PAIRS`` random pairs of nodes without an edge.
+    """
     models = sorted((home / "models").glob("*/model.safetensors"))
     if not models:
         show(f"{owner}: no model")
         return
-    card = read_card(models[0].parent)
-    if card is not None and (task := other_task(card)):
-        show(
-            f"{owner}: {models[0].parent} {task}: `flower-fgl predict` is for nodes only"
-        )
+    folder = models[0].parent
+    card = read_card(folder)
+    assert card is not None  # the file exists
+    pairs = _new_pairs(graph) if task_of(card) == "links" else None
+    if pairs is not None and not len(pairs):
+        show(f"{owner}: no predictions, since every pair of nodes has an edge")
         return
-    prediction = predict_graph(models[0].parent, graph)
-    table = home / "probabilities.csv"
-    write_csv(prediction, table)
-    show(f"{owner}: predictions for {len(prediction.nodes):,} nodes in {table}")
+    prediction = predict_graph(folder, graph, pairs=pairs)
+    table = home / "predictions.csv"
+    write_table(prediction, table)
+    show(f"{owner}: predictions for {prediction.summary} in {table}")
+    if prediction.note:
+        show(f"  Note: {prediction.note}")
+
+
+def _new_pairs(graph: Path) -> Any:
+    """Return pairs of nodes (P, 2) without an edge, by the owner's identifiers."""
+    owned = load_graph_file(graph, needs_labels=False)
+    known = pair_codes(owned.dataset.edge_index, owned.dataset.num_nodes)
+    drawn = draw_negatives(
+        known, owned.dataset.num_nodes, NEW_PAIRS, torch.Generator().manual_seed(0)
+    )
+    return owned.ids[drawn.t().numpy()]

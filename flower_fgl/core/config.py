@@ -324,6 +324,8 @@ def _fill(
         ("data set", DATASET_DEFAULTS.get(dataset, {})),
         ("setting", SETTING_DEFAULTS.get(str(general.get("setting", "")), {})),
     ]
+    if general.get("setting") == "graph" and not has_owners:
+        layers += [("setting", {"partition": "uniform"})]
     filled = dict(general)
     sources = {}
     for f in fields(GeneralSettings):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
 from flower_fgl.core.options import option
@@ -186,7 +187,7 @@ class GeneralSettings:
         "default",
         "how the classes of owners become one output; name: classes of the same name are "
         "one class, local: each owner has its own classes, and its head stays local, "
-        "default: name, but local for sets of graphs",
+        "default: name, but local for sets of graphs of different datasets",
         choices="default name local",
     )
     clients: int = option(
@@ -210,8 +211,10 @@ class GeneralSettings:
     )
     partition: str = option(
         "metis",
-        "rule that partitions the dataset among the clients",
+        "rule that partitions the dataset among the clients; auto: metis, and uniform for "
+        "a set of graphs",
         choices=PARTITIONS,
+        auto=True,
     )
     partition_seed: int = option(
         42, "random seed of the partition and of the train/val/test split", ge=0
@@ -226,6 +229,23 @@ class GeneralSettings:
         "default",
         "train/val/test shares in percent per class, e.g. 20/40/40; `default`: those "
         "of the setting and dataset; `public`: the dataset's published split",
+    )
+    split_by: str = option(
+        "auto",
+        "what decides the part of the split that an item falls into; random: a shuffle "
+        "per client, id: a hash of the identifier, the same for all owners, inchikey, "
+        "skeleton: a hash of the molecule's InChIKey, or of its first 14 characters; auto: "
+        "skeleton for SMILES, id for an owner's set of graphs with ids, else random",
+        choices="auto random id inchikey skeleton",
+    )
+    graph_features: str = option(
+        "given",
+        "features of nodes in a set of graphs; given: those of the set, degree: the number "
+        "of neighbours, as one of max-degree + 2 columns",
+        choices="given degree",
+    )
+    max_degree: int = option(
+        64, "largest degree with a column of its own", ge=1, le=10_000
     )
     feature_norm: str = option(
         "default",
@@ -750,5 +770,8 @@ def read_num_neighbors(text: str) -> tuple[int, ...]:
 
 def has_local_heads(settings: GeneralSettings) -> bool:
     """Return whether each owner has its own classes, and keeps its head."""
-    is_default = settings.class_align == "default" and settings.setting == "graph"
-    return bool(settings.owners) and (settings.class_align == "local" or is_default)
+    if settings.class_align != "default" or settings.setting != "graph":
+        return bool(settings.owners) and settings.class_align == "local"
+    entries = [entry.strip() for entry in settings.owners.split(",")]
+    known = {*DATASETS, *known_names("datasets")}
+    return all(entry in known or entry.startswith("tu:") for entry in entries)

@@ -107,6 +107,11 @@ NEEDED: Mapping[str, Rule] = {
     "target-std": _GIVEN,
     "share-target-statistics": _SHARED,
     "min-target-count": _SHARED,
+    "graph-features": ('setting = "graph"', lambda config: config.classifies_graphs),
+    "max-degree": (
+        'setting = "graph" and graph-features = "degree"',
+        lambda c: c.classifies_graphs and c.graph_features == "degree",
+    ),
     "edge-direction": (
         f"a model among {', '.join(DIRECTED)}",
         lambda c: any(read_model(m).name in DIRECTED for m in split_models(c.model)),
@@ -145,6 +150,9 @@ _FILE_SETTINGS = {
     "time-cuts",
     "shots",
     "split",
+    "split-by",
+    "graph-features",
+    "max-degree",
     "partition-seed",
     "feature-norm",
     "feature-sparsity",

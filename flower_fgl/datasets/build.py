@@ -22,6 +22,8 @@ from flower_fgl.datasets.client_graph import (
 )
 from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
+from flower_fgl.datasets.owned_set import split_rule, split_set
 from flower_fgl.datasets.partition.partition import (
     IntArray,
     partition_graphs,
@@ -41,7 +43,12 @@ from flower_fgl.datasets.splits.edges import (
     with_edge_classes,
 )
 from flower_fgl.datasets.splits.few_shot import draw_few_shot, few_shot_labels
-from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
+from flower_fgl.datasets.splits.graph_sets import (
+    SET_SPLIT,
+    cut_graph_clients,
+    with_degrees,
+)
+from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.links import (
     link_client,
     links_sha256,
@@ -82,7 +89,7 @@ FILE_SPLIT = "20/40/40"
 """Default split of a graph file without masks."""
 
 
-def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
+def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
     """Load the dataset named in the settings.
 
     Raises
@@ -100,6 +107,10 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
         elif config.predicts_numbers:
             made = with_numbers(made, config.partition_seed)
         return _expected(made, config)
+    if is_file(config.dataset) and config.classifies_graphs:
+        owned_set = load_graph_set(config.dataset)
+        graphs = expect_target(owned_set.dataset, config, config.dataset)
+        return replace(owned_set, dataset=graphs)
     if is_file(config.dataset):
         owned = load_graph_file(config.dataset, needs_labels=needs_classes(config))
         if owned.evaluation:
@@ -133,14 +144,14 @@ def _expected(
 
 def _check_task(config: RunConfig) -> None:
     """Reject a setting whose task differs from the task of the dataset."""
-    has_graphs = (
-        not is_file(config.dataset) and find_source(config.dataset).task == "graph"
-    )
+    if is_file(config.dataset):
+        return  # its reader rejects another setting
+    has_graphs = find_source(config.dataset).task == "graph"
     if has_graphs and not config.classifies_graphs:
         raise ConfigError(
             f"{config.dataset} is a set of graphs for graph classification: it needs "
-            f'setting = "graph" and partition = "uniform" or "dirichlet", got setting '
-            f'= "{config.setting}". flower-fgl datasets lists datasets of task "node".'
+            f'setting = "graph", got setting = "{config.setting}". flower-fgl datasets '
+            'lists datasets of task "node".'
         )
     if config.classifies_graphs and not has_graphs:
         raise ConfigError(
@@ -157,7 +168,8 @@ def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
     if config.has_unseen:
         return UNSEEN_SPLIT
     if is_file(config.dataset):
-        return "public" if masks else FILE_SPLIT
+        default = SET_SPLIT if config.classifies_graphs else FILE_SPLIT
+        return "public" if masks else default
     return find_source(config.dataset).split
 
 
@@ -182,10 +194,13 @@ def build_clients(
     DataError
         If the dataset is missing or malformed, or cannot be partitioned as requested.
     """
+    dataset = load_dataset(config)
+    if isinstance(dataset, OwnedSet):
+        dataset, config = _keyed(dataset, config)
     is_published = (
         not is_file(config.dataset) and not find_source(config.dataset).loader
     )
-    dataset = choose_messages(load_dataset(config), config, is_published=is_published)
+    dataset = choose_messages(dataset, config, is_published=is_published)
     if isinstance(dataset, GraphDataset):
         clients, sha256, edges = _build_graphs(dataset, config, num_clients)
     elif config.has_unseen:
@@ -204,10 +219,21 @@ def build_clients(
     return [scale_client(client, kind) for client in clients], sha256, edges
 
 
+def _keyed(owned: OwnedSet, config: RunConfig) -> tuple[GraphDataset, RunConfig]:
+    """Split a file's whole set by identifiers, unless each client splits its own part."""
+    if split_rule(owned, config) == "random":
+        return owned.dataset, config
+    masks, _ = split_set(owned, config)
+    keyed = replace(config, split="public", split_by="auto")
+    return replace(owned.dataset, masks=masks), keyed
+
+
 def _build_graphs(
     dataset: GraphDataset, config: RunConfig, num_clients: int
 ) -> tuple[list[ClientGraph], str, int]:
     """Partition and split the graphs of a graph classification dataset."""
+    if config.graph_features == "degree":
+        dataset = with_degrees(dataset, config.max_degree)
     parts = partition_graphs(
         _order(dataset, config),
         config.partition,
@@ -300,12 +326,19 @@ def _split_clients(
     config: RunConfig,
 ) -> list[dict[str, Tensor]]:
     """Split each client's nodes (or graphs) into train, val and test."""
-    published = dataset.masks
-    fractions = parse_split(default_split(config, published))
+    published, is_keyed = dataset.masks, config.split_by == "id"
+    fractions = parse_split(default_split(config, {} if is_keyed else published))
+    if is_keyed and fractions is None:  # the default of the dataset is published
+        fractions = parse_split(FILE_SPLIT)
     masks = []
     for partition_id, part in enumerate(parts):
         if fractions is None:
             masks.append(published_split(published, part))
+        elif is_keyed:
+            known = dataset.y[torch.from_numpy(part)] >= 0
+            ids = map(str, part.tolist())
+            seed = config.partition_seed
+            masks.append(keyed_split(ids, known, fractions, seed=seed))
         else:
             generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
             items, targets = torch.from_numpy(part), dataset.targets
@@ -360,17 +393,26 @@ def _node_clients(
     return clients
 
 
-def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
-    """Apply ``setting``: restrict the part of its graph a client sees in training."""
-    return finish_messages(_in_setting(client, config), config)
+def in_setting(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str] = ()
+) -> ClientGraph:
+    """Apply ``setting``: restrict the part of its graph a client sees in training.
+
+    ``ids`` (N,) are the identifiers of its nodes, by default their numbers as text.
+    """
+    if config.has_pairs and config.split_by == "id":
+        ids = ids or [str(number) for number in client.node_ids.tolist()]
+    return finish_messages(_in_setting(client, config, ids), config)
 
 
-def _in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
+def _in_setting(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str]
+) -> ClientGraph:
     """Apply ``setting``, without the names of the features of edges."""
     if config.predicts_links:
-        return link_client(client, config)
+        return link_client(client, config, ids)
     if config.classifies_edges:
-        return edge_client(client, config)
+        return edge_client(client, config, ids)
     if config.setting == "few-shot":
         graph = client.graph
         return replace(client, graph=replace(graph, y=few_shot_labels(graph)))

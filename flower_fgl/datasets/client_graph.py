@@ -222,7 +222,7 @@ class GraphDataset(_Dataset):
     batch : Tensor of shape (N,), int64
         Graph of each node, non-decreasing.
     y : Tensor of shape (G,), int64
-        Class of each graph, or as in :class:`NodeDataset`.
+        Class of each graph, or as in :class:`NodeDataset`; -1 if unknown.
     target : Target
         Names of the classes, labels or numbers.
     masks : mapping of str to Tensor of shape (G,), bool
@@ -231,6 +231,8 @@ class GraphDataset(_Dataset):
         Labels or numbers of the graphs, as in :class:`NodeDataset`.
     messages : MessageEdges or None
         As in :class:`NodeDataset`, over all graphs.
+    feature_names : tuple of str
+        Length d: names of the feature columns; empty if they have none.
     """
 
     name: str
@@ -242,6 +244,7 @@ class GraphDataset(_Dataset):
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     targets: Tensor | None = None
     messages: MessageEdges | None = None
+    feature_names: tuple[str, ...] = ()
 
     @property
     def num_graphs(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEd
 from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
+from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.split import (
     SPLITS,
     SplitFractions,
@@ -29,11 +30,7 @@ from flower_fgl.datasets.splits.split import (
     strata,
 )
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
-from flower_fgl.datasets.transforms.normalize_features import (
-    can_standardize,
-    dense_features,
-    scale_client,
-)
+from flower_fgl.datasets.transforms.normalize_features import scale_owned
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
 __all__ = ["client_from_file", "client_from_owned", "keyed_ids", "read_id_key"]
@@ -52,7 +49,7 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``, or sparsity is requested.
+        If sparsity is requested.
     DataError
         If the file is missing or malformed, or does not fit the settings; or ``id_key`` is
         missing or too short.
@@ -63,6 +60,12 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
        on the client's number, which changes with the other participants. Otherwise a test
        node of one run could be a training node of the next.
     """
+    if config.classifies_graphs:
+        # only a run on sets of graphs loads the code of their files
+        from flower_fgl.datasets.graph_files.graph_set import load_graph_set
+        from flower_fgl.datasets.owned_set import client_from_set
+
+        return client_from_set(load_graph_set(path), config)
     owned = load_graph_file(path, needs_labels=not config.has_pairs)
     client = client_from_owned(owned, config)
     if client.outside is None or not id_key:
@@ -116,16 +119,11 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``, or sparsity is requested.
+        If sparsity is requested.
     DataError
         If a required split is missing or has other ``shots``, or the file's evaluation
         graphs or feature normalization differ from the settings.
     """
-    if config.classifies_graphs:
-        raise ConfigError(
-            "A graph file holds one graph for node classification: it needs setting = "
-            '"transductive" or another node setting, got setting = "graph".'
-        )
     if Sparsity.of(config):
         raise ConfigError(
             "An owner's graph file is used unchanged, but feature-sparsity, edge-sparsity "
@@ -153,13 +151,13 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     masks = dict(owned.dataset.masks)
     split = config.split
     if split == "default":
-        split = "public" if masks else FILE_SPLIT
+        split = "public" if masks and config.split_by != "id" else FILE_SPLIT
     fractions = parse_split(split)
     if config.classifies_edges:  # edges have their own split
         none = torch.zeros(owned.dataset.num_nodes, dtype=torch.bool)
         masks = dict.fromkeys(SPLITS, none)
     elif fractions is not None:
-        masks = _split_owned(owned.dataset, fractions, config)
+        masks = _split_owned(owned, fractions, config)
     elif config.setting == "few-shot" and "train" in masks:
         _check_shots(owned.dataset, masks, config.shots)
     client = replace(
@@ -171,23 +169,8 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     if client.evaluation:
         client = finish_messages(client, config)
     else:
-        client = in_setting(client, config)
-    if client.scaling is None:
-        is_dense = can_standardize(client.graph.x)
-        kind = config.scale_of_features(is_dense=is_dense)
-        if kind == "columns" and is_dense:
-            client = dense_features(client)
-        return scale_client(client, kind)
-    if config.feature_norm not in ("default", client.scaling.kind):
-        raise DataError(
-            "The features of this file were normalized at export with "
-            f'feature-norm = "{client.scaling.kind}", but this run sets '
-            f'feature-norm = "{config.feature_norm}". Export it with feature-norm = '
-            '"none", or set feature-norm = "default".'
-        )
-    if config.feature_norm == "columns":  # a file holds features of edges as they are
-        return scale_client(client, "columns")
-    return client
+        client = in_setting(client, config, owned.names)
+    return scale_owned(client, config)
 
 
 def _expected(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
@@ -218,7 +201,16 @@ def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]
 
 def _given_split(config: RunConfig) -> SplitFractions | None:
     """Return the shares that a run sets, ``None`` for ``default`` and ``public``."""
+    if config.split == "default" and config.split_by == "id":
+        return parse_split(_default_split(config))
     return None if config.split == "default" else parse_split(config.split)
+
+
+def _default_split(config: RunConfig) -> str:
+    """Return the shares of an owner's graph without a split."""
+    if config.predicts_links:
+        return LINK_SPLIT
+    return EDGE_SPLIT if config.classifies_edges else FILE_SPLIT
 
 
 def _drawn_from(
@@ -232,15 +224,14 @@ def _drawn_from(
     used: dict[str, Scalar] = {"setting": config.setting}
     if given is None and _own_masks(owned, config):
         return tuple(used.items())
+    if config.split_by == "id":
+        used["split-by"] = config.split_by
     if config.setting == "few-shot":
         used["shots"] = config.shots
     elif config.classifies_edges and config.time_cuts:
         used["time-cuts"] = config.time_cuts.replace(" ", "")
     else:
-        default = FILE_SPLIT
-        if config.has_pairs:
-            default = LINK_SPLIT if config.predicts_links else EDGE_SPLIT
-        shares = given or parse_split(default) or ()
+        shares = given or parse_split(_default_split(config)) or ()
         used["split"] = "/".join(f"{float(100 * share):g}" for share in shares)
     used["partition-seed"] = config.partition_seed
     return tuple(used.items())
@@ -292,18 +283,27 @@ def _check_shots(dataset: NodeDataset, masks: Mapping[str, Tensor], shots: int) 
 
 
 def _split_owned(
-    dataset: NodeDataset, fractions: SplitFractions, config: RunConfig
+    owned: LocalGraphFile, fractions: SplitFractions, config: RunConfig
 ) -> dict[str, Tensor]:
     """Split an owner's graph as client 0 of a partition."""
+    y = owned.dataset.y
     if config.setting == "few-shot":
         return draw_few_shot(
-            dataset.y,
-            dataset.num_classes,
+            y,
+            owned.dataset.num_classes,
             config.shots,
             has_networks=False,
             seed=config.partition_seed,
             partition_id=0,
         )
+    if config.split_by == "id":
+        seed = config.partition_seed
+        return keyed_split(_ids(owned), y >= 0, fractions, seed=seed)
     generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    labels = strata(dataset.y, dataset.targets)
+    labels = strata(y, owned.dataset.targets)
     return split_nodes(labels, fractions, generator=generator)
+
+
+def _ids(owned: LocalGraphFile) -> Sequence[str]:
+    """Return the owner's node ids as text."""
+    return owned.names or [str(number) for number in owned.node_ids.tolist()]

@@ -27,16 +27,21 @@ from flower_fgl.core.feature_names import (
     differing_names,
     differing_recipes,
 )
-from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.core.settings import TARGETS, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
 from flower_fgl.datasets.expected_target import expect_target
-from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
+from flower_fgl.datasets.graph_files.graph_file import (
+    GRAPHS,
+    LocalGraphFile,
+    load_graph_file,
+)
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.owned import client_from_owned
+from flower_fgl.datasets.owned_set import client_from_set
 from flower_fgl.datasets.sources.load import (
     cache_folder,
     data_folder,
@@ -44,11 +49,8 @@ from flower_fgl.datasets.sources.load import (
     load,
 )
 from flower_fgl.datasets.splits.edges import require_edges
-from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
 from flower_fgl.datasets.splits.links import require_links
-from flower_fgl.datasets.splits.split import parse_split, split_nodes, strata
 from flower_fgl.datasets.transforms.columns import order_columns
-from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 
 __all__ = [
     "Owner",
@@ -62,6 +64,8 @@ log = logging.getLogger(__name__)
 MAX_NAME = 300
 """Characters of an owner's name, as in a deployment."""
 NODES, EDGES = "nodes.csv", "edges.csv"
+TABLES = (NODES, GRAPHS)
+"""Tables by which the folder of one owner is recognized."""
 
 
 @dataclass(frozen=True)
@@ -139,36 +143,42 @@ def _find(text: str, config: RunConfig) -> Path | None:
 def _owners_of_folder(folder: Path) -> Iterator[Owner]:
     """Yield the graph files and CSV folders in a folder, sorted by name."""
     where = show_path(folder)
-    if os.path.exists(folder / NODES):
+    if _is_owner(folder):
         raise DataError(
-            f"{where} is the graph of one owner ({NODES} and {EDGES}). owners needs the "
-            "folder that holds the graphs of all owners."
+            f"{where} is the graph of one owner ({NODES} and {EDGES}), or its set of "
+            f"graphs ({GRAPHS}). owners needs the folder that holds the graphs of all "
+            "owners."
         )
     found = []
     for place in folder.iterdir():
         if place.name.startswith("."):
             continue
-        if place.is_dir() and (place / NODES).exists():
+        if place.is_dir() and _is_owner(place):
             found.append(Owner(clip(place.name, MAX_NAME), place))
         elif place.suffix == ".npz":
             found.append(Owner(clip(place.stem, MAX_NAME), place))
     if not found:
         raise DataError(
             f"{where} holds no graph file: owners needs a folder with one .npz file, or "
-            f"one folder with {NODES} and {EDGES}, per owner. docs/deployment.md describes "
-            "the files."
+            f"one folder with {NODES} and {EDGES} or {GRAPHS}, per owner. "
+            "docs/deployment.md describes the files."
         )
     yield from sorted(found, key=lambda owner: (owner.name, str(owner.source)))
+
+
+def _is_owner(folder: Path) -> bool:
+    """Return whether a folder holds the tables of one owner."""
+    return any(os.path.exists(folder / table) for table in TABLES)
 
 
 def _owner_of_entry(text: str, config: RunConfig) -> Owner:
     """Return the owner of one entry of a list."""
     path = _find(text, config)
     if path is not None:
-        if os.path.isdir(path) and not os.path.exists(path / NODES):
+        if os.path.isdir(path) and not _is_owner(path):
             raise DataError(
-                f"owners lists {show_path(path)}, a folder without {NODES}. A list holds "
-                "datasets and graph files; give a folder of graph files alone."
+                f"owners lists {show_path(path)}, a folder without {NODES} or {GRAPHS}. A "
+                "list holds datasets and graph files; give a folder of graph files alone."
             )
         return Owner(clip(path.stem if path.suffix == ".npz" else path.name), path)
     if "/" in text or text.endswith(".npz"):
@@ -280,10 +290,8 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
     """Build the graph of one owner, with its own classes; count the edges it holds."""
     if isinstance(owner.source, Path):
         if config.classifies_graphs:
-            raise ConfigError(
-                f"{owner.name} is one graph for node classification: it needs setting = "
-                '"transductive" or another node setting, got setting = "graph".'
-            )
+            client = client_from_set(load_graph_set(owner.source), config)
+            return client, client.num_edges
         owned = load_graph_file(owner.source, needs_labels=not config.has_pairs)
         return _owned_client(owned, config)
     dataset = load(
@@ -320,15 +328,11 @@ def _owned_client(owned: LocalGraphFile, config: RunConfig) -> tuple[ClientGraph
 
 def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGraph:
     """Split a whole set of graphs, which belongs to one client."""
-    fractions = parse_split(default_split(replace(config, dataset=name), {}))
-    if fractions is None:
+    split = default_split(replace(config, dataset=name), {})
+    if split == "public":
         raise ConfigError(f'{name} has no published split: split = "public".')
-    generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    labels = strata(dataset.y, dataset.targets)
-    masks = split_nodes(labels, fractions, generator=generator)
-    whole = torch.arange(dataset.num_graphs).numpy()
-    dataset = choose_messages(dataset, config, is_published=True)
-    return finish_messages(cut_graph_clients(dataset, [whole], [masks])[0], config)
+    owned = OwnedSet(dataset, tuple(map(str, range(dataset.num_graphs))))
+    return client_from_set(owned, replace(config, split=split), is_published=True)
 
 
 def _agree_on_classes(

@@ -350,6 +350,10 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     scale = config.scale_of_features(is_dense=True)
     if config.feature_norm != "default" or scale == "columns":
         key["feature_norm"] = scale
+    if config.split_by != "auto":
+        key["split_by"] = config.split_by
+    if config.classifies_graphs and config.graph_features == "degree":
+        key["max_degree"] = config.max_degree
     if config.has_unseen:
         key["hops"] = config.expansion_hops
     if config.setting == "few-shot":

@@ -6,6 +6,7 @@ Nothing here loads torch, matplotlib or pandas before a method that needs it is 
 from __future__ import annotations
 
 import html
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from flower_fgl.nn import Backbone
-    from flower_fgl.simulation.prediction import Prediction
 
 __all__ = ["Run", "RunSet", "compare", "load"]
+
+log = logging.getLogger(__name__)
 
 TITLES = {"accuracy": "acc", "mean_accuracy": "mean acc", **EXTRA_SCORES}
 
@@ -152,25 +154,65 @@ class Run(RunFolder):
 
         return load_model(self.path).model
 
-    def predict(self, graph: Path | str | Any) -> Prediction:
-        """Predict class probabilities of the nodes of a graph with :meth:`model`.
+    def predict(
+        self,
+        graph: Path | str | Any,
+        *,
+        pairs: Any = None,
+        top_k: int | None = None,
+        only_unknown: bool = False,
+        from_time: float | None = None,
+    ) -> pd.DataFrame:
+        """Predict the items of a graph with :meth:`model`.
 
         Parameters
         ----------
-        graph : Path, str or torch_geometric.data.Data
+        graph : Path, str, torch_geometric.data.Data, or a list of these
             An ``.npz`` file, a CSV folder, or an object with ``x`` (N, d) and
-            ``edge_index`` (2, M).
+            ``edge_index`` (2, M). For a model of whole graphs a set of graphs: a file, or
+            a list of objects.
+        pairs : path-like, pandas.DataFrame or array-like of shape (P, 2), optional
+            For a model of links: the pairs of nodes to score, by their identifiers; a
+            table has the columns ``source`` and ``target``.
+        top_k : int, optional
+            For a model of links, instead of ``pairs``: score the best ``top_k`` partners
+            of every node, among the nodes without an edge to it.
+        only_unknown : bool
+            For a model of edges: predict only edges without a label.
+        from_time : float, optional
+            For a model of edges: predict only edges from this time on.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per item, with the identifiers of the graph: ``node``; ``source``,
+            ``target`` and maybe ``time``; or ``graph``. Then ``predicted`` and
+            ``p:<class>`` for each class, or the ``score`` of each pair of nodes, whose
+            sigmoid is the probability of a link in training. A log record of level
+            WARNING says what was not checked, or was changed or assumed.
 
         Raises
         ------
         RunError
             If the model cannot be read.
+        ConfigError
+            If an option is missing, or is for models of another task.
         DataError
-            If the graph cannot be read or does not fit the model.
+            If the graph or the pairs cannot be read, or do not fit the model.
         """
         from flower_fgl.simulation.prediction import predict_graph
 
-        return predict_graph(self.path, graph)
+        found = predict_graph(
+            self.path,
+            graph,
+            pairs=pairs,
+            top_k=top_k,
+            only_unknown=only_unknown,
+            from_time=from_time,
+        )
+        if found.note:
+            log.warning("%s", found.note)
+        return found.to_frame()
 
     def _repr_html_(self) -> str:
         """Return the results as an HTML table, for notebooks."""

@@ -63,7 +63,7 @@ CASES = [
         'it spells a class "B", and good spells',
     ),
     ("edge", {"edge_label": lambda k: "Pq"[k % 2]}, 'it spells a class "P", and good'),
-    ("graph", {}, 'it needs setting = "transductive" or another node setting'),
+    ("graph", {}, 'setting = "graph" needs a set of them'),
 ]
 
 

@@ -142,7 +142,7 @@ def test_a_prediction_needs_the_vocabulary_of_the_training(tmp_path: Path) -> No
     run_owners(
         [{"graph": str(p)} for p in paths[:2]], tmp_path / "run", evaluate="both"
     )
-    assert len(predict_graph(tmp_path / "run", paths[0]).nodes) == 60
+    assert len(predict_graph(tmp_path / "run", paths[0])) == 60
     with pytest.raises(DataError, match="bank-3 was prepared with another recipe"):
         predict_graph(tmp_path / "run", paths[2])
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.flower_internals import parse_config_args
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.simulation.flower.rehearsal import Rehearsal
-from flower_fgl.simulation.prediction import predict_graph
 from tests.simulation.test_multi_label import write_yelp
 from tests.support.owners import run_owners
 
@@ -84,7 +84,6 @@ def test_a_one_shot_method_is_rehearsed_for_one_round() -> None:
         ({"pairs": {"fedprox.mu": 0.1}}, "no effect"),
         ({"pairs": {"run-dir": "x"}}, "--set run-dir is not possible"),
         ({"pairs": {"lr": -1.0}}, "lr must be > 0"),
-        ({"pairs": {"setting": "graph"}}, "cannot be rehearsed"),
     ],
 )
 def test_a_wrong_rehearsal_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -135,11 +134,16 @@ class InThisProcess:
 
 
 @pytest.mark.parametrize(
-    ("setting", "task"), [("link", "predicts links"), ("edge", "classifies edges")]
+    ("setting", "summary", "columns"),
+    [
+        ("link", "{} pairs of nodes", ["score"]),
+        ("edge", "{} edges, 2 classes", ["predicted", "p:even", "p:odd"]),
+    ],
 )
 def test_owners_of_links_and_edges_are_rehearsed_and_scored(
     setting: str,
-    task: str,
+    summary: str,
+    columns: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -154,14 +158,31 @@ def test_owners_of_links_and_edges_are_rehearsed_and_scored(
     assert 0 <= run.best["test"]["auroc"] <= 1
     for name, path in zip(("ash", "oak"), paths, strict=True):
         assert f"{name}: {path} can be used (" in said
+        table = tmp_path / "new" / "owners" / name / "predictions.csv"
+        frame = pd.read_csv(table)
+        assert list(frame.columns) == ["source", "target", *columns]
         assert (
-            f'{task} (setting = "{setting}"): `flower-fgl predict` is for nodes' in said
+            f"{name}: predictions for {summary.format(len(frame))} in {table}" in said
         )
-        (model,) = (tmp_path / "new" / "owners" / name / "models").iterdir()
-        with pytest.raises(DataError, match=f"The model {task} "):
-            predict_graph(model, path)
     assert "training edges, " in said
     assert " nodes)" not in said
+
+
+def test_owners_of_sets_of_graphs_are_rehearsed_and_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rehearsal, "Rehearsal", InThisProcess)
+    paths = [write_set(tmp_path / name) for name in ("ash", "oak")]
+    planned = plan(*map(str, paths), setting="graph", model="gin")
+    run = run_rehearsal(tmp_path / "new", planned, tls=False, timeout=1)
+    said = capsys.readouterr().out
+    assert run.status == "completed"
+    for name in ("ash", "oak"):
+        table = tmp_path / "new" / "owners" / name / "predictions.csv"
+        assert f"{name}: predictions for 30 graphs, 2 classes in {table}" in said
+        frame = pd.read_csv(table)
+        assert list(frame.columns) == ["graph", "predicted", "p:path", "p:ring"]
+        assert frame["graph"].tolist() == [f"g{k}" for k in range(30)]
 
 
 def test_partitions_are_rehearsed_for_links_but_not_for_edges(
@@ -214,6 +235,21 @@ def write_tables(folder: Path) -> Path:
             kind = "odd" if (i + step) % 3 else "even"
             lines.append(f"n{i},n{(i + step) % 40},{kind},{i % 4}")
     (folder / "edges.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_set(folder: Path) -> Path:
+    """Write 30 rings and paths of three to six nodes as CSV tables."""
+    folder.mkdir()
+    graphs, nodes, edges = ["id,label"], ["graph,id,one,place"], ["graph,source,target"]
+    for k in range(30):
+        size = 3 + k % 4
+        graphs.append(f"g{k},{'ring' if k % 2 else 'path'}")
+        nodes += [f"g{k},{n},1,{n}" for n in range(size)]
+        last = size if k % 2 else size - 1
+        edges += [f"g{k},{n},{(n + 1) % size}" for n in range(last)]
+    for name, lines in (("graphs", graphs), ("nodes", nodes), ("edges", edges)):
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 

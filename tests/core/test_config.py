@@ -60,8 +60,8 @@ def test_a_row_may_have_defaults_for_auto_settings_only() -> None:
     row = METHODS["fedavg"]
     with pytest.raises(ConfigError, match=r'"eval_policy".*Did you mean "eval-policy"'):
         replace(row, defaults={"eval_policy": "refresh"})
-    with pytest.raises(ConfigError, match='default for "partition"'):
-        replace(row, defaults={"partition": "louvain"})
+    with pytest.raises(ConfigError, match='default for "split"'):
+        replace(row, defaults={"split": "20/80"})
 
 
 def test_a_setting_of_a_method_is_declared_as_one() -> None:

@@ -52,6 +52,8 @@ WITH: dict[str, dict[str, Scalar]] = {
     "link-features": {"setting": "link"},
     "link-k": {"setting": "link"},
     "time-cuts": {"setting": "edge"},
+    "graph-features": {"setting": "graph"},
+    "max-degree": {"setting": "graph", "graph-features": "degree"},
     "precision-k": {"positive-class": "yes"},
     "target": {"dataset": "yelp", "target": "37"},
     "loss": NUMBERS,
@@ -245,6 +247,7 @@ def test_the_settings_of_data_are_those_that_building_the_clients_reads() -> Non
     # a named dataset also reads these, and the number of clients is an argument
     others = {"data-dir", "target"}
     others |= {"clients", "owners", "feature-align", "class-align"}
+    others |= {"graph-features", "max-degree"}
     assert read | others == set(DATA_SETTINGS)
 
 

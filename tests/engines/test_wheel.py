@@ -126,7 +126,7 @@ def test_a_wheel_rehearses_a_deployment_with_tls(
     for line in ("Round 2, train: loss", *run.table().splitlines()):
         assert line in output
     for owner in ("owner-0", "owner-1"):
-        lines = (folder / "owners" / owner / "probabilities.csv").read_text()
+        lines = (folder / "owners" / owner / "predictions.csv").read_text()
         assert len(lines.splitlines()) > 40
     assert commands.living() == []
 
@@ -330,6 +330,6 @@ def test_the_deployment_guide_works_as_it_is_typed(terminal: Terminal) -> None:
     shutil.copy(folder / "data" / "hospital-b.npz", folder / "new.npz")
     first, second = as_lines(terminal.block("flower-fgl predict"))
     terminal.type(first.replace(EXAMPLE, number))
-    assert len((folder / "probabilities.csv").read_text().splitlines()) > 100
+    assert len((folder / "predictions.csv").read_text().splitlines()) > 100
     second = second.replace("runs/<a run>", newest).replace("new-patients/", "new.npz")
     assert "aggregated" in terminal.type(second)

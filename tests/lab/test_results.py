@@ -169,20 +169,22 @@ def test_the_model_has_the_weights_of_the_best_round(runs: RunSet) -> None:
         runs[2].model()  # Local sends no weights
 
 
-def test_a_graph_in_memory_gets_predictions(runs: RunSet) -> None:
+def test_a_graph_in_memory_gets_predictions(
+    runs: RunSet, caplog: pytest.LogCaptureFixture
+) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(7, 8, generator=generator)
     one_way = torch.tensor([[0, 1, 2, 5], [1, 2, 3, 5]])
-    found = runs[0].predict(Data(x=x, edge_index=one_way))
+    frame = runs[0].predict(Data(x=x, edge_index=one_way))
     both = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])  # and no self-loop
     with torch.inference_mode():
         expected = runs[0].model()(GraphInput(x, both)).softmax(dim=1)
-    assert torch.equal(found.probabilities, expected)
-    frame = found.to_frame()
-    assert list(frame.columns) == ["predicted", "p:0", "p:1", "p:2"]
-    assert frame.index.tolist() == [str(k) for k in range(7)]
+    columns = ["p:0", "p:1", "p:2"]
+    assert list(frame.columns) == ["node", "predicted", *columns]
+    assert torch.equal(torch.tensor(frame[columns].to_numpy()), expected)
+    assert frame["node"].tolist() == list(range(7))
     assert frame["predicted"].tolist() == [str(int(k)) for k in expected.argmax(dim=1)]
-    assert "7 nodes, 3 classes" in repr(found)
+    assert "order of the columns is not checked" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from flower_fgl.datasets.transforms.normalize_features import scale_client
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import MODELS, GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
-from flower_fgl.simulation.prediction import Prediction, predict_graph, write_csv
+from flower_fgl.simulation.prediction import Prediction, predict_graph, write_table
 from tests.client_apps.runtime.test_owners import NAMES, saved
 from tests.support.methods import collected
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
@@ -78,7 +78,7 @@ def accuracy(model: Path, graph: Path, mask: str) -> float:
     """Return the accuracy of the ``predict`` command on the labels of the file."""
     found = predict_graph(model, graph)
     owned = load_graph_file(graph).dataset
-    said = [found.card.class_names[k] for k in found.probabilities.argmax(1).tolist()]
+    said = [found.card.class_names[k] for k in found.values.argmax(1).tolist()]
     true = ["" if k < 0 else owned.class_names[k] for k in owned.y.tolist()]
     asked = (owned.masks[mask] & (owned.y >= 0)).tolist()
     pairs = [(s, t) for s, t, on in zip(said, true, asked, strict=True) if on]
@@ -583,7 +583,7 @@ def test_the_table_holds_every_node_and_probabilities_that_add_up(
     run = run_owners(nodes, tmp_path / "run")
     out = tmp_path / "probabilities.csv"
     graph = Path(nodes[0]["graph"])
-    write_csv(predict_graph(run.path, graph), out)
+    write_table(predict_graph(run.path, graph), out)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(r["node"]) for r in rows] == load_graph_file(graph).node_ids.tolist()
@@ -601,7 +601,8 @@ def test_names_that_are_formulas_are_written_as_texts_to_a_private_file(
     size = len(names)
     card = replace(CARD, class_names=names)
     path = tmp_path / "probabilities.csv"
-    write_csv(Prediction(names, torch.eye(size), card), path)
+    items = {"node": np.array(names, dtype=object)}
+    write_table(Prediction(items, torch.eye(size), card), path)
     with path.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     expected = [f"'{name}" for name in names[:6]] + list(names[6:])
@@ -619,7 +620,8 @@ def test_a_csv_folder_without_labels_is_predicted_under_its_own_ids(
     values = ",".join("1" for _ in range(8))
     (folder / "nodes.csv").write_text(f"id,{columns}\np1,{values}\np2,{values}\n")
     (folder / "edges.csv").write_text("source,target\np1,p2\n")
-    assert predict_graph(tmp_path / "m", folder).nodes == ("p1", "p2")
+    found = predict_graph(tmp_path / "m", folder)
+    assert found.items["node"].tolist() == ["p1", "p2"]
 
 
 CARD_MLP = replace(CARD, model="mlp")
@@ -631,8 +633,8 @@ def test_a_file_without_labels_is_predicted(tmp_path: Path) -> None:
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "new.npz", x=x, edges=edges, node_ids=np.array([3, 5, 8, 9]))
     found = predict_graph(tmp_path / "m", tmp_path / "new.npz")
-    assert found.nodes == ("3", "5", "8", "9")
-    assert found.probabilities.shape == (4, 3)
+    assert found.items["node"].tolist() == [3, 5, 8, 9]
+    assert found.values.shape == (4, 3)
 
 
 def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> None:
@@ -648,9 +650,9 @@ def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> N
     seen = graphs[0].graph.x[graphs[0].graph.masks["train"]].double()
     torch.testing.assert_close(scaling[0], seen.mean(0))
     torch.testing.assert_close(scaling[1], seen.std(0, correction=0))
-    # the aggregated model holds no feature statistics
-    with pytest.raises(DataError, match="its own statistics"):
-        predict_graph(run.path, Path(node["graph"]))
+    # the aggregated model holds no statistics: those of the graph are used
+    found = predict_graph(run.path, Path(node["graph"]))
+    assert f"those of its {len(found):,} nodes are used" in found.note
 
 
 def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> None:
@@ -668,9 +670,10 @@ def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> N
         predict_graph(model, place)
         for place in (Path(node["graph"]), tmp_path / "raw.npz")
     )
-    torch.testing.assert_close(one.probabilities, other.probabilities)
-    # the aggregated model holds no feature statistics
-    assert load_model(run.path).card.scaling == "lost"
+    torch.testing.assert_close(one.values, other.values)
+    # the aggregated model holds no statistics: a file that has its own stays as it is
+    assert load_model(run.path).card.scaling == "own"
+    assert "are used" not in predict_graph(run.path, Path(node["graph"])).note
     rows = scale_client(raw, "rows")
     save_client_graph(tmp_path / "rows.npz", rows)
     with pytest.raises(DataError, match="expects the original values"):
@@ -697,14 +700,14 @@ def test_a_run_with_standardised_features_predicts_with_those_of_each_graph(
     x = (x - x.mean(0)) / x.std(0, correction=0)
     model = load_model(run.path).model
     logits = model(GraphInput(x.float(), raw[0].graph.edge_index))
-    torch.testing.assert_close(found.probabilities, logits.softmax(1).detach())
+    torch.testing.assert_close(found.values, logits.softmax(1).detach())
     assert accuracy(run.path, Path(nodes[0]["graph"]), "test") > 0.7
     # a file that was standardised as in training stays as it is
     as_trained = predict_graph(run.path, Path(exported[0]["graph"]))
     assert "its own training nodes" not in as_trained.note
     scaled = load_graph_file(exported[0]["graph"]).dataset
     logits = model(GraphInput(scaled.x, scaled.edge_index))
-    torch.testing.assert_close(as_trained.probabilities, logits.softmax(1).detach())
+    torch.testing.assert_close(as_trained.values, logits.softmax(1).detach())
 
 
 def test_one_node_has_no_statistics(tmp_path: Path) -> None:
@@ -742,7 +745,7 @@ def test_rows_are_normalised_as_they_were_in_training(
     one, other = (
         predict_graph(run.path, tmp_path / f"{n}.npz") for n in ("g", "doubled")
     )
-    torch.testing.assert_close(one.probabilities, other.probabilities)
+    torch.testing.assert_close(one.values, other.values)
 
 
 def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -760,7 +763,7 @@ def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     card = replace(CARD, model="gin", classifies_graphs=True)
     save_model(tmp_path / "sets", pooled.state_dict(), card)
-    with pytest.raises(DataError, match="classifies whole graphs"):
+    with pytest.raises(DataError, match='holds one graph, but setting = "graph"'):
         predict_graph(tmp_path / "sets", tmp_path / "g.npz")
     with pytest.raises(DataError, match="No graph file"):
         predict_graph(tmp_path / "m", tmp_path / "absent.npz")

@@ -24,7 +24,6 @@ from flower_fgl.lab.results import as_run
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import pair_codes
 from flower_fgl.runs.model_file import load_model
-from flower_fgl.simulation.prediction import predict_graph
 from tests.support.short_runs import SMALL, comparable
 
 LINKS: dict[str, Any] = {
@@ -194,21 +193,12 @@ def test_batches_and_checks_on_auroc(tmp_path: Path) -> None:
     assert "auprc" in run.summary["global"]["best"]["test"]
 
 
-def test_the_saved_model_predicts_links_and_no_classes(
-    runs: dict[str, Run], tmp_path: Path
-) -> None:
+def test_the_saved_model_predicts_links(runs: dict[str, Run]) -> None:
     model = load_model(runs["fedavg"].path).model
     data = client_data(
         **{"synthetic.features": 8, "synthetic.blocks": 6, "synthetic.classes": 3}
     )
     assert model(data.inputs[0]).shape == (data.graph.graph.y.numel(), 2)
-    path = tmp_path / "client.npz"
-    from flower_fgl.datasets.graph_files.graph_file import save_client_graph
-    from tests.support.owners import owner_graphs
-
-    save_client_graph(path, owner_graphs()[0])
-    with pytest.raises(DataError, match="predicts links"):
-        predict_graph(runs["fedavg"].path, path)
 
 
 def test_the_report_shows_the_scores_of_links(

@@ -101,6 +101,17 @@ def test_directions_matter_and_both_ways_are_the_default(
     assert losses(**DIRECTED) != plain
 
 
+@pytest.mark.thorough
+def test_worker_processes_give_the_same_numbers(folder: str, tmp_path: Path) -> None:
+    values = {"owners": folder, "model": "gine", "edge_direction": "separate", **SIZES}
+    one, two = (
+        simulate("fedavg", output_dir=str(tmp_path), workers=workers, **values)
+        for workers in (1, 2)
+    )
+    assert [c["loss"] for c in one.clients] == [c["loss"] for c in two.clients]
+    assert one.final == two.final
+
+
 def test_a_model_predicts_by_the_names_of_the_columns(
     folder: str, tmp_path: Path
 ) -> None:
@@ -112,11 +123,11 @@ def test_a_model_predicts_by_the_names_of_the_columns(
     turned = tmp_path / "b.npz"
     np.savez(turned, **arrays(1, COLUMNS))
     second = predict_graph(run.path, turned)
-    torch.testing.assert_close(first.probabilities, second.probabilities)
+    torch.testing.assert_close(first.values, second.values)
     without = arrays(1)
     del without["edge_attr"], without["edge_attr_names"]
     np.savez(turned, **without)
-    with pytest.raises(DataError, match=r"expected 2 features of edges .* got 0"):
+    with pytest.raises(DataError, match="missing: edge: amount, edge: age"):
         predict_graph(run.path, turned)
 
 

@@ -26,7 +26,7 @@ from flower_fgl.datasets.store import open_store
 from flower_fgl.lab.report.page import write_report
 from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.simulation.prediction import predict_graph, write_csv
+from flower_fgl.simulation.prediction import predict_graph, write_table
 from tests.engines.test_run import environment
 from tests.support import raw_writers as raw
 
@@ -231,22 +231,18 @@ def test_the_report_and_the_predictions_name_the_labels(
     command += ["--clients", "2", "--rule", "uniform"]
     command += ["--set", f"data-dir={settings['data_dir']}"]
     result = CliRunner().invoke(app, [*command, "--set", "target=all"])
-    assert "A graph file holds one class of each node" in str(result.exception)
-    result = CliRunner().invoke(app, [*command, "--set", "target=1"])
     assert result.exit_code == 0, result.exception
     prediction = predict_graph(run.path, tmp_path / "graphs" / "client-0.npz")
     assert prediction.card.multi_label
-    assert prediction.probabilities.shape[1] == NUM_LABELS
-    assert not torch.allclose(
-        prediction.probabilities.sum(dim=1), torch.ones(len(prediction.nodes))
-    )
+    assert prediction.values.shape[1] == NUM_LABELS
+    assert not torch.allclose(prediction.values.sum(dim=1), torch.ones(len(prediction)))
     likely = [
         "; ".join(str(t) for t in range(NUM_LABELS) if row[t] >= 0.5)
-        for row in prediction.probabilities.tolist()
+        for row in prediction.values.tolist()
     ]
-    assert prediction.classes == likely
+    assert prediction.predicted == likely
     assert any(";" in text for text in likely)
-    write_csv(prediction, tmp_path / "out.csv")
+    write_table(prediction, tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["predicted"] for row in rows] == likely

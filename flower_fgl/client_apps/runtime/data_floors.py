@@ -23,9 +23,14 @@ def broken_by_data(
     """
     found = []
     if data.graph.replaces_split and node.own_split:
+        # the default of a set of graphs is a split by identifiers
+        is_set = config.classifies_graphs
+        remedy = (
+            "set split = public in the run" if is_set else "leave split out of the run"
+        )
         found.append(
-            f"split = {config.split}, but the split in its graph file counts: leave split "
-            "out of the run, or the data owner sets own-split = false"
+            f"split = {config.split}, but the split in its graph file counts: {remedy}, or "
+            "the data owner sets own-split = false"
         )
     if int(data.training.index.numel()) < node.min_train_nodes:
         found.append(

@@ -28,6 +28,9 @@ CLASS_SETTINGS = (
     *("min_class_count", "class_align", "shots"),
 )
 """Settings that labels and numbers do not have."""
+KEYED_SETTINGS = ("transductive", "inductive", "graph", "edge", "link")
+"""Values of ``setting`` whose items have identifiers."""
+
 MAX_SHOTS = 11
 """A kept class has at least 26 nodes, 15 of which are test nodes (a test compares)."""
 
@@ -54,6 +57,8 @@ def check_data(settings: GeneralSettings) -> None:
         _check_unseen(settings)
     if settings.setting == "few-shot":
         _check_few_shot(settings)
+    if settings.split_by not in ("auto", "random"):
+        _check_split_by(settings)
 
 
 def _check_target(settings: GeneralSettings) -> None:
@@ -120,16 +125,13 @@ def _check_target_kind(settings: GeneralSettings) -> None:
             f'setting = "{EDGE}" predicts a class or numbers of each edge: target-kind = '
             f'"{LABELS}" is not possible.'
         )
-    if settings.owners or is_file(name):
+    # a deployment has the default dataset, which its clients do not read
+    if settings.owners or is_file(name) or name == "synthetic":
         return
-    is_made = name == "synthetic" and settings.setting != EDGE
-    is_ours = name == "synthetic" or name in {*TARGETS, *NUMBER_DATASETS}
-    due = CLASSES
+    due = NUMBERS if name in NUMBER_DATASETS else CLASSES
     if has_targets(settings) and settings.target == ALL_TARGETS:
         due = LABELS
-    elif name in NUMBER_DATASETS or (is_made and kind == NUMBERS):
-        due = NUMBERS
-    if (is_ours or name in DATASETS) and kind != due:
+    if name in {*DATASETS, *TARGETS, *NUMBER_DATASETS} and kind != due:
         raise ConfigError(
             f'{name} has {due}: target-kind = "{kind}" is not possible. Remove '
             "target-kind, or choose another dataset or target."
@@ -239,12 +241,6 @@ def _check_edges(settings: GeneralSettings) -> None:
 
 def _check_graphs(settings: GeneralSettings) -> None:
     """Reject a dataset or partition rule that graph classification does not support."""
-    if not settings.owners and is_file(settings.dataset):
-        raise ConfigError(
-            f"{settings.dataset} holds one graph, for the classification of its nodes or "
-            'edges or for link prediction: setting = "graph" is not possible. Use another '
-            'setting, or a dataset of task "graph", which flower-fgl datasets lists.'
-        )
     if not settings.owners and settings.partition not in GRAPH_PARTITIONS:
         names = '" or "'.join(GRAPH_PARTITIONS)
         raise ConfigError(
@@ -300,4 +296,37 @@ def _check_few_shot(settings: GeneralSettings) -> None:
             'label-sparsity removes training nodes, but setting = "few-shot" has the same '
             "number in every class: use label-sparsity = 0 and fewer shots, got "
             f"{settings.label_sparsity}."
+        )
+
+
+def _check_split_by(settings: GeneralSettings) -> None:
+    """Reject a split by identifiers where another rule splits, or without molecules."""
+    text = f'split-by = "{settings.split_by}"'
+    by_structure = settings.split_by != "id"
+    can = ("graph",) if by_structure else KEYED_SETTINGS
+    if settings.setting not in can:
+        what = "molecules" if by_structure else "nodes, edges or graphs"
+        raise ConfigError(
+            f"{text} splits {what} by a hash: it needs setting = {', '.join(can)}, got "
+            f'"{settings.setting}".'
+        )
+    if settings.split == "public":
+        raise ConfigError(
+            f'{text} draws a split, but split = "public" uses the published one. Remove '
+            "one of the two."
+        )
+    if settings.time_cuts:
+        raise ConfigError(
+            f"{text} and time-cuts both split the edges. Remove one of the two."
+        )
+    if by_structure and not settings.owners and settings.dataset != "synthetic":
+        _check_molecules(settings, text)
+
+
+def _check_molecules(settings: GeneralSettings, text: str) -> None:
+    """Reject a dataset that brings no SMILES."""
+    if not is_file(settings.dataset):
+        raise ConfigError(
+            f"{text} needs SMILES, which {settings.dataset} does not bring. Use "
+            'split-by = "random", or a folder with graphs.csv and its column smiles.'
         )

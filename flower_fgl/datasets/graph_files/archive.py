@@ -132,7 +132,7 @@ KNOWN_ARRAYS = (
     *("edge_test_mask", "declared_classes", "edge_declared_classes"),
     *("feature_std", "train_mask", "val_mask", "test_mask", "label_names"),
     *("target_names", "target_units", "edge_target", "edge_target_names"),
-    "edge_target_units",
+    *("edge_target_units", "graph_of_node", "graph_ids", "graph_keys"),
 )
 """Arrays of a graph file, for messages."""
 UNREAD = {

@@ -93,7 +93,12 @@ class Table:
 
 
 def read_table(
-    path: Path, required: Sequence[str], text_columns: Sequence[str]
+    path: Path,
+    required: Sequence[str],
+    text_columns: Sequence[str],
+    *,
+    items: str = "nodes",
+    needs_features: bool = True,
 ) -> Table:
     """Read a table; convert features to numbers, and note faulty columns."""
     rows = csv_rows(path, required)
@@ -105,7 +110,7 @@ def read_table(
     names = [header[i] for i in columns]
     table = Table(path, names, {c: [] for c in text_columns}, parts)
     is_nodes = "id" in required
-    if is_nodes and not columns:
+    if is_nodes and needs_features and not columns:
         raise DataError(
             f"{table.where} has no feature column besides id, label and split. Add one."
         )
@@ -123,7 +128,8 @@ def read_table(
             values = array("d")
     _append_block(table, values)
     if is_nodes and not table.lines:
-        raise DataError(f"{table.where} holds no nodes. Add one line per node.")
+        one = items.removesuffix("s")
+        raise DataError(f"{table.where} holds no {items}. Add one line per {one}.")
     return table
 
 

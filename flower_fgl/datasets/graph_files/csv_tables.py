@@ -68,20 +68,27 @@ from flower_fgl.datasets.graph_files.validate import (
     doubtful_labels,
 )
 
-__all__ = ["hash_ids", "read_csv_folder"]
+__all__ = ["hash_ids", "index_ids", "read_classes", "read_csv_folder", "read_masks"]
+__all__ += ["split_note"]
 
 TEXT_COLUMNS = ("id", "label", "split")
 EDGE_COLUMNS = ("source", "target", "label", "time", "split")
 
 
 def read_csv_folder(
-    folder: Path, *, needs_labels: bool = True, attempts: ErrorCollector | None = None
+    folder: Path,
+    *,
+    needs_labels: bool = True,
+    scores_edges: bool = False,
+    attempts: ErrorCollector | None = None,
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` graph file.
 
-    Without ``needs_labels``, labels, classes and split are not read and may be missing. By
-    default the first error is raised; arrays with an error that ``attempts`` has collected
-    are missing in the result.
+    Without ``needs_labels``, labels, classes and split are not read and may be missing.
+    With ``scores_edges``, features and times of edges are read without their classes,
+    and ``edge_label`` is 0 for an edge with a label, else -1. By default the first error
+    is raised; arrays with an error that ``attempts`` has collected are missing in the
+    result.
 
     Returns
     -------
@@ -106,24 +113,27 @@ def read_csv_folder(
     """
     attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
+    if not attempt(_holds_one_graph, path):
+        return {}
     several = attempt(target_columns, path) or ()
     required = ("id", "label") if needs_labels and not several else ("id",)
     nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several))
     if nodes is None:
         return {}
-    index = attempt(_index_ids, nodes)
+    index = attempt(index_ids, nodes)
     arrays: dict[str, Array | None] = {}
     if needs_labels:
         found = (
             attempt(read_columns, nodes, several, "node")
             if several
-            else attempt(_labels, nodes, "classes.csv", "node")
+            else attempt(read_classes, nodes, "classes.csv", "node")
         )
         arrays |= found or {}
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
-        arrays |= attempt(_edges, folder / "edges.csv", index, attempt) or {}
+        path = folder / "edges.csv"
+        arrays |= attempt(_edges, path, index, attempt, scores_edges) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
         if os.path.exists(folder / "prepared.csv"):
             arrays["prepared"] = attempt(
@@ -134,14 +144,28 @@ def read_csv_folder(
             arrays["outside_edges"] = outside
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
     if needs_labels:
-        arrays |= attempt(_masks, nodes) or {}
-    notes = [_split_note(nodes), arrays.get("notes")]
+        arrays |= attempt(read_masks, nodes) or {}
+    notes = [split_note(nodes), arrays.get("notes")]
     arrays["notes"] = np.concatenate([note for note in notes if note is not None])
     return {key: array for key, array in arrays.items() if array is not None}
 
 
-def _index_ids(nodes: Table) -> dict[str, int]:
-    """Return the row of each node id; reject empty, duplicate and unprintable ids."""
+def _holds_one_graph(path: Path) -> bool:
+    """Return ``True``; reject the nodes of a set without the table of its graphs."""
+    rows = csv_rows(path, ("graph", "id"))
+    try:
+        next(rows)
+    except DataError:  # without these columns it is none, or the reader names the error
+        return True
+    rows.close()
+    raise DataError(
+        f"{show_path(path)} has a column graph, but graphs.csv is missing. Provide it with "
+        "the columns id and label. If graph is a feature, rename it."
+    )
+
+
+def index_ids(nodes: Table, item: str = "node") -> dict[str, int]:
+    """Return the row of each id; reject empty, duplicate and unprintable ids."""
     ids = nodes.text["id"]
     index = dict(zip(ids, range(len(ids)), strict=True))
     is_plain = "".join(ids).isprintable() and max(map(len, ids)) <= LONGEST_NAME
@@ -151,7 +175,7 @@ def _index_ids(nodes: Table) -> dict[str, int]:
     for line, name in nodes.cells("id"):
         where = f"{nodes.where}, line {line}"
         if not name:
-            raise DataError(f"{where}: the id is empty. Give each node an id.")
+            raise DataError(f"{where}: the id is empty. Give each {item} an id.")
         if len(name) > LONGEST_NAME or has_control_characters(name):
             raise DataError(
                 f'{where}: id "{clip(name)}" must be one line of at most {LONGEST_NAME} '
@@ -161,12 +185,12 @@ def _index_ids(nodes: Table) -> dict[str, int]:
         if count[name] > 1:
             raise DataError(
                 f'{where}: id "{clip(name)}" is already taken by a line above. Give each '
-                "node its own id."
+                f"{item} its own id."
             )
     return index
 
 
-def _labels(table: Table, listed_in: str, item: str) -> dict[str, Array]:
+def read_classes(table: Table, listed_in: str, item: str) -> dict[str, Array]:
     """Convert the labels to class numbers and class names."""
     listing = table.path.parent / listed_in
     names = _class_names(table, listing, item)
@@ -218,7 +242,7 @@ def _class_names(table: Table, path: Path, item: str) -> list[str]:
 
 
 def _edges(
-    path: Path, index: dict[str, int], attempt: ErrorCollector
+    path: Path, index: dict[str, int], attempt: ErrorCollector, scores_edges: bool
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
     several = target_columns(path, of_edges=True)
@@ -226,8 +250,10 @@ def _edges(
     _, header = next(rows)
     if len(header) > 2:
         rows.close()
-        has_classes = "label" in header
-        return _described_edges(path, index, attempt, several, has_classes=has_classes)
+        is_read = "label" in header or bool(several) or scores_edges
+        return _described_edges(
+            path, index, attempt, several, is_read=is_read, scores_edges=scores_edges
+        )
     ends = array("q")
     places = [header.index(column) for column in ("source", "target")]
     for line, row in rows:
@@ -255,13 +281,17 @@ def _described_edges(
     attempt: ErrorCollector,
     several: Sequence[str],
     *,
-    has_classes: bool,
+    is_read: bool,
+    scores_edges: bool,
 ) -> dict[str, Array]:
-    """Return the arrays of an edge table with classes, numbers or features of edges."""
+    """Return the arrays of an edge table with classes, numbers or features of edges.
+
+    Times and a split are refused unless ``is_read`` says that edges are predicted.
+    """
     table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several))
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
     unread += table.parts.values()
-    if unread and not has_classes and not several:
+    if unread and not is_read:
         raise DataError(
             f"{table.where}: Remove {clip(', '.join(unread), 200)}, or rename a number "
             "that describes the edges. Times and a split of edges are read only together "
@@ -277,13 +307,15 @@ def _described_edges(
         "edges": np.array(ends, dtype=np.int64).reshape(2, -1).T,
         "edge_attr": table.features(attempt),
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
-        "notes": _split_note(table),
+        "notes": split_note(table),
     }
     found = None
-    if several:
+    if scores_edges:
+        arrays["edge_label"] = _known_edges(table, several)
+    elif several:
         arrays |= attempt(read_columns, table, several, "edge") or {}
-    elif has_classes:
-        found = attempt(_labels, table, "edge_classes.csv", "edge")
+    elif is_read:
+        found = attempt(read_classes, table, "edge_classes.csv", "edge")
     else:
         return {key: array for key, array in arrays.items() if array is not None}
     if found is not None:
@@ -291,9 +323,20 @@ def _described_edges(
         arrays |= {names[name]: array for name, array in found.items()}
     if table.text["time"]:
         arrays["edge_time"] = attempt(_times, table)
-    masks = attempt(_masks, table) or {}
+    masks = {} if scores_edges else attempt(read_masks, table) or {}
     arrays |= {f"edge_{name}": mask for name, mask in masks.items()}
     return {key: array for key, array in arrays.items() if array is not None}
+
+
+def _known_edges(table: Table, several: Sequence[str]) -> Array:
+    """Return 0 for an edge with a known class or number, else -1; (M,), int64."""
+    cells = [texts for name in ("label", *several) if (texts := table.text[name])]
+    cells = cells or [[""] * len(table.lines)]
+    is_known = [
+        any(cell and not marks_unknown(cell) for cell in row)
+        for row in zip(*cells, strict=True)
+    ]
+    return np.array(is_known, dtype=np.int64) - 1
 
 
 def _times(table: Table) -> Array:
@@ -364,7 +407,7 @@ def _outside_edges(path: Path, index: dict[str, int]) -> Array:
     return np.stack([np.array(own, dtype=np.int64), hash_ids(others)], axis=1)
 
 
-def _masks(table: Table) -> dict[str, Array]:
+def read_masks(table: Table) -> dict[str, Array]:
     """Convert the columns of the split to masks; without a split there are none."""
     if table.parts:
         masks = {p: _flags(table, column) for p, column in table.parts.items()}
@@ -393,7 +436,7 @@ def _masks(table: Table) -> dict[str, Array]:
     }
 
 
-def _split_note(table: Table) -> Array:
+def split_note(table: Table) -> Array:
     """Return a note that names the columns of the split; empty without them."""
     columns = ", ".join(table.parts.values())
     note = (

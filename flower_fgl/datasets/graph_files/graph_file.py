@@ -52,7 +52,8 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``evaluation_0_x``, …
     Optional: additional graphs for evaluation only, each with the keys above.
 
-The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``.
+The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``. A file or folder
+with a set of graphs is described in ``graph_set.py``.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ from flower_fgl.datasets.client_graph import (
     Scaling,
 )
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
+from flower_fgl.datasets.graph_files.csv_rows import csv_rows
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     EDGE_KEYS,
@@ -92,9 +94,17 @@ from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
+    "GRAPHS",
+    "NO_CLASSES",
+    "SCALING",
     "LocalGraphFile",
+    "check_kind",
+    "edges_to_score",
     "inspect_graph_file",
+    "is_known",
     "load_graph_file",
+    "read_feature_names",
+    "read_scaling",
     "save_client_graph",
 ]
 
@@ -105,6 +115,10 @@ NO_CLASSES = Target.classes(("",))
 EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
+SET = ("graph_of_node", "graph_ids", "graph_keys")
+"""Arrays that only a set of graphs has, see ``graph_set.py``."""
+GRAPHS = "graphs.csv"
+"""Table that only a set of graphs has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +154,13 @@ class LocalGraphFile:
     outside: OutsideEdges | None = None
     notes: tuple[str, ...] = ()
     prepared: str = ""
+
+    @property
+    def ids(self) -> Array:
+        """The owner's identifiers of the nodes, (N,): text, or else ``node_ids``."""
+        if self.names:
+            return np.array(self.names, dtype=object)
+        return self.node_ids.numpy()
 
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
@@ -180,7 +201,10 @@ class LocalGraphFile:
 
 
 def load_graph_file(
-    path: str | os.PathLike[str], *, needs_labels: bool = True
+    path: str | os.PathLike[str],
+    *,
+    needs_labels: bool = True,
+    scores_edges: bool = False,
 ) -> LocalGraphFile:
     """Read and validate a data owner's graph file.
 
@@ -192,6 +216,9 @@ def load_graph_file(
     needs_labels : bool
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
+    scores_edges : bool
+        Whether edges are to be scored. Their features and times are then read without
+        their classes, whose number is 0 where a label is known, else -1.
 
     Returns
     -------
@@ -205,7 +232,9 @@ def load_graph_file(
         If the file is missing or damaged, contains pickled objects, or its arrays are
         inconsistent. The message names the array and the way to fix it.
     """
-    owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
+    owned = _load(
+        path, ErrorCollector(), needs_labels=needs_labels, scores_edges=scores_edges
+    )
     assert owned is not None  # the collector raises the first error
     for note in owned.notes:
         log.info("%s: %s", show_path(path), note)
@@ -225,21 +254,38 @@ def inspect_graph_file(
 
 
 def _load(
-    given: str | os.PathLike[str], attempt: ErrorCollector, *, needs_labels: bool
+    given: str | os.PathLike[str],
+    attempt: ErrorCollector,
+    *,
+    needs_labels: bool,
+    scores_edges: bool = False,
 ) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(given))
     arrays: dict[str, Array]
-    _check_kind(path)
+    check_kind(path)
     if os.path.isdir(path):
-        arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
+        if os.path.exists(path / GRAPHS):
+            rows = csv_rows(path / GRAPHS, ("id",))
+            raise _holds_a_set(path, sum(1 for _ in rows) - 1)
+        arrays = read_csv_folder(
+            path,
+            needs_labels=needs_labels,
+            scores_edges=scores_edges,
+            attempts=attempt,
+        )
         if attempt.problems:
             return None
     else:
-        arrays = read_arrays(path, _is_known)
+        arrays = read_arrays(path, is_known)
+        if any(key in arrays for key in SET):
+            graphs = arrays.get("graph_of_node", np.empty(0))
+            raise _holds_a_set(path, len(np.unique(graphs)))
         if not needs_labels:
             arrays = _without_labels(arrays)
+    if scores_edges:
+        arrays = edges_to_score(arrays)
     where = show_path(path)
     target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
     if target is None:  # labels cannot be validated, but all other arrays can
@@ -259,9 +305,9 @@ def _load(
     evaluation = attempt(
         _evaluation_graphs, arrays, where, dataset.target, dataset.num_features
     )
-    scaling = attempt(_scaling, arrays, dataset.num_features, where)
+    scaling = attempt(read_scaling, arrays, dataset.num_features, where)
     outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
-    columns = attempt(_feature_names, arrays, dataset.num_features, where) or ()
+    columns = attempt(read_feature_names, arrays, dataset.num_features, where) or ()
     prepared = attempt(_prepared, arrays, where) or ""
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
@@ -274,7 +320,14 @@ def _load(
     )
 
 
-def _check_kind(path: Path) -> None:
+def _holds_a_set(path: Path, number: int) -> DataError:
+    """Return the error for a set of graphs in place of one graph."""
+    return DataError(
+        f'{show_path(path)} holds a set of {number:,} graphs: set setting = "graph".'
+    )
+
+
+def check_kind(path: Path) -> None:
     """Reject a CSV table in place of its folder, and a folder of other files."""
     where = show_path(path)
     if not os.path.isdir(path):
@@ -286,7 +339,8 @@ def _check_kind(path: Path) -> None:
             )
         return
     graphs = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
-    if graphs and not os.path.exists(path / "nodes.csv"):
+    tables = (path / "nodes.csv", path / GRAPHS)
+    if graphs and not any(map(os.path.exists, tables)):
         raise DataError(
             f"{where} is a folder of graph files, but one graph is expected: a file such "
             f"as {show_path(path / graphs[0])}, or a folder with nodes.csv and edges.csv."
@@ -304,7 +358,26 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _is_known(key: str) -> bool:
+def edges_to_score(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Replace what is known of edges by 0 for something, else -1; drop their split."""
+    out = {key: array for key, array in arrays.items() if not key.endswith("_mask")}
+    ends = arrays.get("edges", arrays.get("edge_index", np.empty(0)))
+    number = ends.size // 2  # another array says so if its shape is wrong
+    label = arrays.get("edge_label", np.full(number, -1))
+    if label.dtype.kind in "iu":
+        label = np.minimum(label, 0)
+    numbers = out.pop("edge_target", None)
+    if numbers is not None and numbers.dtype.kind in "fiu" and len(numbers) == number:
+        is_known = ~np.isnan(numbers.reshape(number, -1)).all(axis=1)
+        label = np.asarray(is_known, dtype=np.int64) - 1
+    for key in ("edge_target_names", "edge_target_units"):
+        out.pop(key, None)
+    known = np.array(["known"])
+    out |= {"edge_class_names": known, "edge_declared_classes": known}
+    return out | {"edge_label": label}
+
+
+def is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
     single = (
@@ -316,11 +389,12 @@ def _is_known(key: str) -> bool:
         *OUTSIDE,
         *SCALING,
         *EDGE_KEYS,
+        *SET,
     )
     return key in single or (nested[2] if nested else key) in GRAPH_KEYS
 
 
-def _scaling(
+def read_scaling(
     arrays: Mapping[str, Array], num_features: int, where: str
 ) -> Scaling | None:
     """Return the normalization that the file declares."""
@@ -363,7 +437,7 @@ def _prepared(arrays: Mapping[str, Array], where: str) -> str:
     return text
 
 
-def _feature_names(
+def read_feature_names(
     arrays: Mapping[str, Array], num_features: int, where: str
 ) -> tuple[str, ...]:
     """Return the names of the feature columns; empty if the file has none."""

@@ -42,9 +42,11 @@ __all__ = [
     "EDGE_KEYS",
     "GRAPH_KEYS",
     "MASKS",
+    "SPARSE_KEYS",
     "check_labels",
     "node_dataset",
     "read_bytes",
+    "read_masks",
     "try_node_dataset",
 ]
 
@@ -120,7 +122,7 @@ def try_node_dataset(
         if has_labels:
             attempt(integers, arrays, "y", where)
         attempt(_edge_index, arrays, where)
-        attempt(_masks, arrays, where)
+        attempt(read_masks, arrays, where)
         return None
     num_nodes = x.shape[0]
     none = torch.full((num_nodes,), -1)
@@ -129,7 +131,7 @@ def try_node_dataset(
         attempt(read_values, arrays, where, target, num_nodes) if has_labels else values
     )
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
-    masks = attempt(_masks, arrays, where)
+    masks = attempt(read_masks, arrays, where)
     has_edges = edge_index is not None and not EDGES.isdisjoint(arrays)
     edges = attempt(_edge_table, arrays, where) if has_edges else None
     messages = None
@@ -216,7 +218,7 @@ def _edge_table(arrays: Mapping[str, Array], where: str) -> EdgeTable:
     if time is not None and time.dtype.kind not in "fiu":
         raise DataError(f"{where}: edge_time must hold numbers, got {time.dtype}.")
     messages = _message_edges(arrays, where)
-    masks = _masks(arrays, where, MASKS[:3], "edge_")
+    masks = read_masks(arrays, where, MASKS[:3], "edge_")
     table = EdgeTable(
         messages.index,
         y,
@@ -248,7 +250,7 @@ def check_labels(
         Classes in [-1, C) with the ``names``.
     arrays : mapping of str to array
         Arrays of the file, maybe with ``declared_classes``.
-    of : {"node", "edge"}
+    of : {"node", "edge", "graph"}
         What has the classes.
 
     Raises
@@ -258,7 +260,7 @@ def check_labels(
         :func:`~flower_fgl.datasets.graph_files.validate.doubtful_labels`, or
         ``declared_classes`` is no list of class names.
     """
-    label, prefix = ("y", "") if of == "node" else ("edge_label", "edge_")
+    label, prefix = ("edge_label", "edge_") if of == "edge" else ("y", "")
     key = f"{prefix}declared_classes"
     declared = arrays.get(key, np.empty(0, dtype=np.str_))
     others = set(declared.flatten().tolist()).difference(names)
@@ -414,7 +416,7 @@ def _log_changes(
         )
 
 
-def _masks(
+def read_masks(
     arrays: Mapping[str, Array],
     where: str,
     names: Sequence[str] = MASKS,

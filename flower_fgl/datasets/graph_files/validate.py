@@ -84,7 +84,7 @@ def doubtful_labels(
     ----------
     y : Tensor of shape (N,), int64
         Classes in [-1, C) with the ``names``; the owner has confirmed those ``declared``.
-    item : {"node", "edge"}
+    item : {"node", "edge", "graph"}
         What has the classes.
     unknown, declare : str
         Instructions for items of unknown class, and to confirm classes.
@@ -180,10 +180,12 @@ def validate_node_dataset(
         )
 
 
-def _check_mask(mask: str, member: Tensor, num_nodes: int, name: str) -> bool:
+def _check_mask(
+    mask: str, member: Tensor, number: int, name: str, item: str = "node"
+) -> bool:
     """Check dtype and shape of a mask; return ``True``."""
-    if member.dtype != torch.bool or member.shape != (num_nodes,):
-        raise DataError(f"{name}: {_mask_fault(member, f'{mask}_mask', num_nodes)}")
+    if member.dtype != torch.bool or member.shape != (number,):
+        raise DataError(f"{name}: {_mask_fault(member, f'{mask}_mask', number, item)}")
     return True
 
 
@@ -217,8 +219,12 @@ def _check_disjoint(masks: Mapping[str, Tensor], name: str, item: str = "node") 
             )
 
 
-def validate_graph_dataset(dataset: GraphDataset) -> None:
+def validate_graph_dataset(
+    dataset: GraphDataset, *, may_be_unknown: bool = False
+) -> None:
     """Check that a set of graphs meets the requirements of :class:`GraphDataset`.
+
+    With ``may_be_unknown`` a label may be -1.
 
     Raises
     ------
@@ -229,8 +235,12 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
     """
     batch, name = dataset.batch, dataset.name
     _check_features(dataset.x, batch.numel(), name)
-    _check_labels(dataset.y, dataset.num_classes, name, lowest=0)
+    lowest = -1 if may_be_unknown else 0
+    _check_labels(dataset.y, dataset.num_classes, name, lowest=lowest)
     _check_edges(dataset.edge_index, batch.numel(), name)
+    for mask, member in dataset.masks.items():
+        _check_mask(mask, member, dataset.num_graphs, name, "graph")
+    _check_disjoint(dataset.masks, name, "graph")
     is_ascending = batch.numel() == 0 or bool((batch.diff() >= 0).all())
     out_of_range = bool(((batch < 0) | (batch >= dataset.num_graphs)).any())
     if not is_ascending or out_of_range:
@@ -247,9 +257,11 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
             "SMILES that it cannot read."
         )
     row, col = dataset.edge_index
-    if bool((batch[row] != batch[col]).any()):
+    if (across := (batch[row] != batch[col]).nonzero().flatten()).numel():
+        a, b = int(row[across[0]]), int(col[across[0]])
         raise DataError(
-            f"{name}: an edge joins nodes of two graphs. Remove such edges."
+            f"{name}: an edge joins nodes of two graphs, node {a} of graph {batch[a]} and "
+            f"node {b} of graph {batch[b]}. Remove such edges."
         )
 
 

@@ -11,13 +11,19 @@ import torch
 
 from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    EdgeTable,
+    Graph,
+    MessageEdges,
+)
 from flower_fgl.datasets.graph_files.npz import MASKS
+from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.graph_files.target_arrays import target_arrays
 from flower_fgl.datasets.graph_files.validate import doubtful_labels
-from flower_fgl.datasets.transforms.canonical import scipy_csr
+from flower_fgl.datasets.transforms.canonical import scipy_csr, stack_rows
 
-__all__ = ["save_client_graph"]
+__all__ = ["save_client_graph", "save_client_set"]
 
 
 def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
@@ -52,18 +58,9 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         arrays["outside_edges"] = ends.numpy()
         if not torch.equal(client.outside.ids, client.node_ids):
             arrays["outside_ids"] = client.outside.ids.numpy()
-    if (messages := client.graph.messages) is not None and messages.feature_names:
-        arrays["edge_attr_names"] = np.array(messages.feature_names, dtype=np.str_)
+    arrays |= _feature_arrays(client)
     if client.edges is not None:
         arrays |= _edge_arrays(client.edges)
-    if client.feature_names:
-        of_nodes = client.feature_names[: client.num_features]
-        arrays["feature_names"] = np.array(of_nodes, dtype=np.str_)
-    if client.scaling is not None:
-        arrays["feature_scale"] = np.array(client.scaling.kind)
-        if client.scaling.statistics is not None:
-            mean, std = client.scaling.statistics
-            arrays |= {"feature_mean": mean.numpy(), "feature_std": std.numpy()}
     if client.prepared:
         arrays["prepared"] = np.array(client.prepared)
     for i, graph in enumerate(client.evaluation):
@@ -72,6 +69,64 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         arrays[f"evaluation_{i}_y"] = values.numpy()
     with replacing(path) as file:
         np.savez(file, **arrays)
+
+
+def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
+    """Write one client's sets of graphs as a data owner's ``.npz`` file, atomically.
+
+    The file holds its training, validation and test graphs, in this order, with a split;
+    :func:`~flower_fgl.datasets.graph_files.graph_set.load_graph_set` reads it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an existing file then stays unchanged.
+    """
+    graphs, edges, features, batches, masks = client.held, [], [], [], []
+    first_node = first_graph = 0
+    for graph in graphs:
+        assert graph.batch is not None
+        listed = graph.messages or MessageEdges(graph.edge_index, torch.zeros(0, 0))
+        edges.append(listed.index + first_node)
+        features.append(listed.x)
+        batches.append(graph.batch + first_graph)
+        none = torch.zeros(graph.num_items, dtype=torch.bool)
+        masks.append([graph.masks.get(part, none) for part in PARTS])
+        first_node += graph.num_nodes
+        first_graph += graph.num_items
+    pairs = torch.cat(edges, dim=1)
+    whole = Graph(
+        stack_rows([graph.x for graph in graphs]),
+        pairs,
+        torch.cat([graph.y for graph in graphs]),
+        dict(zip(PARTS, map(torch.cat, zip(*masks, strict=True)), strict=True)),
+        messages=client.graph.messages and MessageEdges(pairs, torch.cat(features)),
+    )
+    arrays = _graph_arrays(whole, "") | _feature_arrays(client)
+    arrays["graph_of_node"] = torch.cat(batches).numpy()
+    targets = [graph.targets for graph in graphs if graph.targets is not None]
+    joint = torch.cat(targets) if targets else None
+    arrays |= target_arrays(client.target, whole.y, joint)
+    if client.target.has_classes and doubtful_labels(whole.y, client.class_names):
+        arrays["declared_classes"] = arrays["class_names"]  # by its source
+    with replacing(Path(path)) as file:
+        np.savez(file, **arrays)
+
+
+def _feature_arrays(client: ClientGraph) -> dict[str, Any]:
+    """Return names and normalization of the features."""
+    arrays: dict[str, Any] = {}
+    if (messages := client.graph.messages) is not None and messages.feature_names:
+        arrays["edge_attr_names"] = np.array(messages.feature_names, dtype=np.str_)
+    if client.feature_names:
+        of_nodes = client.feature_names[: client.num_features]
+        arrays["feature_names"] = np.array(of_nodes, dtype=np.str_)
+    if client.scaling is not None:
+        arrays["feature_scale"] = np.array(client.scaling.kind)
+        if client.scaling.statistics is not None:
+            mean, std = client.scaling.statistics
+            arrays |= {"feature_mean": mean.numpy(), "feature_std": std.numpy()}
+    return arrays
 
 
 def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from flower_fgl.datasets.client_graph import (
     MessageEdges,
     NodeDataset,
 )
+from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
 from flower_fgl.datasets.splits.split import SPLITS, parse_split, split_nodes
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
@@ -158,8 +159,12 @@ def check_edge_times(time: Tensor, masks: Mapping[str, Tensor]) -> None:
             latest, of = float(held.max()), name
 
 
-def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
+def edge_client(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str] = ()
+) -> ClientGraph:
     """Turn the graph of a client with ``edges`` into the task of classifying these edges.
+
+    ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
 
     Its items are the labelled edges. With times, ``graph`` holds training and validation
     edges, and messages pass over edges before the first validation edge; the test edges are
@@ -179,7 +184,7 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
             "classes. Add a column label to edges.csv; in an .npz file edge_label and "
             "edge_class_names."
         )
-    masks = _masks(table, client, config)
+    masks = _masks(table, client, config, ids)
     labelled = torch.stack([masks[name] for name in SPLITS]).any(dim=0)
     names = joint_names(
         client.feature_names,
@@ -233,13 +238,13 @@ def edge_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
 
 
 def _masks(
-    table: EdgeTable, client: ClientGraph, config: RunConfig
+    table: EdgeTable, client: ClientGraph, config: RunConfig, ids: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return the owner's split of the labelled edges, or draw one."""
     known = table.y >= 0
-    split = config.split
+    split, is_keyed = config.split, config.split_by == "id"
     if split == "default":
-        split = "public" if table.masks else EDGE_SPLIT
+        split = "public" if table.masks and not is_keyed else EDGE_SPLIT
     fractions = parse_split(split)
     if fractions is None:
         if not table.masks:
@@ -251,6 +256,14 @@ def _masks(
         return {name: mask & known for name, mask in table.masks.items()}
     if int(known.sum()) < MIN_EDGES:
         return dict.fromkeys(SPLITS, torch.zeros_like(known))
+    if is_keyed and table.time is not None:
+        raise DataError(
+            'split-by = "id" splits the edges by the ids of their ends, but these edges '
+            "have times, by which they are split. Remove split-by."
+        )
+    if is_keyed:
+        keys = edge_keys(table.pairs, ids)
+        return keyed_split(keys, known, fractions, seed=config.partition_seed)
     if table.time is not None:
         cuts = read_time_cuts(config.time_cuts)
         return split_by_time(table.time, table.y, fractions, cuts=cuts)

@@ -21,7 +21,11 @@ from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.sparse import narrow_csr
 
-__all__ = ["cut_graph_clients", "degree_features", "node_degrees"]
+__all__ = ["SET_SPLIT", "cut_graph_clients", "degree_features", "node_degrees"]
+__all__ += ["degree_names", "with_degrees"]
+
+SET_SPLIT = "80/10/10"
+"""Default split of an owner's set of graphs."""
 
 
 def node_degrees(dataset: GraphDataset) -> Tensor:
@@ -45,6 +49,18 @@ def degree_features(degrees: Tensor, largest: int) -> Tensor:
     return narrow_csr(
         torch.arange(count + 1), column, torch.ones(count), (count, width)
     )
+
+
+def degree_names(largest: int) -> tuple[str, ...]:
+    """Return the names of the columns of :func:`with_degrees`."""
+    return (*(f"degree={k}" for k in range(largest + 1)), f"degree>{largest}")
+
+
+def with_degrees(dataset: GraphDataset, largest: int) -> GraphDataset:
+    """Replace the features by one-hot degrees, and one column for those above a number."""
+    x = degree_features(node_degrees(dataset), largest)
+    names = degree_names(largest)
+    return replace(dataset, x=x, feature_names=names)
 
 
 def cut_graph_clients(
@@ -90,7 +106,14 @@ def cut_graph_clients(
         train = replace(train, masks={**train.masks, "val": none, "test": none.clone()})
         chosen = graphs[mask["train"]]
         clients.append(
-            ClientGraph(partition_id, train, dataset.target, chosen, tuple(evaluation))
+            ClientGraph(
+                partition_id,
+                train,
+                dataset.target,
+                chosen,
+                tuple(evaluation),
+                feature_names=dataset.feature_names,
+            )
         )
     return clients
 

@@ -15,7 +15,7 @@ Notes
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -28,7 +28,8 @@ from flower_fgl.core.links import LINK_CLASSES, LINK_SPLIT, MIN_EDGES
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.splits.split import parse_split
+from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
+from flower_fgl.datasets.splits.split import SPLITS, parse_split
 from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
 
 __all__ = [
@@ -53,6 +54,7 @@ def split_links(
     fractions: Sequence[Fraction],
     *,
     generator: torch.Generator,
+    parts: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Split the edges of a graph, and draw negatives for validation and test.
 
@@ -69,6 +71,9 @@ def split_links(
         Number of nodes N; shares of training, validation and test.
     generator : torch.Generator
         Generator of the shuffle and of the negatives.
+    parts : mapping of str to Tensor of shape (E,), bool, optional
+        Masks ``train``, ``val`` and ``test`` of the undirected edges, sorted; by default
+        they are shuffled.
 
     Returns
     -------
@@ -95,9 +100,13 @@ def split_links(
             f"{MIN_EDGES}, to train, validate and test: use fewer clients, another "
             "partition, or leave this graph out."
         )
-    sizes = [max(1, int(share * number)) if share else 0 for share in fractions[1:]]
-    shuffled = edges[:, torch.randperm(number, generator=generator)]
-    val, test, train = torch.split(shuffled, [*sizes, number - sum(sizes)], dim=1)
+    if parts is None:
+        sizes = [max(1, int(share * number)) if share else 0 for share in fractions[1:]]
+        shuffled = edges[:, torch.randperm(number, generator=generator)]
+        val, test, train = torch.split(shuffled, [*sizes, number - sum(sizes)], dim=1)
+    else:
+        train, val, test = (edges[:, parts[name]] for name in SPLITS)
+        sizes = [val.shape[1], test.shape[1]]
     side, is_bipartite = graph_sides(edges, num_nodes)
     negatives = draw_negatives(
         pair_codes(edges, num_nodes),
@@ -134,8 +143,12 @@ def split_links(
     return both[:, order].contiguous(), pairs, y, masks
 
 
-def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
+def link_client(
+    client: ClientGraph, config: RunConfig, ids: Sequence[str] = ()
+) -> ClientGraph:
     """Turn a client's graph into its link prediction task.
+
+    ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
 
     Its edges are the training edges, its items pairs of nodes. A graph with fewer than
     ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
@@ -161,8 +174,18 @@ def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
         generator = torch_generator(
             config.partition_seed, 0, client.partition_id, "links"
         )
+        parts = None
+        if config.split_by == "id":
+            edges = edge_index[:, edge_index[0] < edge_index[1]]
+            known = torch.ones(edges.shape[1], dtype=torch.bool)
+            keys, seed = edge_keys(edges, ids), config.partition_seed
+            parts = keyed_split(keys, known, fractions, seed=seed)
         edge_index, pairs, y, masks = split_links(
-            edge_index, graph.num_nodes, fractions, generator=generator
+            edge_index,
+            graph.num_nodes,
+            fractions,
+            generator=generator,
+            parts=parts,
         )
     x, names, scaling = graph.x, client.feature_names, client.scaling
     if config.link_features == "degree" or not client.num_features:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = [
     "quiet_csr",
     "scipy_csr",
     "sorted_distinct",
+    "stack_rows",
     "undirected_simple",
 ]
 
@@ -119,6 +120,13 @@ def scipy_csr(x: Tensor) -> scipy.sparse.csr_matrix:
         (x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy()),
         shape=tuple(x.shape),
     )
+
+
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Stack features (n_i, d), all strided or all sparse CSR, in their layout."""
+    if parts[0].layout != torch.sparse_csr:
+        return torch.cat(list(parts))
+    return csr_tensor(scipy.sparse.vstack([scipy_csr(x) for x in parts], format="csr"))
 
 
 def compact_features(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
@@ -24,6 +25,7 @@ __all__ = [
     "normalise_rows",
     "scale_client",
     "scale_features",
+    "scale_owned",
 ]
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,32 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
         return client
     rows = _with_features(client, normalise_rows)
     return replace(rows, scaling=Scaling("rows"))
+
+
+def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
+    """Scale the features of a data owner's client, unless an export has scaled them.
+
+    Raises
+    ------
+    DataError
+        If an export has scaled them in another way than the settings ask for.
+    """
+    if client.scaling is None:
+        is_dense = can_standardize(client.graph.x)
+        kind = config.scale_of_features(is_dense=is_dense)
+        if kind == "columns" and is_dense:
+            client = dense_features(client)
+        return scale_client(client, kind)
+    if config.feature_norm not in ("default", client.scaling.kind):
+        raise DataError(
+            "The features of this file were normalized at export with "
+            f'feature-norm = "{client.scaling.kind}", but this run sets '
+            f'feature-norm = "{config.feature_norm}". Export it with feature-norm = '
+            '"none", or set feature-norm = "default".'
+        )
+    if config.feature_norm == "columns":  # a file holds features of edges as they are
+        return scale_client(client, "columns")
+    return client
 
 
 def _scale_columns(client: ClientGraph) -> ClientGraph:

@@ -20,9 +20,8 @@ def describe_model(
     # a client without training nodes has no statistics, and does not train the model
     scales = {federation.clients[pid].scale for pid in federation.trainable}
     scaling = scales.pop() if len(scales) == 1 else "lost"
-    if scaling == "columns":  # each data owner's SuperNode saves its own statistics
-        is_owned = any(client.is_owned for client in federation.clients.values())
-        scaling = "lost" if is_owned else "own"
+    if scaling == "columns":  # a prediction uses the statistics of its own graph
+        scaling = "own"
     scale = {"own": "lost", "none": "none"}.get(config.target_scale, "kept")
     named = [c for c in federation.clients.values() if c.features_sha256]
     model = next(iter(federation.clients.values())).model

@@ -158,13 +158,13 @@ def test_predict_puts_swapped_columns_into_the_models_order(
     plain = swap_and_predict(graphs[0], model, tmp_path, NAMES)
     assert plain.note == ""
     aligned = swap_and_predict(graphs[0], model, tmp_path, other)
-    assert torch.equal(aligned.probabilities, plain.probabilities)
+    assert torch.equal(aligned.values, plain.values)
     assert "put into the model's order" in aligned.note
     # without names nobody can tell, and the two columns are taken for each other
     path = tmp_path / "nameless.npz"
     save_client_graph(path, replace(swapped(graphs[0], other), feature_names=()))
     unchecked = predict_graph(model, path)
-    assert not torch.equal(unchecked.probabilities, plain.probabilities)
+    assert not torch.equal(unchecked.values, plain.values)
     assert "order of the columns is not checked" in unchecked.note
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(

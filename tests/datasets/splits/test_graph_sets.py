@@ -195,8 +195,6 @@ def test_setting_and_dataset_must_have_the_same_task(tiny: Path) -> None:
         load_dataset(config("tu:TINY", tiny, setting="transductive"))
     with pytest.raises(ConfigError, match=r'synthetic is one graph.*"transductive" or'):
         load_dataset(config("synthetic", tiny))
-    with pytest.raises(ConfigError, match=r"own\.npz holds one graph"):
-        load_dataset(config("own.npz", tiny))
 
 
 def test_a_rule_for_one_graph_is_rejected(tiny: Path) -> None:

@@ -1,0 +1,223 @@
+"""Reader of a data owner's set of graphs: one ``.npz`` file, or a folder of CSV tables.
+
+The ``.npz`` file holds all graphs as one disjoint union, with the arrays of
+``graph_file.py`` where they have the same name:
+
+``graph_of_node``
+    (N,) integers, ascending: the graph of each row of ``x``. Each of the G graphs 0, 1, …
+    has a node.
+``x``
+    (N, d) floats, or the four arrays of a CSR matrix; may be missing with
+    ``graph-features = "degree"``.
+``edge_index`` or ``edges``
+    (2, M) or (M, 2) row numbers of ``x``; one direction of each edge is enough.
+``edge_attr``, ``edge_attr_names``
+    (M, a) numbers and (a,) text, optional: features of the edges.
+``y`` with ``class_names``, ``label_names`` or ``target_names``
+    Classes, labels or numbers of the graphs, see ``target_arrays.py``.
+``graph_ids``
+    (G,) text, optional, unique: names of the graphs in predictions and messages.
+``graph_keys``
+    (G,) text, optional: the identifiers by which ``split-by`` splits; they may repeat. By
+    default ``graph_ids``.
+``train_mask``, ``val_mask``, ``test_mask``
+    (G,) bool, optional: a split.
+``feature_names``, ``feature_scale``, ``feature_mean``, ``feature_std``
+    Optional, as for one graph.
+
+The folder holds ``graphs.csv``, see ``set_csv.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import GraphDataset, Scaling
+from flower_fgl.datasets.graph_files.archive import Array, read_arrays
+from flower_fgl.datasets.graph_files.graph_file import (
+    GRAPHS,
+    NO_CLASSES,
+    SCALING,
+    check_kind,
+    is_known,
+    read_scaling,
+)
+from flower_fgl.datasets.graph_files.own_split import PARTS
+from flower_fgl.datasets.graph_files.problems import ErrorCollector, show_path
+from flower_fgl.datasets.graph_files.set_arrays import (
+    INPUTS,
+    check_graphs,
+    graph_numbers,
+    read_texts,
+    set_dataset,
+)
+from flower_fgl.datasets.graph_files.set_csv import read_set_folder
+from flower_fgl.datasets.graph_files.target_arrays import (
+    TARGET_KEYS,
+    TargetValues,
+    read_names,
+    read_values,
+)
+
+__all__ = ["OwnedSet", "inspect_graph_set", "load_graph_set"]
+
+log = logging.getLogger(__name__)
+
+SET_KEYS = frozenset(
+    [
+        *INPUTS,
+        *("graph_of_node", "declared_classes", *TARGET_KEYS),
+        *("graph_ids", "graph_keys", "feature_names"),
+        *SCALING,
+        *(f"{part}_mask" for part in PARTS),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedSet:
+    """A set of graphs read from its data owner's file.
+
+    Parameters
+    ----------
+    dataset : GraphDataset
+        The graphs; ``masks`` hold the file's split and are empty without one, and ``y`` is
+        -1 where the label is unknown.
+    ids : tuple of str
+        Length G: unique names of the graphs; 0, 1, … if the file has none.
+    keys : tuple of str
+        Length G: identifiers by which the graphs can be split; empty if the file has none.
+    smiles : tuple of str
+        Length G for a table of molecules, else empty.
+    scaling : Scaling or None
+        Normalization of the features before they were written; ``None`` for raw features.
+    notes : tuple of str
+        Sentences for the owner on how the file was read.
+    """
+
+    dataset: GraphDataset
+    ids: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    smiles: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_graph_set(
+    path: str | os.PathLike[str], *, needs_labels: bool = True
+) -> OwnedSet:
+    """Read and validate a data owner's set of graphs.
+
+    Parameters
+    ----------
+    path : path-like
+        An ``.npz`` file, or a folder with ``graphs.csv``; ``~`` is the user's home folder.
+    needs_labels : bool
+        Whether to read labels and split. If not, they may be missing: every label is -1,
+        and there is one class with an empty name.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or damaged, holds one graph, or its content is inconsistent.
+    """
+    owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
+    assert owned is not None  # the collector raises the first error
+    for note in owned.notes:
+        log.info("%s: %s", show_path(path), note)
+    return owned
+
+
+def inspect_graph_set(
+    path: str | os.PathLike[str], *, needs_labels: bool = True
+) -> tuple[OwnedSet | None, list[str]]:
+    """Read a file as :func:`load_graph_set`, and return all of its errors.
+
+    The set is ``None`` if there is an error; each message says how to fix it.
+    """
+    attempts = ErrorCollector(collect=True)
+    owned = attempts(_load, path, attempts, needs_labels=needs_labels)
+    return (None if attempts.problems else owned), attempts.problems
+
+
+def _load(
+    given: str | os.PathLike[str], attempt: ErrorCollector, *, needs_labels: bool
+) -> OwnedSet | None:
+    """Read a set of graphs; return ``None`` if an error was collected."""
+    # the methods of Path raise errors for long names and unknown users
+    path = Path(os.path.expanduser(given))
+    arrays = _read(path, attempt, needs_labels=needs_labels)
+    if attempt.problems:
+        return None
+    where = show_path(path)
+    ids = attempt(read_texts, arrays, "graph_ids", where)
+    graph_of_node = attempt(graph_numbers, arrays, where)
+    target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
+    if graph_of_node is None or target is None or attempt.problems:
+        return None
+    y = arrays.get("y", np.empty(0)) if needs_labels else np.empty(0)
+    number = len(ids or ()) or (len(y) if y.ndim else 0) or int(graph_of_node[-1]) + 1
+    ids = ids or tuple(map(str, range(number)))
+    values: TargetValues | None = TargetValues(target, torch.full((number,), -1))
+    if needs_labels:
+        values = attempt(read_values, arrays, where, target, number, item="graph")
+    attempt(check_graphs, graph_of_node, ids, where)
+    if values is None or attempt.problems:
+        return None
+    dataset = attempt(
+        set_dataset,
+        arrays,
+        graph_of_node,
+        values,
+        where,
+        attempt,
+        has_masks=needs_labels,
+    )
+    if dataset is None or attempt.problems:
+        return None
+    scaling = attempt(read_scaling, arrays, dataset.num_features, where)
+    keys = attempt(read_texts, arrays, "graph_keys", where, number)
+    if attempt.problems:
+        return None
+    if not keys and "graph_ids" in arrays:
+        keys = ids
+    smiles, notes = (
+        tuple(arrays.get(key, np.empty(0)).tolist()) for key in ("smiles", "notes")
+    )
+    return OwnedSet(dataset, ids, keys or (), smiles, scaling, notes)
+
+
+def _read(
+    path: Path, attempt: ErrorCollector, *, needs_labels: bool
+) -> dict[str, Array]:
+    """Return the arrays of a file or folder; reject one graph in place of a set."""
+    check_kind(path)
+    where = show_path(path)
+    if os.path.isdir(path):
+        if os.path.exists(path / GRAPHS):
+            return read_set_folder(path, needs_labels=needs_labels, attempts=attempt)
+        raise _one_graph(where)
+    arrays = read_arrays(path, is_known)
+    if "graph_of_node" not in arrays:
+        raise _one_graph(where)
+    if surplus := sorted(arrays.keys() - SET_KEYS):
+        raise DataError(
+            f"{where}: {', '.join(surplus)} cannot be used in a set of graphs "
+            "(graph_of_node). Remove them."
+        )
+    return arrays
+
+
+def _one_graph(where: str) -> DataError:
+    """Return the error for one graph in place of a set."""
+    return DataError(
+        f'{where} holds one graph, but setting = "graph" needs a set of them: an .npz '
+        "file with graph_of_node, or a folder with graphs.csv."
+    )

@@ -1,0 +1,224 @@
+"""Reader of a set of graphs stored as a folder of CSV tables.
+
+``graphs.csv``
+    ``id`` (any text, unique), ``label`` (class name, empty if unknown) or columns of
+    labels or numbers, see ``csv_targets.py``, and optionally
+    ``key`` (the identifier by which ``split-by`` splits; it may repeat, and is ``id`` by
+    default), a split as in ``nodes.csv`` of one graph, and ``smiles``.
+``nodes.csv``
+    ``graph`` (an id of ``graphs.csv``) and ``id`` (unique in its graph). Every other column
+    is a feature. The rows of a graph need not be adjacent.
+``edges.csv``
+    ``graph``, ``source`` and ``target``: ids of nodes of that graph. Every other column is
+    a feature of the edges.
+``classes.csv``
+    Optional: ``name``, one class per line, as for one graph.
+
+With a column ``smiles`` the graphs are those of the molecules, and there is neither
+``nodes.csv`` nor ``edges.csv``.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.csv_rows import Table, read_table
+from flower_fgl.datasets.graph_files.csv_tables import (
+    index_ids,
+    read_classes,
+    read_masks,
+    split_note,
+)
+from flower_fgl.datasets.graph_files.csv_targets import read_columns, target_columns
+from flower_fgl.datasets.graph_files.graph_file import GRAPHS
+from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
+
+__all__ = ["GRAPH_COLUMNS", "read_set_folder"]
+
+GRAPH_COLUMNS = ("id", "key", "label", "split", "smiles")
+NODES, EDGES = "nodes.csv", "edges.csv"
+NOT_READ = ("label", "time", "split")
+"""Columns that ``edges.csv`` of one graph may have, and that of a set may not."""
+OF_GRAPHS = ("label", "key", "smiles", "target")
+"""Columns of ``graphs.csv`` that are no features in ``nodes.csv``."""
+
+
+def read_set_folder(
+    folder: Path, *, needs_labels: bool, attempts: ErrorCollector
+) -> dict[str, Array]:
+    """Read the tables into arrays named as in an ``.npz`` file with a set of graphs.
+
+    ``smiles`` (G,) are added for a table of molecules, and ``notes`` are sentences on how
+    the tables were read. Arrays with an error that ``attempts`` has collected are missing.
+
+    Raises
+    ------
+    DataError
+        If a table is missing or malformed, or its content does not fit the others. The
+        message names file, line and column.
+    """
+    attempt = attempts
+    several = attempt(target_columns, folder / GRAPHS)
+    if several is None:
+        return {}
+    graphs = attempt(
+        read_table,
+        folder / GRAPHS,
+        ("id",),
+        (*GRAPH_COLUMNS, *several),
+        items="graphs",
+        needs_features=False,
+    )
+    if graphs is None:
+        return {}
+    attempt(_reject_features, graphs)
+    index = attempt(index_ids, graphs, "graph")
+    arrays: dict[str, Array | None] = {}
+    if needs_labels:
+        arrays |= attempt(_labels, graphs, several) or {}
+        arrays |= attempt(read_masks, graphs) or {}
+    ids = graphs.text["id"]
+    arrays["graph_ids"] = np.array(ids, dtype=np.str_)
+    if keys := graphs.text["key"]:
+        pairs = zip(keys, ids, strict=True)
+        arrays["graph_keys"] = np.array([key or name for key, name in pairs], np.str_)
+    arrays["notes"] = split_note(graphs)
+    if graphs.text["smiles"]:
+        arrays |= attempt(_molecules, graphs, attempt) or {}
+    elif index is not None:
+        arrays |= attempt(_graphs, folder, index, attempt) or {}
+    return {key: found for key, found in arrays.items() if found is not None}
+
+
+def _reject_features(graphs: Table) -> None:
+    """Reject columns of ``graphs.csv`` that would not be read."""
+    if graphs.feature_names:
+        raise DataError(
+            f'{graphs.where}: column "{clip(graphs.feature_names[0])}" is not known. '
+            f"Features belong into nodes.csv. Known: {', '.join(GRAPH_COLUMNS)}, "
+            "label:NAME, target and target:NAME."
+        )
+
+
+def _labels(graphs: Table, several: Sequence[str]) -> dict[str, Array]:
+    """Return what is predicted of each graph, as arrays of an ``.npz`` file."""
+    if several:
+        return read_columns(graphs, several, "graph")
+    if not graphs.text["label"]:
+        raise DataError(
+            f"{graphs.where} has no column label (the class of each graph), label:NAME or "
+            "target. Add one; its cells may be empty."
+        )
+    return read_classes(graphs, "classes.csv", "graph")
+
+
+def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
+    """Return the graphs of molecules."""
+    # loads rdkit
+    from flower_fgl.datasets.graph_files.smiles import read_molecules
+
+    for name in (NODES, EDGES):
+        if os.path.exists(graphs.path.parent / name):
+            raise DataError(
+                f"{graphs.where} has a column smiles, from which the graphs are made: "
+                f"{name} would not be read. Remove the column or the table."
+            )
+    return read_molecules(graphs, attempt)
+
+
+def _graphs(
+    folder: Path, index: dict[str, int], attempt: ErrorCollector
+) -> dict[str, Array | None]:
+    """Return nodes and edges, with the nodes in the order of ``graphs.csv``."""
+    ids = ("graph", "id")
+    columns = (*ids, "split")
+    nodes = read_table(folder / NODES, ids, columns, needs_features=False)
+    names = nodes.feature_names
+    misplaced = [name for name in names if name.partition(":")[0] in OF_GRAPHS]
+    misplaced += ["split"] if nodes.text["split"] else []
+    misplaced += nodes.parts.values()
+    if misplaced:
+        raise DataError(
+            f'{nodes.where}: column "{clip(misplaced[0])}" is about graphs: it belongs '
+            "into graphs.csv. If it is a feature of nodes, rename it."
+        )
+    place: dict[tuple[int, str], int] = {}
+    numbers = array("q")
+    rows = zip(nodes.lines, nodes.text["graph"], nodes.text["id"], strict=True)
+    for row, (line, graph, name) in enumerate(rows):
+        number = index.get(graph, -1)
+        if number < 0:
+            raise _unknown_graph(graph, nodes.path, line)
+        if not name or place.setdefault((number, name), row) != row:
+            fault = "is already taken by a line above" if name else "is empty"
+            raise DataError(
+                f'{nodes.where}, line {line}: the id "{clip(name)}" of a node of graph '
+                f'"{clip(graph)}" {fault}. Give each node of a graph its own id.'
+            )
+        numbers.append(number)
+    graph_of_node = np.array(numbers, dtype=np.int64)
+    order = np.argsort(graph_of_node, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    x = nodes.features(attempt)
+    edges = attempt(_edges, folder / EDGES, index, place, attempt) or {}
+    if (pairs := edges.get("edges")) is not None:
+        edges["edges"] = rank[pairs]
+    return {
+        "graph_of_node": graph_of_node[order],
+        "x": None if x is None else x[order],
+        "feature_names": np.array(nodes.feature_names, dtype=np.str_),
+        **edges,
+    }
+
+
+def _unknown_graph(graph: str, path: Path, line: int) -> DataError:
+    """Return the error for a row of a graph that does not exist."""
+    return DataError(
+        f'{show_path(path)}, line {line}: graph "{clip(graph)}" is not an id in '
+        "graphs.csv. Correct it, or add a line to graphs.csv."
+    )
+
+
+def _edges(
+    path: Path,
+    index: dict[str, int],
+    place: dict[tuple[int, str], int],
+    attempt: ErrorCollector,
+) -> dict[str, Array | None]:
+    """Return the edges as rows of ``nodes.csv``, shape (M, 2), and their features."""
+    ends = ("source", "target")
+    table = read_table(path, ("graph", *ends), ("graph", *ends, *NOT_READ))
+    if unread := [name for name in NOT_READ if table.text[name]]:
+        raise DataError(
+            f"{table.where}: column {unread[0]} would not be read: only whole graphs are "
+            "labelled. Remove it, or rename it if it is a feature of the edges."
+        )
+    found = array("q")
+    texts = (table.text[name] for name in ("graph", *ends))
+    for line, graph, *names in zip(table.lines, *texts, strict=True):
+        number = index.get(graph, -1)
+        if number < 0:
+            raise _unknown_graph(graph, path, line)
+        for column, name in zip(ends, names, strict=True):
+            node = place.get((number, name), -1)
+            if node < 0:
+                raise DataError(
+                    f'{table.where}, line {line}: {column} "{clip(name)}" is not an id of '
+                    f'a node of graph "{clip(graph)}" in nodes.csv. Correct it, or add a '
+                    "line there."
+                )
+            found.append(node)
+    features = table.features(attempt) if table.feature_names else None
+    return {
+        "edges": np.array(found, dtype=np.int64).reshape(-1, 2),
+        "edge_attr": features,
+        "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
+    }

@@ -1,0 +1,299 @@
+"""Fit the features of a graph to those with which a model was trained."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.feature_names import (
+    column_order,
+    differing_names,
+    differing_recipes,
+    hash_names,
+)
+from flower_fgl.datasets.client_graph import GraphDataset, MessageEdges, Scaling
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet
+from flower_fgl.datasets.splits import graph_sets, links
+from flower_fgl.datasets.transforms.columns import select_columns
+from flower_fgl.datasets.transforms.messages import joint_names
+from flower_fgl.datasets.transforms.normalize_features import (
+    can_standardize,
+    column_statistics,
+    normalise_rows,
+    scale_features,
+)
+from flower_fgl.nn import GraphInput
+from flower_fgl.runs.model_file import ModelCard, SavedModel
+from flower_fgl.simulation.prediction.table import task_of
+
+__all__ = [
+    "Features",
+    "check_recipe",
+    "features_of",
+    "fit_features",
+    "model_input",
+    "with_node_degrees",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of a graph, or of a set of graphs.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features of the nodes, strided or sparse CSR.
+    names : tuple of str
+        Length d: names of the columns; empty if they have none.
+    scaling : Scaling or None
+        Normalization of ``x`` before it was written; ``None`` for raw features.
+    edges : MessageEdges or None
+        The edges with the features that the model reads, raw; ``None`` if it reads none.
+    pair_x : Tensor of shape (M, a), float32, or None
+        The features of these edges as those of edges to classify.
+    """
+
+    x: Tensor
+    names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+    edges: MessageEdges | None = None
+    pair_x: Tensor | None = None
+
+    @property
+    def edge_width(self) -> int:
+        """Number of features a of the edges."""
+        return 0 if self.edges is None else int(self.edges.x.shape[1])
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Names of the columns of nodes, then of edges; empty if one has none."""
+        of_edges = () if self.edges is None else self.edges.feature_names
+        return joint_names(self.names, self.x.shape[1], of_edges, self.edge_width)
+
+
+def features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
+    """Return the features of a file, with those of its edges if the model reads them."""
+    dataset = owned.dataset
+    edges = dataset.messages if card.messages or task_of(card) == "edges" else None
+    if edges is not None and not _width_of_edges(card) and task_of(card) != "edges":
+        edges = edges.in_order([])
+    return Features(dataset.x, dataset.feature_names, owned.scaling, edges)
+
+
+def with_node_degrees(
+    found: Features, dataset: GraphDataset, card: ModelCard
+) -> tuple[Features, list[str]]:
+    """Replace the features by the nodes' degrees if the model was trained on these."""
+    largest = card.num_features - 2
+    names = graph_sets.degree_names(largest)
+    own = () if found.edges is None else found.edges.feature_names
+    is_named = card.features_sha256 == hash_names(
+        joint_names(names, card.num_features, own, found.edge_width)
+    )
+    if not is_named and (card.features_sha256 or dataset.num_features):
+        return found, []
+    x = graph_sets.with_degrees(dataset, largest).x
+    text = "The nodes have no features: their degrees are used, as in training."
+    return replace(found, x=x, names=names, scaling=None), [] if is_named else [text]
+
+
+def model_input(
+    fitted: Features, edge_index: Tensor, card: ModelCard, **batch: Any
+) -> GraphInput:
+    """Return the input of a model; ``batch`` are arguments for a set of graphs."""
+    graph = GraphInput(fitted.x, edge_index, **batch)
+    if not card.messages:
+        return graph
+    if fitted.edges is None:
+        raise DataError(
+            "The model reads the direction of edges, but the graph lists undirected ones."
+        )
+    reads_features = not card.messages.endswith(":0")
+    edges = fitted.edges if reads_features else fitted.edges.in_order([])
+    return graph.with_messages(edges.index, edges.x)
+
+
+def check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
+    """Reject a graph that ``flower-fgl prepare`` made in another way than in training."""
+    if differing_recipes(prepared, card.prepared):
+        raise DataError(
+            f"{where} was prepared with another recipe or vocabulary than the training "
+            f"data (hash {prepared[:8]} instead of {card.prepared[:8]}). Run "
+            "flower-fgl prepare --no-labels with the recipe of the training."
+        )
+
+
+def fit_features(
+    found: Features, edge_index: Tensor, saved: SavedModel, where: Path | str
+) -> tuple[Features, list[str]]:
+    """Order and scale features as in training.
+
+    ``edge_index`` (2, 2E) are the edges over which messages pass.
+
+    Returns
+    -------
+    Features
+        What the model reads.
+    list of str
+        Sentences on what was not checked, or was changed or assumed.
+
+    Raises
+    ------
+    DataError
+        If the features differ from those in training.
+    """
+    if task_of(saved.card) == "links":
+        x = links.degree_features(edge_index, len(found.x))
+        degrees = replace(found, x=x, names=links.degree_names(), scaling=None)
+        if hash_names(degrees.all_names) == saved.card.features_sha256:
+            found = degrees
+    found, notes = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
+    found, more = _scale(found, saved, where)
+    return found, [*notes, *more]
+
+
+def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Features:
+    """Undo the feature scaling of an exported file; row scaling cannot be undone.
+
+    A file that was standardized with its owner's statistics stays as it is if the clients
+    of the run used such statistics.
+    """
+    scaling = found.scaling
+    fitting = {"rows": "rows", "columns": "own"}
+    if scaling is None or fitting[scaling.kind] == saved.card.scaling:
+        return found
+    if scaling.statistics is None:
+        raise DataError(
+            f"The features in {where} were divided by their row sums during export, but "
+            "the model expects the original values. Export the file with feature-norm = "
+            '"none".'
+        )
+    mean, std = scaling.statistics
+    x = scale_features(found.x, -mean / std, 1 / std)
+    return replace(found, x=x, scaling=None)
+
+
+def _match_columns(
+    found: Features, card: ModelCard, where: Path | str
+) -> tuple[Features, list[str]]:
+    """Put the columns into the model's order, by name; refuse other features."""
+    names = found.all_names
+    if not names or not card.feature_names:
+        _check_widths(found, card, where)
+    if not names or not card.features_sha256:
+        which = "the model" if names else where
+        return found, [
+            f"{which} has no names of the features: the order of the columns is not "
+            "checked."
+        ]
+    if hash_names(names) == card.features_sha256:
+        return found, []
+    if not card.feature_names:
+        raise DataError(
+            f"{where} does not fit the model: the names of its features, or their order, "
+            "differ from those in training. The model holds only their hash. Provide the "
+            "same columns in the same order, or train with share-feature-names = true."
+        )
+    order = column_order(names, card.feature_names)
+    if order is None:
+        raise DataError(
+            f"{where} does not fit the model: its features differ from those in training "
+            f"({differing_names(names, card.feature_names)})."
+        )
+    _check_widths(found, card, where)
+    width = card.num_features  # the columns of edges follow those of nodes
+    out = replace(found, x=select_columns(found.x, order[:width]))
+    if found.edges is not None:
+        edges = found.edges.in_order([column - width for column in order[width:]])
+        out = replace(out, edges=edges)
+    return out, [f"The columns of {where} were put into the model's order, by name."]
+
+
+def _check_widths(found: Features, card: ModelCard, where: Path | str) -> None:
+    """Reject another number of features of nodes, or of edges."""
+    widths = [("", found.x.shape[1], card.num_features)]
+    if found.edges is not None:
+        widths.append((" of edges", found.edge_width, _width_of_edges(card)))
+    for of, width, expected in widths:
+        if width != expected:
+            raise DataError(
+                f"{where} does not fit the model: expected {expected} features{of} as in "
+                f"training, got {width}. Provide the same features in the same order."
+            )
+
+
+def _scale(
+    found: Features, saved: SavedModel, where: Path | str
+) -> tuple[Features, list[str]]:
+    """Scale features as in training, and say what was assumed."""
+    card = saved.card
+    if card.scaling == "lost":
+        raise DataError(
+            "Each client scaled its features in its own way or with its own statistics for "
+            "training, and this model file does not hold these. Use the model that a data "
+            "owner's SuperNode saved."
+        )
+    if card.scaling == "rows":
+        x = found.x if found.scaling is not None else normalise_rows(found.x)
+        return replace(found, x=x, pair_x=_scaled_pairs(found, saved)), []
+    notes: list[str] = []
+    if card.scaling == "own" and found.scaling is None:
+        found = replace(found, x=_dense(found.x, where))
+        statistics, text = _own_statistics(found.x, where)
+        found = replace(found, x=scale_features(found.x, *statistics))
+        notes.append(text)
+    elif card.scaling == "kept" and saved.scaling is not None:
+        x = scale_features(_dense(found.x, where), *saved.scaling)
+        found = replace(found, x=x)
+    return replace(found, pair_x=_scaled_pairs(found, saved)), notes
+
+
+def _scaled_pairs(found: Features, saved: SavedModel) -> Tensor | None:
+    """Return the features of edges to classify, which messages contain unscaled."""
+    if found.edges is None or task_of(saved.card) != "edges":
+        return None
+    x, statistics = found.edges.x, saved.edge_scaling
+    if saved.card.scaling == "own" and x.numel():
+        statistics = column_statistics(x)
+    return x if statistics is None else scale_features(x, *statistics)
+
+
+def _width_of_edges(card: ModelCard) -> int:
+    """Return the number of features of edges that a model reads."""
+    text = card.link if task_of(card) == "edges" else card.messages
+    return int(re.split("[x:]", text)[-1] or 0)
+
+
+def _dense(x: Tensor, where: Path | str) -> Tensor:
+    """Return features that can be standardized as a dense tensor."""
+    if not can_standardize(x):
+        raise DataError(
+            f"{where} holds sparse features, but the model expects dense, standardised "
+            "ones. Save the features as a dense array x."
+        )
+    return x if x.layout == torch.strided else x.to_dense()
+
+
+def _own_statistics(x: Tensor, where: Path | str) -> tuple[tuple[Tensor, Tensor], str]:
+    """Return the graph's own statistics, as each client of the run used its own."""
+    number = len(x)
+    if number < 2:
+        raise DataError(
+            "Each client standardised its features with the mean and standard deviation "
+            f"of its own nodes for training, and {where} has {number} nodes. Use a graph "
+            'with more nodes, or train with feature-norm = "none" on features that you '
+            "scaled yourself."
+        )
+    return column_statistics(x), (
+        "Each client standardised its features with the mean and standard deviation of "
+        f"its own training nodes. For {where} those of its {number:,} nodes are used, "
+        "which are poor for a graph with few nodes."
+    )

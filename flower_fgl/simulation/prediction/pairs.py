@@ -1,0 +1,178 @@
+"""Pairs of nodes to score: those of a table, or the best partners of every node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.csv_rows import csv_rows
+from flower_fgl.datasets.graph_files.problems import clip, show_path
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.link import DotDecoder, graph_sides, pair_codes
+
+__all__ = ["best_partners", "count_edges", "decode_pairs", "link_score", "read_pairs"]
+
+ENDS = ("source", "target")
+PAIRS_AT_ONCE = 1 << 18
+"""Pairs that are decoded at once: with embeddings of width 64 they take 64 MiB each."""
+SCORES_AT_ONCE = 1 << 24
+"""Scores of candidates that are held at once."""
+
+
+def read_pairs(pairs: Any, ids: Any, graph: Path | str) -> Tensor:
+    """Return pairs of nodes (2, P), int64, by the numbers of their nodes.
+
+    Parameters
+    ----------
+    pairs : path-like, pandas.DataFrame or array-like of shape (P, 2)
+        A CSV table with the columns ``source`` and ``target``, or the pairs themselves.
+    ids : array of shape (N,)
+        The owner's identifiers of the nodes of ``graph``, text or numbers.
+
+    Raises
+    ------
+    DataError
+        If the table is malformed or empty, an identifier is unknown, or both are equal.
+    """
+    if isinstance(pairs, str | os.PathLike):
+        where = show_path(Path(pairs))
+        rows: Iterable[tuple[str, Any]] = _rows_of_file(Path(pairs), where)
+    else:
+        where = "the pairs"
+        rows = _rows_of_object(pairs)
+    number = dict(zip(map(str, ids.tolist()), range(len(ids)), strict=True))
+    found: list[int] = []
+    for place, row in rows:
+        ends = [number.get(str(name), -1) for name in row]
+        if -1 in ends:
+            column = ends.index(-1)
+            raise DataError(
+                f'{place}: {ENDS[column]} "{clip(str(row[column]))}" is no node of '
+                f"{graph}. Correct it, or remove the pair."
+            )
+        if ends[0] == ends[1]:
+            raise DataError(
+                f'{place}: source and target are both "{clip(str(row[0]))}". A pair needs '
+                "two nodes: remove it."
+            )
+        found += ends
+    if not found:
+        raise DataError(f"{where}: there is no pair. Give one line per pair.")
+    return torch.tensor(found).view(-1, 2).t().contiguous()
+
+
+def _rows_of_file(path: Path, where: str) -> Iterable[tuple[str, list[str]]]:
+    """Yield the place and the two identifiers of each line of a table."""
+    rows = csv_rows(Path(os.path.expanduser(path)), ENDS, more=False)
+    _, header = next(rows)
+    one, other = (header.index(name) for name in ENDS)
+    for line, row in rows:
+        yield f"{where}, line {line}", [row[one].strip(), row[other].strip()]
+
+
+def _rows_of_object(pairs: Any) -> Iterable[tuple[str, Any]]:
+    """Yield the place and the two identifiers of each pair."""
+    if set(ENDS) <= set(getattr(pairs, "columns", ())):
+        pairs = pairs[list(ENDS)]
+    values = np.asarray(pairs)
+    if values.ndim != 2 or values.shape[1] != 2:
+        raise DataError(
+            "Expected pairs as the path of a CSV table, or as an array of shape (P, 2) or "
+            f"a data frame with the columns source and target, got shape {values.shape}."
+        )
+    return ((f"pair {k}", row) for k, row in enumerate(values.tolist()))
+
+
+def decode_pairs(
+    model: Backbone,
+    graph: GraphInput,
+    pairs: Tensor,
+    pair_x: Tensor | None = None,
+    *,
+    h: Tensor | None = None,
+) -> Tensor:
+    """Return the logits (P, C) of pairs (2, P) of nodes, some pairs at a time.
+
+    ``h`` is the output (N, p) of the model's head, if it is known.
+    """
+    h = model.head(model.embed(graph), graph) if h is None else h
+    parts = [
+        model.decode(
+            h,
+            graph.with_pairs(
+                pairs[:, first : first + PAIRS_AT_ONCE],
+                None if pair_x is None else pair_x[first : first + PAIRS_AT_ONCE],
+            ),
+        )
+        for first in range(0, max(pairs.shape[1], 1), PAIRS_AT_ONCE)
+    ]
+    return torch.cat(parts)
+
+
+def best_partners(
+    model: Backbone, graph: GraphInput, number: int
+) -> tuple[Tensor, Tensor, str]:
+    """Find the nodes that score highest with each node, among those without an edge to it.
+
+    Returns
+    -------
+    pairs : Tensor of shape (2, P), int64
+        Each node with at most ``number`` partners, best first. In a bipartite graph they
+        are on the other side.
+    score : Tensor of shape (P,), float32
+        Logit of each pair.
+    note : str
+        Says that the graph is bipartite, else empty.
+    """
+    num_nodes, edge_index = graph.num_nodes, graph.edge_index
+    h = model.head(model.embed(graph), graph)
+    side, is_bipartite = graph_sides(edge_index, num_nodes)
+    first_edge = torch.searchsorted(
+        edge_index[0].contiguous(), torch.arange(num_nodes + 1)
+    )
+    rows = max(1, SCORES_AT_ONCE // num_nodes)
+    found = []
+    for first in range(0, num_nodes, rows):
+        nodes = torch.arange(first, min(first + rows, num_nodes))
+        score = _all_scores(model, graph, h, nodes)
+        score[nodes - first, nodes] = -torch.inf
+        edges = edge_index[:, first_edge[first] : first_edge[nodes[-1] + 1]]
+        score[edges[0] - first, edges[1]] = -torch.inf
+        if is_bipartite:
+            score.masked_fill_(side[nodes][:, None] == side, -torch.inf)
+        best, partner = score.topk(min(number, num_nodes), dim=1)
+        pairs = torch.stack([nodes[:, None].expand_as(partner), partner])
+        found.append(pairs[:, best > -torch.inf])
+    pairs = torch.cat(found, dim=1)
+    score = link_score(decode_pairs(model, graph, pairs, h=h))
+    order = score.argsort(descending=True, stable=True)
+    order = order[pairs[0, order].argsort(stable=True)]
+    note = "The graph is bipartite: only nodes of different sides are paired."
+    return pairs[:, order], score[order], note * is_bipartite
+
+
+def _all_scores(model: Backbone, graph: GraphInput, h: Tensor, nodes: Tensor) -> Tensor:
+    """Return the scores (n, N) of nodes (n,) with all nodes."""
+    if isinstance(model.decoder, DotDecoder):
+        return h[nodes] @ h.t()
+    every = torch.arange(len(h))
+    pairs = torch.stack([nodes.repeat_interleave(len(h)), every.repeat(len(nodes))])
+    return link_score(decode_pairs(model, graph, pairs, h=h)).view(len(nodes), -1)
+
+
+def link_score(logits: Tensor) -> Tensor:
+    """Return the score of pairs from the logits (P, 2) of ``no link`` and ``link``."""
+    return logits[:, 1] - logits[:, 0]
+
+
+def count_edges(pairs: Tensor, graph: GraphInput) -> int:
+    """Count the pairs that are edges of the graph."""
+    known = pair_codes(graph.edge_index, graph.num_nodes)
+    return int(torch.isin(pair_codes(pairs, graph.num_nodes), known).sum())

@@ -1,0 +1,318 @@
+"""Predict the items of a graph file with a saved model: nodes, graphs, edges or links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet
+from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.runs.model_file import SavedModel, load_model
+from flower_fgl.simulation.prediction.fit import (
+    check_recipe,
+    features_of,
+    fit_features,
+    model_input,
+    with_node_degrees,
+)
+from flower_fgl.simulation.prediction.pairs import (
+    best_partners,
+    count_edges,
+    decode_pairs,
+    link_score,
+    read_pairs,
+)
+from flower_fgl.simulation.prediction.read import read_graph, read_set
+from flower_fgl.simulation.prediction.table import Prediction, task_of
+
+__all__ = ["Wanted", "predict_graph", "predict_set"]
+
+NODES_AT_ONCE = 1 << 16
+"""Nodes of small graphs that are computed at once."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to predict, see :func:`predict_graph`."""
+
+    pairs: Any = None
+    top_k: int | None = None
+    only_unknown: bool = False
+    from_time: float | None = None
+
+    def check(self, task: str) -> None:
+        """Raise a ConfigError if a model of another task needs an option, or lacks one."""
+        of = {
+            "links": {
+                "--pairs": self.pairs is not None,
+                "--top-k": self.top_k is not None,
+            },
+            "edges": {
+                "--only-unknown": self.only_unknown,
+                "--from": self.from_time is not None,
+            },
+        }
+        for other, options in of.items():
+            given = [name for name, is_given in options.items() if is_given]
+            if given and other != task:
+                raise ConfigError(
+                    f"The model predicts {task}: {given[0]} is for a model that predicts "
+                    f"{other}."
+                )
+            if other == "links" == task and len(given) != 1:
+                raise ConfigError(
+                    "Give either --pairs or --top-k, not both."
+                    if given
+                    else "The model predicts links: give the pairs to score with --pairs."
+                )
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"--top-k must be at least 1, got {self.top_k}.")
+
+
+def predict_graph(
+    model: Path,
+    graph: Path | str | Any,
+    *,
+    pairs: Any = None,
+    top_k: int | None = None,
+    only_unknown: bool = False,
+    from_time: float | None = None,
+) -> Prediction:
+    """Predict the items of a graph: what the model was trained for decides which.
+
+    Parameters
+    ----------
+    model : Path
+        Folder with a ``model.safetensors``: a data owner's model folder or a run folder.
+    graph : Path, str, torch_geometric.data.Data, or a list of these
+        An ``.npz`` file or a CSV folder, whose labels are optional; or an object with
+        ``x`` (N, d) and ``edge_index`` (2, M). For a model of whole graphs a set of
+        graphs: a file, or a list of objects.
+    pairs : path-like, pandas.DataFrame or array-like of shape (P, 2), optional
+        For a model of links: the pairs of nodes to score, by the owner's identifiers.
+    top_k : int, optional
+        For a model of links, instead of ``pairs``: score the best ``top_k`` partners of
+        every node, among the nodes without an edge to it.
+    only_unknown : bool
+        For a model of edges: predict only edges without a label.
+    from_time : float, optional
+        For a model of edges: predict only edges from this time on.
+
+    Returns
+    -------
+    Prediction
+        One row per item, with the owner's identifiers.
+
+    Raises
+    ------
+    RunError
+        If the model cannot be read.
+    ConfigError
+        If an option is missing, or is for models of another task.
+    DataError
+        If the graph or the pairs cannot be read, or do not fit the model.
+
+    Notes
+    -----
+    1. Messages pass over all edges of the graph. With times of edges and a part of the
+       edges to predict, they pass over edges before the first of these, as in training.
+    """
+    saved = load_model(model)
+    task = task_of(saved.card)
+    wanted = Wanted(pairs, top_k, only_unknown, from_time)
+    wanted.check(task)
+    if saved.card.target_scale == "lost":
+        raise DataError(
+            "Each client scaled its targets with its own statistics for training, and this "
+            "model file does not hold these. Use the model that a data owner's SuperNode "
+            "saved."
+        )
+    if task == "graphs":
+        return predict_set(saved, *read_set(graph))
+    owned, where = read_graph(graph, saved.card)
+    check_recipe(owned.prepared, saved.card, where)
+    predict = {
+        "nodes": _predict_nodes,
+        "edges": _predict_edges,
+        "links": _predict_links,
+    }
+    with torch.inference_mode():
+        return predict[task](saved, owned, where, wanted)
+
+
+def _predict_nodes(
+    saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
+) -> Prediction:
+    """Predict all nodes."""
+    edge_index = owned.dataset.edge_index
+    fitted, notes = fit_features(
+        features_of(owned, saved.card), edge_index, saved, where
+    )
+    logits = saved.model(model_input(fitted, edge_index, saved.card))
+    return _prediction({"node": owned.ids}, logits, saved, notes)
+
+
+def _predict_edges(
+    saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
+) -> Prediction:
+    """Predict the edges of the file, or a part of them."""
+    table = owned.dataset.edges
+    assert table is not None  # the reader was told to read edges
+    chosen = _chosen_edges(table, wanted, where)
+    sent, notes = _messages(table, chosen)
+    edge_index = owned.dataset.edge_index
+    if not bool(sent.all()):
+        earlier = table.pairs[:, sent].contiguous()
+        edge_index = undirected_simple(earlier, owned.dataset.num_nodes)
+    fitted, more = fit_features(
+        features_of(owned, saved.card), edge_index, saved, where
+    )
+    assert fitted.edges is not None
+    assert fitted.pair_x is not None
+    passed = replace(fitted, edges=fitted.edges.select(sent))
+    graph = model_input(passed, edge_index, saved.card)
+    pairs = table.pairs[:, chosen]
+    logits = decode_pairs(saved.model, graph, pairs, fitted.pair_x[chosen])
+    items = _ends(owned, pairs)
+    if table.time is not None:
+        items["time"] = table.time[chosen].numpy()
+    return _prediction(items, logits, saved, [*more, *notes])
+
+
+def _chosen_edges(table: EdgeTable, wanted: Wanted, where: Path | str) -> Tensor:
+    """Return a mask (M,) of the edges to predict."""
+    chosen = torch.ones(table.num_edges, dtype=torch.bool)
+    if wanted.only_unknown:
+        chosen &= table.y < 0
+    if wanted.from_time is not None:
+        if table.time is None:
+            raise DataError(
+                f"--from {wanted.from_time:.15g} chooses edges by their times, but those "
+                f"of {where} have none. Add a column time (edge_time in an .npz file), or "
+                "leave --from out."
+            )
+        chosen &= table.time >= wanted.from_time
+    if not bool(chosen.any()):
+        raise DataError(
+            f"{where} has no edge to predict: {table.num_edges:,} edges, of which "
+            f"{int((table.y < 0).sum()):,} have no label. Check --only-unknown and --from."
+        )
+    return chosen
+
+
+def _messages(table: EdgeTable, chosen: Tensor) -> tuple[Tensor, list[str]]:
+    """Return a mask (M,) of the edges over which messages pass, and a note on them.
+
+    These are the edges before the first one to predict. Without times, or if all edges
+    are predicted, they are all edges of the graph.
+    """
+    every = torch.ones_like(chosen)
+    if table.time is None:
+        return every, []
+    if bool(chosen.all()):
+        return every, [
+            "Messages pass over all edges: later edges were read to predict earlier ones. "
+            "Use --from TIME to predict only the edges from a time on."
+        ]
+    first = table.time[chosen][0]  # times are ascending
+    earlier = table.time < first
+    return earlier, [
+        f"Messages pass over the {int(earlier.sum()):,} edges before the time "
+        f"{float(first):.15g} of the first edge to predict."
+    ]
+
+
+def _predict_links(
+    saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
+) -> Prediction:
+    """Score the given pairs, or the best partners of every node."""
+    edge_index, ids = owned.dataset.edge_index, owned.ids
+    pairs = None if wanted.pairs is None else read_pairs(wanted.pairs, ids, where)
+    fitted, notes = fit_features(
+        features_of(owned, saved.card), edge_index, saved, where
+    )
+    graph = model_input(fitted, edge_index, saved.card)
+    if pairs is None:
+        assert wanted.top_k is not None
+        pairs, score, note = best_partners(saved.model, graph, wanted.top_k)
+        notes += [note] if note else []
+    else:
+        score = link_score(decode_pairs(saved.model, graph, pairs))
+        if known := count_edges(pairs, graph):
+            notes.append(
+                f"{known:,} of {len(score):,} pairs are edges of {where}, over which "
+                "messages pass: their scores are too high to judge the model by."
+            )
+    text = " ".join(notes)
+    return Prediction(_ends(owned, pairs), score[:, None], saved.card, text)
+
+
+def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Prediction:
+    """Predict the graphs of a set, some at a time.
+
+    Parameters
+    ----------
+    saved : SavedModel
+        A model of whole graphs.
+    owned : OwnedSet
+        The set; its labels are not read.
+    where : Path or str
+        Name of the set in messages.
+
+    Raises
+    ------
+    DataError
+        If the features do not fit the model.
+    """
+    dataset, number = owned.dataset, owned.dataset.num_graphs
+    found, degrees = with_node_degrees(
+        features_of(owned, saved.card), dataset, saved.card
+    )
+    fitted, notes = fit_features(found, dataset.edge_index, saved, where)
+    with torch.inference_mode():
+        union = model_input(
+            fitted,
+            dataset.edge_index,
+            saved.card,
+            batch=dataset.batch,
+            num_graphs=number,
+        )
+        logits = [saved.model(union.select(part)) for part in _parts(dataset)]
+        ids = np.array(owned.ids, dtype=object)
+        return _prediction({"graph": ids}, torch.cat(logits), saved, degrees + notes)
+
+
+def _parts(dataset: GraphDataset) -> Iterator[Tensor]:
+    """Yield consecutive graphs that have about ``NODES_AT_ONCE`` nodes together."""
+    sizes = torch.bincount(dataset.batch, minlength=dataset.num_graphs)
+    part = (sizes.cumsum(0) - sizes) // NODES_AT_ONCE
+    _, counts = torch.unique_consecutive(part, return_counts=True)
+    yield from torch.split(torch.arange(dataset.num_graphs), counts.tolist())
+
+
+def _prediction(
+    items: dict[str, Any], logits: Tensor, saved: SavedModel, notes: list[str]
+) -> Prediction:
+    """Turn logits (I, C) into probabilities, or outputs (I, T) into numbers."""
+    if saved.card.target.has_numbers:
+        assert saved.target_scale is not None  # a lost one was refused
+        values = saved.target_scale.restore(logits)
+    else:
+        is_free = saved.card.multi_label
+        values = logits.sigmoid() if is_free else logits.softmax(dim=1)
+    return Prediction(items, values, saved.card, " ".join(notes))
+
+
+def _ends(owned: LocalGraphFile, pairs: Tensor) -> dict[str, Any]:
+    """Return the owner's identifiers of both ends of pairs (2, P)."""
+    ids = owned.ids
+    return {"source": ids[pairs[0].numpy()], "target": ids[pairs[1].numpy()]}

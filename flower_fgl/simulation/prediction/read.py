@@ -1,0 +1,112 @@
+"""Read a graph or a set of graphs whose items a model predicts."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import GraphDataset
+from flower_fgl.datasets.graph_files.graph_file import (
+    GRAPHS,
+    LocalGraphFile,
+    edges_to_score,
+    load_graph_file,
+)
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
+from flower_fgl.datasets.graph_files.npz import try_node_dataset
+from flower_fgl.datasets.graph_files.problems import ErrorCollector
+from flower_fgl.datasets.pyg_data import is_data
+from flower_fgl.datasets.pyg_read import read_edges, read_inputs
+from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.simulation.prediction.table import task_of
+
+__all__ = ["read_graph", "read_set"]
+
+
+def read_graph(
+    graph: Path | str | Any, card: ModelCard
+) -> tuple[LocalGraphFile, Path | str]:
+    """Return the graph of a file or of an object, and its name for messages."""
+    task = task_of(card)
+    is_edges = task == "edges"
+    if isinstance(graph, str | os.PathLike):
+        if _is_set(Path(os.path.expanduser(graph))):
+            raise DataError(
+                f"{graph} holds a set of graphs, but the model predicts {task}. Give a "
+                "file with one graph, or use a model of whole graphs."
+            )
+        owned = load_graph_file(graph, needs_labels=False, scores_edges=is_edges)
+        return owned, Path(graph)
+    where = f"the {type(graph).__name__}"
+    keys = ["x", "edge_index"]
+    x, edge_index = (getattr(graph, key, None) for key in keys)
+    if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)):
+        raise DataError(
+            "Expected the path of a graph file, or an object with the tensors x (N, d) "
+            f"and edge_index (2, M), got {where}. Pass one of these."
+        )
+    if x.layout != torch.strided:
+        raise DataError(
+            f"x of {where} must be dense, got {x.layout}. Use x.to_dense()."
+        )
+    keys += ["edge_attr"] if is_edges or card.messages else []
+    keys += ["edge_time", "edge_label"] if is_edges else []
+    found = {key: getattr(graph, key, None) for key in keys}
+    arrays = {k: v.detach().cpu().numpy() for k, v in found.items() if v is not None}
+    if "edge_attr" in arrays:
+        arrays["edge_attr"] = arrays["edge_attr"].reshape(edge_index.shape[1], -1)
+    dataset = try_node_dataset(
+        edges_to_score(arrays) if is_edges else arrays,
+        where,
+        Target.classes(("",)),
+        ErrorCollector(),
+        has_labels=False,
+    )
+    assert dataset is not None  # the collector raises the first error
+    return LocalGraphFile(dataset, torch.arange(dataset.num_nodes)), where
+
+
+def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:
+    """Return the set of graphs of a file or of a list, and its name for messages."""
+    if isinstance(graph, str | os.PathLike):
+        owned = load_graph_set(graph, needs_labels=False)
+        return owned, Path(graph)
+    from torch_geometric.data import Batch
+
+    where = f"the {type(graph).__name__}"
+    if not isinstance(graph, list | tuple) or not graph or not all(map(is_data, graph)):
+        raise DataError(
+            "The model predicts graphs: expected the path of a set of graphs, or a list of "
+            f"torch_geometric.data.Data, got {where}. Pass one of these."
+        )
+    union, number = Batch.from_data_list(list(graph)), len(graph)
+    x, edge_index = read_inputs(union, where)
+    none = torch.full((number,), -1)
+    dataset = GraphDataset(
+        where,
+        x,
+        edge_index,
+        union.batch,
+        none,
+        Target.classes(("",)),
+        messages=read_edges(union, where),
+    )
+    return OwnedSet(dataset, tuple(map(str, range(number)))), where
+
+
+def _is_set(path: Path) -> bool:
+    """Return whether a file or folder holds a set of graphs."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return os.path.exists(path / GRAPHS)
+        with zipfile.ZipFile(path) as archive:
+            return "graph_of_node.npy" in archive.namelist()
+    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile):
+        return False  # the reader of graphs names the error
