@@ -70,7 +70,7 @@ def _explain(key: str, field: Field[Any], kind: type) -> str:
         lines += [f"    {rule}: {text}" for rule, text in describe_rules().items()]
     lines.append(f"  default: {_show(default)}")
     if facts["auto"]:
-        lines[-2] += ", or auto for the method's default"
+        lines[1] += ", or auto for the method's default"
     others = {
         method: row.defaults[key]
         for method, row in METHODS.items()
