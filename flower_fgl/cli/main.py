@@ -17,13 +17,7 @@ from flower_fgl.cli import deployment_commands, graph_commands, report_commands
 from flower_fgl.cli import new as new_package
 from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
-from flower_fgl.cli.arguments import (
-    SettingPairs,
-    console,
-    encodable,
-    given,
-    show,
-)
+from flower_fgl.cli.arguments import SettingPairs, console, encodable, given, show
 from flower_fgl.cli.commands import App
 from flower_fgl.cli.prepare import prepare
 from flower_fgl.cli.tables import make_table

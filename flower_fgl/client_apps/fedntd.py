@@ -11,10 +11,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.distillation import (
-    masked_divergence,
-    received_logits,
-)
+from flower_fgl.client_apps.distillation import masked_divergence, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy

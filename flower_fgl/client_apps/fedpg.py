@@ -36,11 +36,7 @@ from flower_fgl.algorithms.prototypes.attention import (
     UnitRows,
     deviation_from_uniform,
 )
-from flower_fgl.algorithms.prototypes.hop_neighbors import (
-    Pairs,
-    annotate,
-    select_pairs,
-)
+from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs, annotate, select_pairs
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,

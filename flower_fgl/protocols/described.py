@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flower_fgl.protocols.base import (
-    TensorPayload,
-)
+from flower_fgl.protocols.base import TensorPayload
 
 __all__ = ["DescribedWeights"]
 

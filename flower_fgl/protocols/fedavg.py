@@ -15,10 +15,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.flower_internals import plain_content
-from flower_fgl.protocols.base import (
-    Shapes,
-    TensorPayload,
-)
+from flower_fgl.protocols.base import Shapes, TensorPayload
 from flower_fgl.protocols.many import read_alike, write_stacked
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 

@@ -15,11 +15,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.seeds import SERVER, torch_generator
-from flower_fgl.protocols.base import (
-    Shapes,
-    TensorPayload,
-    read_tensors,
-)
+from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
 
 __all__ = ["EmbeddedWeights", "proxy_graph"]
 

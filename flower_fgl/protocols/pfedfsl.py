@@ -14,11 +14,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import (
-    Shapes,
-    TensorPayload,
-    read_tensors,
-)
+from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
 
 __all__ = ["CandidateModels", "ScoredModel"]
 

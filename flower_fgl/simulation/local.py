@@ -28,11 +28,7 @@ from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
-from flower_fgl.simulation.local_grid import (
-    LocalGrid,
-    frozen_objects,
-    task_identity,
-)
+from flower_fgl.simulation.local_grid import LocalGrid, frozen_objects, task_identity
 from flower_fgl.simulation.memory import graph_sizes, require_memory
 from flower_fgl.simulation.resources import num_cpus, on_cluster
 

@@ -40,10 +40,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import TARGETS
-from flower_fgl.core.unused_settings import (
-    reject_unused_settings,
-    unused_settings,
-)
+from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
 from flower_fgl.lab.experiments.experiment_tables import read_tables
 from flower_fgl.lab.experiments.search_space import MACHINE, Dimension, read_space
 from flower_fgl.lab.tables.cells import (

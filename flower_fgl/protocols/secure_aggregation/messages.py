@@ -14,12 +14,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import (
-    Payload,
-    check_tensor,
-    read_tensors,
-    write_tensors,
-)
+from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
 from flower_fgl.protocols.secure_aggregation.identities import CARD_BYTES
 from flower_fgl.protocols.secure_aggregation.keys import (
     DIGEST_BYTES,
