@@ -15,14 +15,16 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.algorithms.adpfedgnn.masks import pack_bits, unpack_bits
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.arrays import ANY, Layout, read_arrays
 from flower_fgl.protocols.base import (
     Payload,
     Shapes,
     TensorPayload,
     check_tensor,
+    pack_bits,
     read_tensors,
+    unpack_bits,
     write_tensors,
 )
 
@@ -30,6 +32,11 @@ __all__ = ["MaskedWeights", "SharedWeights", "Sizes"]
 
 WEIGHTS, MASKED, NETWORKS = "weights", "masked", "networks"
 VALUES, BITS, WEIGHT = "values", "bits", "num-examples"
+MASKED_LAYOUT: Layout = {
+    VALUES: (torch.float32, ANY),
+    BITS: (torch.uint8, ANY),
+    WEIGHT: (torch.int32, 1),
+}
 
 
 class Sizes(NamedTuple):
@@ -119,31 +126,16 @@ class MaskedWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Sizes) -> Self:
-        """Unpack; the mask must cover the weights of ``spec``.
-
-        Raises
-        ------
-        PayloadError
-            If an array is missing, unexpected, of the wrong shape or type, or not
-            finite; if n_i differs from the client's description before round 1.
-        """
-        masked = read_tensors(content, MASKED, is_checked=False)
-        if set(masked) != {VALUES, BITS, WEIGHT}:
-            raise PayloadError(
-                f'Record "{MASKED}" must have the entries {BITS}, {VALUES} and '
-                f"{WEIGHT}, got {sorted(masked)}."
-            )
-        size = spec.num_weights
-        bits = check_tensor(f"{MASKED}/{BITS}", masked[BITS], dtype=torch.uint8)
+        """Unpack; the mask must cover the weights of ``spec``."""
+        masked = read_arrays(content, MASKED, MASKED_LAYOUT)
+        size, bits = spec.num_weights, masked[BITS]
         mask = torch.ones(size, dtype=torch.bool)
         if bits.numel():
-            mask = unpack_bits(bits, size)
+            mask = unpack_bits(f"{MASKED}/{BITS}", bits, size)
         kept = check_tensor(
             f"{MASKED}/{VALUES}", masked[VALUES], shape=(int(mask.sum()),)
         )
-        weight = check_tensor(
-            f"{MASKED}/{WEIGHT}", masked[WEIGHT], shape=(1,), dtype=torch.int32
-        ).item()
+        weight = masked[WEIGHT].item()
         if weight != spec.weight:
             raise PayloadError(
                 f'"{MASKED}/{WEIGHT}" must be {spec.weight:g}, as in the client\'s '

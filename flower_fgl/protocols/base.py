@@ -48,12 +48,14 @@ __all__ = [
     "TensorPayload",
     "check_size",
     "check_tensor",
+    "pack_bits",
     "read_loss",
     "read_metrics",
     "read_payload",
     "read_scores",
     "read_tensors",
     "record_bytes",
+    "unpack_bits",
     "write_metrics",
     "write_scores",
     "write_tensors",
@@ -205,42 +207,64 @@ class TensorPayload(Payload):
     """Base of payloads of float32 tensors: one record per field, 4 bytes per number.
 
     ``records`` names the records in the order of the fields. A field holds tensors by
-    name, or one tensor, whose name in its record is in ``entries``. Other fields stand
-    last, and subclasses pack them. The ``spec`` of :meth:`from_record` has the shapes of
-    each record's tensors; one mapping stands for all records.
+    name, one tensor, ``None`` for an empty record, or another payload. The ``spec`` of
+    :meth:`from_record` has for each record the shapes of its tensors, the shape of its
+    only tensor, ``None``, or the ``spec`` of the payload; one mapping stands for all
+    records.
     """
 
     entries: ClassVar[Mapping[str, str]] = {}
-    """Name of the tensor in each record of a single tensor."""
+    """Name of the tensor in each record of a single tensor, if not the record's name."""
+    parts: ClassVar[Mapping[str, type[Payload]]] = {}
+    """Payload of each record that has one."""
 
-    def _tables(self) -> dict[str, Mapping[str, Tensor]]:
-        """Return the tensors by record and name."""
-        values = [getattr(self, f.name) for f in fields(cast(Any, self))]
+    def _values(self) -> dict[str, Any]:
+        """Return a payload, or tensors by name, for each record."""
+        values = (getattr(self, f.name) for f in fields(cast(Any, self)))
         return {
-            record: {self.entries[record]: value}
+            record: {self.entries.get(record, record): value}
             if isinstance(value, Tensor)
-            else value
-            for record, value in zip(self.records, values, strict=False)
-            if isinstance(value, Mapping | Tensor)
+            else value or {}
+            for record, value in zip(self.records, values, strict=True)
         }
 
     def to_record(self) -> RecordDict:
-        """Pack each field of tensors into its record."""
-        tables = self._tables().items()
-        return RecordDict({record: write_tensors(table) for record, table in tables})
+        """Pack each field into its record."""
+        content: dict[str, Any] = {}
+        for record, value in self._values().items():
+            is_payload = isinstance(value, Payload)
+            content |= (
+                value.to_record() if is_payload else {record: write_tensors(value)}
+            )
+        return RecordDict(content)
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any) -> Self:
         """Unpack; names and shapes must be exactly those of ``spec``."""
         shapes = spec if isinstance(spec, tuple) else (spec,) * len(cls.records)
         pairs = zip(cls.records, shapes, strict=True)
-        return cls(*(read_tensors(content, record, table) for record, table in pairs))
+        return cls(*(cls._read(content, record, one) for record, one in pairs))
+
+    @classmethod
+    def _read(cls, content: RecordDict, record: str, shapes: Any) -> Any:
+        """Read the field of a record."""
+        if record in cls.parts:
+            return cls.parts[record].from_record(content, shapes)
+        if isinstance(shapes, Mapping):
+            return read_tensors(content, record, shapes)
+        entry = cls.entries.get(record, record)
+        table = {} if shapes is None else {entry: shapes}
+        return read_tensors(content, record, table).get(entry)
 
     @property
     def num_bytes(self) -> int:
         """4 bytes per number."""
-        tables = self._tables().values()
-        return 4 * sum(tensor.numel() for table in tables for tensor in table.values())
+        return sum(
+            value.num_bytes
+            if isinstance(value, Payload)
+            else 4 * sum(tensor.numel() for tensor in value.values())
+            for value in self._values().values()
+        )
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -436,6 +460,24 @@ def read_tensors(
             shape = None if shapes is None else shapes[name]
             check_tensor(f"{record}/{name}", tensor, shape=shape)
     return tensors
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Pack a mask of P entries into ⌈P/8⌉ bytes, uint8, padded with zeros."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy().reshape(-1)))
+
+
+def unpack_bits(name: str, bits: Tensor, size: int) -> Tensor:
+    """Undo :func:`pack_bits` for a mask of ``size`` entries, as a tensor (size,), bool.
+
+    A PayloadError says that there are more or fewer bytes, or that a bit beyond the mask
+    is set.
+    """
+    check_tensor(name, bits, shape=(-(-size // 8),), dtype=torch.uint8)
+    flat = np.unpackbits(bits.numpy())
+    if flat[size:].any():
+        raise PayloadError(f'"{name}" marks entries beyond the {size} agreed on.')
+    return torch.from_numpy(flat[:size].astype(bool))
 
 
 def record_bytes(content: RecordDict) -> dict[str, int]:

@@ -8,7 +8,6 @@ Letters: d features, B nodes with a sum, b own and h outside nodes of one client
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -17,7 +16,12 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
+from flower_fgl.protocols.arrays import (
+    ArrayPayload,
+    Layout,
+    check_ascending,
+    read_arrays,
+)
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
 __all__ = ["BOUNDARY", "COMPLETE", "SUMS"]
@@ -31,47 +35,16 @@ COMPLETE = "complete"
 """Query action: receive the sums of the own nodes and of their outside neighbours."""
 
 
-class _Tensors(Payload):
-    """Payload whose fields are the tensors of one record."""
-
-    name: ClassVar[str]
-    types: ClassVar[Mapping[str, torch.dtype]]
-
-    def to_record(self) -> RecordDict:
-        """Pack into one record."""
-        fields = {name: getattr(self, name) for name in self.types}
-        return RecordDict({self.name: write_tensors(fields)})
-
-    @classmethod
-    def unpack(cls, content: RecordDict) -> dict[str, Tensor]:
-        """Return the fields, of the right names and types."""
-        found = read_tensors(content, cls.name, is_checked=False)
-        if found.keys() != cls.types.keys():
-            raise PayloadError(
-                f'Record "{cls.name}" must hold {list(cls.types)}, got {sorted(found)}.'
-            )
-        for name, tensor in found.items():
-            check_tensor(f"{cls.name}/{name}", tensor, dtype=cls.types[name])
-        return found
-
-    @property
-    def num_bytes(self) -> int:
-        """Sum of the bytes of all fields."""
-        return sum(getattr(self, name).nbytes for name in self.types)
-
-
-def _check_ids(name: str, ids: Tensor, most: int | None = None) -> None:
-    """Reject node identifiers that are not one-dimensional, distinct and sorted."""
-    if ids.dim() != 1 or not bool((ids.diff() > 0).all()):
-        raise PayloadError(f'"{name}" must be strictly ascending, of one dimension.')
-    if most is not None and len(ids) > most:
+def _check_number(name: str, ids: Tensor, most: int) -> None:
+    """Reject more nodes than a client described."""
+    if len(ids) > most:
         raise PayloadError(
             f'"{name}" names {len(ids)} nodes, but the client described {most}.'
         )
 
 
 @dataclass(frozen=True)
-class Boundary(_Tensors):
+class Boundary(ArrayPayload):
     """Nodes at the border of a client: 12·(b + h) + b bytes.
 
     Parameters
@@ -93,36 +66,33 @@ class Boundary(_Tensors):
     outside: Tensor
     own_edges: Tensor
     outside_edges: Tensor
-    name: ClassVar[str] = "boundary"
-    records: ClassVar[tuple[str, ...]] = ("boundary",)
-    types: ClassVar[Mapping[str, torch.dtype]] = {
-        "own": torch.int64,
-        "is_listed": torch.uint8,
-        "outside": torch.int64,
-        "own_edges": torch.int32,
-        "outside_edges": torch.int32,
+    records = ("boundary",)
+    layout: ClassVar[Layout] = {
+        "own": (torch.int64, "b"),
+        "is_listed": (torch.uint8, "b"),
+        "outside": (torch.int64, "h"),
+        "own_edges": (torch.int32, "b"),
+        "outside_edges": (torch.int32, "h"),
     }
+    ascending = ("own", "outside")
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: int) -> Self:
+    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; ``spec`` is the number of nodes that the client described."""
-        found = cls.unpack(content)
-        _check_ids("boundary/own", found["own"], spec)
-        _check_ids("boundary/outside", found["outside"])
-        flags = found["is_listed"]
-        if flags.shape != found["own"].shape or bool((flags > 1).any()):
+        found = super().from_record(content)
+        _check_number("boundary/own", found.own, spec)
+        if bool((found.is_listed > 1).any()):
             raise PayloadError('"boundary/is_listed" must hold 0 or 1 for each node.')
-        for name in ("own", "outside"):
-            edges = found[f"{name}_edges"]
-            if edges.shape != found[name].shape or bool((edges < 1).any()):
+        for name in ("own_edges", "outside_edges"):
+            if bool((getattr(found, name) < 1).any()):
                 raise PayloadError(
-                    f'"boundary/{name}_edges" must hold at least 1 for each node.'
+                    f'"boundary/{name}" must hold at least 1 for each node.'
                 )
-        return cls(**found)
+        return found
 
 
 @dataclass(frozen=True)
-class ListedNodes(_Tensors):
+class ListedNodes(ArrayPayload):
     """All nodes with a sum, the same list for every client: 8·B bytes.
 
     Parameters
@@ -132,20 +102,13 @@ class ListedNodes(_Tensors):
     """
 
     ids: Tensor
-    name: ClassVar[str] = "listed"
-    records: ClassVar[tuple[str, ...]] = ("listed",)
-    types: ClassVar[Mapping[str, torch.dtype]] = {"ids": torch.int64}
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack."""
-        found = cls.unpack(content)
-        _check_ids("listed/ids", found["ids"])
-        return cls(**found)
+    records = ("listed",)
+    layout: ClassVar[Layout] = {"ids": (torch.int64, "B")}
+    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
-class NeighbourSums(AdditivePayload, _Tensors):
+class NeighbourSums(AdditivePayload, ArrayPayload):
     """A client's part of the sums: 4·r·(d + 2) bytes for the r rows that it knows.
 
     With secure aggregation the upload has 8·(B·d + B + 1) bytes: all rows, zero where the
@@ -168,25 +131,23 @@ class NeighbourSums(AdditivePayload, _Tensors):
     degrees: Tensor
     num_listed: int
     public_summands = frozenset()
-    name: ClassVar[str] = "sums"
-    records: ClassVar[tuple[str, ...]] = ("sums",)
-    types: ClassVar[Mapping[str, torch.dtype]] = {
-        "rows": torch.int32,
-        "sums": torch.float32,
-        "degrees": torch.float32,
+    records = ("sums",)
+    layout: ClassVar[Layout] = {
+        "rows": (torch.int32, "r"),
+        "sums": (torch.float32, "r", "d"),
+        "degrees": (torch.float32, "r"),
     }
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
+    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; ``spec`` = (B, d)."""
         num_listed, width = spec
-        found = cls.unpack(content)
+        found = read_arrays(content, "sums", cls.layout, {"d": width})
         rows = found["rows"]
-        _check_ids("sums/rows", rows, num_listed)
+        check_ascending("sums/rows", rows)
+        _check_number("sums/rows", rows, num_listed)
         if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < num_listed:
             raise PayloadError(f'"sums/rows" must lie in [0, {num_listed}).')
-        check_tensor("sums/sums", found["sums"], shape=(len(rows), width))
-        check_tensor("sums/degrees", found["degrees"], shape=(len(rows),))
         return cls(**found, num_listed=num_listed)
 
     def summands(self, weight: float) -> dict[str, Tensor]:
@@ -204,7 +165,7 @@ class NeighbourSums(AdditivePayload, _Tensors):
 
 
 @dataclass(frozen=True)
-class CompletedSums(_Tensors):
+class CompletedSums(ArrayPayload):
     """The sums of one client's nodes and neighbours: 4·(n·d + h) bytes.
 
     Parameters
@@ -217,18 +178,13 @@ class CompletedSums(_Tensors):
 
     sums: Tensor
     degrees: Tensor
-    name: ClassVar[str] = "completed"
-    records: ClassVar[tuple[str, ...]] = ("completed",)
-    types: ClassVar[Mapping[str, torch.dtype]] = {
-        "sums": torch.float32,
-        "degrees": torch.float32,
+    records = ("completed",)
+    layout: ClassVar[Layout] = {
+        "sums": (torch.float32, "n", "d"),
+        "degrees": (torch.float32, "h"),
     }
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[int, int, int]) -> Self:
+    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; ``spec`` = (n, d, h)."""
-        number, width, outside = spec
-        found = cls.unpack(content)
-        check_tensor("completed/sums", found["sums"], shape=(number, width))
-        check_tensor("completed/degrees", found["degrees"], shape=(outside,))
-        return cls(**found)
+        return super().from_record(content, dict(zip("ndh", spec, strict=True)))

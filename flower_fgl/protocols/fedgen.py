@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
+from flower_fgl.protocols.base import Shapes, TensorPayload
 
 __all__ = ["GeneratorDownload"]
 
@@ -43,20 +43,9 @@ class GeneratorDownload(TensorPayload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, Shapes, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of the weights, of the generator, C).
-
-        Raises
-        ------
-        PayloadError
-            If an array is missing, unexpected or malformed, or a probability is negative.
-        """
+        """Unpack; ``spec`` = (shapes of the weights, of the generator, C)."""
         weights, generator, number = spec
-        found = read_tensors(content, "classes", {"probability": (number,)})
-        classes = found["probability"]
-        if float(classes.min()) < 0:
+        found = super().from_record(content, (weights, generator, (number,)))
+        if float(found.classes.min()) < 0:
             raise PayloadError('"classes/probability" must not hold negative numbers.')
-        return cls(
-            read_tensors(content, "weights", weights),
-            read_tensors(content, "generator", generator),
-            classes,
-        )
+        return found

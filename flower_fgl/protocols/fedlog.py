@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -19,13 +18,7 @@ from flower_fgl.algorithms.fedlog.prompts import make_generator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import build_model, state_shapes
-from flower_fgl.protocols.base import (
-    Payload,
-    Shapes,
-    TensorPayload,
-    read_tensors,
-    write_tensors,
-)
+from flower_fgl.protocols.base import Shapes, TensorPayload
 
 __all__ = [
     "PRETRAIN",
@@ -156,12 +149,12 @@ class PromptUpload(TensorPayload):
     rates: Tensor
     prompts: Mapping[str, Tensor]
     records = (RATES, PROMPTS)
-    entries = MappingProxyType({RATES: RATES})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
         """Unpack; a PayloadError says that a tensor or the rates are malformed."""
-        rates = read_tensors(content, RATES, {RATES: (spec.num_classes,)})[RATES]
+        found = super().from_record(content, ((spec.num_classes,), spec.prompts or {}))
+        rates = found.rates
         if float(rates.min()) < 0:
             raise PayloadError(
                 f"Class rates must not be negative, got {float(rates.min()):g}."
@@ -171,7 +164,7 @@ class PromptUpload(TensorPayload):
                 f"Class rates must add up to at most {spec.most:g}, got "
                 f"{float(rates.sum()):g}."
             )
-        return cls(rates, read_tensors(content, PROMPTS, spec.prompts or {}))
+        return found
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Set the rates of classes that are not shared to 0."""
@@ -183,7 +176,7 @@ class PromptUpload(TensorPayload):
 
 
 @dataclass(frozen=True)
-class FedLogUpload(Payload):
+class FedLogUpload(TensorPayload):
     """Upload of a round: 4·(P_enc + P_cls + C·s·d) bytes.
 
     The learnable nodes of one branch are sent: the head branch, or the tail branch if the
@@ -201,30 +194,14 @@ class FedLogUpload(Payload):
     nodes: Tensor | None
     records = (WEIGHTS, NODES)
 
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights`` and ``nodes``."""
-        return RecordDict(
-            {
-                WEIGHTS: write_tensors(self.weights),
-                NODES: write_tensors(_named(self.nodes)),
-            }
-        )
-
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
         """Unpack; the shapes are those of ``spec``."""
-        shapes = {} if spec.nodes is None else {NODES: spec.nodes}
-        nodes = read_tensors(content, NODES, shapes)
-        return cls(read_tensors(content, WEIGHTS, spec.weights), nodes.get(NODES))
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P_enc + P_cls + C·s·d)."""
-        return _bytes_of(self.weights) + _bytes_of(_named(self.nodes))
+        return super().from_record(content, (spec.weights, spec.nodes))
 
 
 @dataclass(frozen=True)
-class FedLogDownload(Payload):
+class FedLogDownload(TensorPayload):
     """Download of a round: 4·(P_enc + P_cls + C·s·d) bytes, once 4·C·P_pg more.
 
     The message before round 1 is empty. Synthetic nodes exist after the first
@@ -245,49 +222,18 @@ class FedLogDownload(Payload):
     prompts: Mapping[str, Tensor] = field(default_factory=dict)
     records = (WEIGHTS, NODES, PROMPTS)
 
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights``, ``nodes`` and ``prompts``."""
-        return RecordDict(
-            {
-                WEIGHTS: write_tensors(self.weights),
-                NODES: write_tensors(_named(self.nodes)),
-                PROMPTS: write_tensors(self.prompts),
-            }
-        )
-
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
         """Unpack; each record must be complete or empty."""
-        expected = {
-            WEIGHTS: spec.weights,
-            NODES: {} if spec.nodes is None else {NODES: spec.nodes},
-            PROMPTS: spec.stacked,
-        }
-        read = {
-            name: read_tensors(content, name, shapes if content.get(name) else {})
-            for name, shapes in expected.items()
-        }
-        return cls(read[WEIGHTS], read[NODES].get(NODES), read[PROMPTS])
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P_enc + P_cls + C·s·d + C·P_pg), counting the parts that are present."""
-        return sum(
-            _bytes_of(part) for part in (self.weights, _named(self.nodes), self.prompts)
+        shapes = (
+            spec.weights if content.get(WEIGHTS) else {},
+            spec.nodes if content.get(NODES) else None,
+            spec.stacked if content.get(PROMPTS) else {},
         )
+        return super().from_record(content, shapes)
 
 
 def _largest_sum(method_config: FedLogSettings) -> float:
     """Return the largest sum of one client's class rates r_k^c·(1 + a·N(0, 1))."""
     is_noisy = method_config.class_rate_noise == "gauss"
     return 1 + TAIL * method_config.noise_scale if is_noisy else 1.0
-
-
-def _named(nodes: Tensor | None) -> dict[str, Tensor]:
-    """Return the entries of the record ``nodes``."""
-    return {} if nodes is None else {NODES: nodes}
-
-
-def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    """Count the bytes of float32 tensors."""
-    return 4 * sum(tensor.numel() for tensor in tensors.values())

@@ -7,9 +7,7 @@ AAAI 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
-
-from flwr.app import RecordDict
+from types import MappingProxyType
 
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import LocalPrototypes
@@ -31,19 +29,4 @@ class ModelAndMeans(Weights):
 
     means: LocalPrototypes
     records = (*Weights.records, *LocalPrototypes.records)
-
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights`` and ``prototypes``."""
-        return RecordDict({**super().to_record(), **self.means.to_record()})
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: Any) -> Self:
-        """Unpack; ``spec`` = (shapes of the weights, expected means)."""
-        shapes, table = spec
-        weights = Weights.from_record(content, shapes)
-        return cls(weights.tensors, LocalPrototypes.from_record(content, table))
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + M·(p + 1))."""
-        return super().num_bytes + self.means.num_bytes
+    parts = MappingProxyType({"prototypes": LocalPrototypes})

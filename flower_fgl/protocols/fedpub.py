@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Self
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.seeds import SERVER, torch_generator
-from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
+from flower_fgl.protocols.base import TensorPayload
 
 __all__ = ["EmbeddedWeights", "proxy_graph"]
 
@@ -39,13 +37,6 @@ class EmbeddedWeights(TensorPayload):
     embedding: Tensor
     records = ("weights", "embedding")
     entries = MappingProxyType({"embedding": "mean"})
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of the weights, width p of the embedding)."""
-        shapes, width = spec
-        mean = read_tensors(content, "embedding", {"mean": (width,)})["mean"]
-        return cls(read_tensors(content, "weights", shapes), mean)
 
 
 def proxy_graph(seed: int, num_features: int) -> tuple[Tensor, Tensor]:

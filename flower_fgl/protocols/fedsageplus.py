@@ -17,10 +17,11 @@ from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
+from flower_fgl.protocols.arrays import Layout, read_arrays
 from flower_fgl.protocols.base import (
     Payload,
     Shapes,
-    check_tensor,
+    TensorPayload,
     read_tensors,
     write_tensors,
 )
@@ -32,6 +33,7 @@ GENERATE = "generate"
 """Query action: train the client's generator, using the gradient from other clients."""
 JUDGE = "judge"
 """Query action: compute the gradient for another client's generator."""
+NODES: Layout = {"counts": (torch.uint8, "M"), "inputs": (torch.float32, "M", "p")}
 
 
 def generator_shapes(
@@ -62,7 +64,7 @@ def generator_shapes(
 
 
 @dataclass(frozen=True)
-class FeatureGradient(Payload):
+class FeatureGradient(TensorPayload):
     """Gradient of fGen from other clients: 4·P_f bytes, or 0 without a gradient.
 
     Parameters
@@ -77,21 +79,12 @@ class FeatureGradient(Payload):
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``gradient``, or nothing."""
-        if not self.tensors:
-            return RecordDict()
-        return RecordDict({"gradient": write_tensors(self.tensors)})
+        return super().to_record() if self.tensors else RecordDict()
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
         """Unpack; the gradient must match ``spec`` or be absent."""
-        if "gradient" not in content:
-            return cls({})
-        return cls(read_tensors(content, "gradient", spec))
-
-    @property
-    def num_bytes(self) -> int:
-        """4·P_f."""
-        return 4 * sum(tensor.numel() for tensor in self.tensors.values())
+        return super().from_record(content, spec) if "gradient" in content else cls({})
 
 
 @dataclass(frozen=True)
@@ -136,38 +129,22 @@ class GeneratorState(Payload):
     def from_record(
         cls, content: RecordDict, spec: tuple[Shapes, int, int, int]
     ) -> Self:
-        """Unpack.
-
-        ``spec`` = (shapes of fGen, width p, largest number of neighbours, largest M).
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite, or a
-            count is out of range.
-        """
+        """Unpack; ``spec`` = (shapes of fGen, p, most neighbours, most nodes M)."""
         shapes, width, most, num_nodes = spec
         if not {"generator", "nodes"} & set(content):
             return cls({}, torch.zeros((0, width)), torch.zeros(0, dtype=torch.uint8))
         tensors = read_tensors(content, "generator", shapes)
-        nodes = read_tensors(content, "nodes", is_checked=False)
-        if set(nodes) != {"inputs", "counts"}:
-            raise PayloadError(
-                f'Record "nodes" must hold inputs and counts, got {sorted(nodes)}.'
-            )
-        counts, inputs = nodes["counts"], nodes["inputs"]
-        size = counts.numel()
+        nodes = read_arrays(content, "nodes", NODES, {"p": width})
+        counts, size = nodes["counts"], len(nodes["counts"])
         if size > num_nodes:
             raise PayloadError(
                 f"It shows {size} nodes, but the client described {num_nodes}."
             )
-        check_tensor("nodes/counts", counts, shape=(size,), dtype=torch.uint8)
-        check_tensor("nodes/inputs", inputs, shape=(size, width))
         if not size or int(counts.min()) < 1 or int(counts.max()) > most:
             raise PayloadError(
                 f'"nodes/counts" must hold at least one count, each from 1 to {most}.'
             )
-        return cls(tensors, inputs, counts)
+        return cls(tensors, **nodes)
 
     @property
     def num_bytes(self) -> int:

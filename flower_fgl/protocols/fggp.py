@@ -7,9 +7,7 @@ Prototypes", AAAI 2024.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
-
-from flwr.app import RecordDict
+from types import MappingProxyType
 
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import Prototypes
@@ -33,20 +31,4 @@ class ModelAndPrototypes(Weights):
 
     prototypes: Prototypes
     records = (*Weights.records, *Prototypes.records)
-
-    def to_record(self) -> RecordDict:
-        """Pack into the records ``weights`` and ``prototypes``."""
-        both = {**super().to_record(), **self.prototypes.to_record()}
-        return RecordDict(both)
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: Any) -> Self:
-        """Unpack; ``spec`` = (shapes of the weights, table of the prototypes)."""
-        shapes, table = spec
-        weights = Weights.from_record(content, shapes)
-        return cls(weights.tensors, Prototypes.from_record(content, table))
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + M·p)."""
-        return super().num_bytes + self.prototypes.num_bytes
+    parts = MappingProxyType({"prototypes": Prototypes})

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -21,7 +20,14 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
+from flower_fgl.protocols.arrays import ANY, Layout, read_arrays
+from flower_fgl.protocols.base import (
+    Payload,
+    check_tensor,
+    pack_bits,
+    unpack_bits,
+    write_tensors,
+)
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
 __all__ = [
@@ -33,6 +39,17 @@ __all__ = [
 
 STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"
+STATISTICS_LAYOUT: Layout = {
+    "mean": (torch.float32, ANY, ANY),
+    "variance": (torch.float32, ANY, ANY),
+    "counts": (torch.int32, ANY, 2),
+    "present": (torch.uint8, ANY),
+}
+GRAPH_LAYOUT: Layout = {
+    "labels": (torch.int32, "s"),
+    "features": (torch.float32, "s", "d"),
+    "adjacency": (torch.float32, "s", "s"),
+}
 MIN_COUNT = 2
 """n_min, smallest number of nodes of a class whose statistics a client uploads."""
 
@@ -77,13 +94,12 @@ class LocalStatistics(AdditivePayload):
         """Pack into the record ``statistics``."""
         s = self.statistics
         held = s.count > 0
-        bits = np.packbits(held.numpy())
         counts = torch.stack([s.count[held], s.labelled_count[held]], dim=1)
         tensors = {
             "mean": s.mean[held],
             "variance": s.variance[held],
             "counts": counts.to(torch.int32),
-            "present": torch.from_numpy(bits),
+            "present": pack_bits(held),
         }
         return RecordDict({STATISTICS: write_tensors(tensors)})
 
@@ -113,29 +129,14 @@ class LocalStatistics(AdditivePayload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: StatisticsSpec) -> Self:
-        """Unpack.
-
-        Raises
-        ------
-        PayloadError
-            If an array is missing or unexpected or has the wrong type or shape (another
-            feature width or depth); if a mean or variance is not finite, a variance is
-            negative, or a count is below 2 or below the number of labelled nodes; if the
-            counts exceed the numbers that the client described.
-        """
+        """Unpack; the counts must not exceed those that the client described."""
         classes, width = spec.classes, spec.width
-        tensors = read_tensors(content, STATISTICS, is_checked=False)
-        if set(tensors) != {"mean", "variance", "counts", "present"}:
-            raise PayloadError(
-                f'Record "{STATISTICS}" must hold mean, variance, counts and present, '
-                f"got {sorted(tensors)}."
-            )
-        held = _read_present(tensors["present"], classes)
-        number = int(held.sum())
-        out = {}
+        tensors = read_arrays(content, STATISTICS, STATISTICS_LAYOUT)
+        held = unpack_bits(f"{STATISTICS}/present", tensors["present"], classes)
+        number, out = int(held.sum()), {}
         for name in ("mean", "variance"):
             tensor = tensors[name]
-            if tensor.dim() == 2 and tensor.shape[1] != width:
+            if tensor.shape[1] != width:
                 raise PayloadError(
                     f"Statistics must be {width} wide, got {tensor.shape[1]}. Check that "
                     "all clients have the same features and opfgl.depth."
@@ -143,15 +144,13 @@ class LocalStatistics(AdditivePayload):
             check_tensor(f"{STATISTICS}/{name}", tensor, shape=(number, width))
             out[name] = torch.zeros((classes, width))
             out[name][held] = tensor
-        counts = check_tensor(
-            f"{STATISTICS}/counts",
-            tensors["counts"],
-            shape=(number, 2),
-            dtype=torch.int32,
-        ).long()
+        counts = tensors["counts"]
+        check_tensor(
+            f"{STATISTICS}/counts", counts, shape=(number, 2), dtype=torch.int32
+        )
         _check_counts(counts, spec)
         both = torch.zeros((classes, 2), dtype=torch.int64)
-        both[held] = counts
+        both[held] = counts.long()
         count, labelled = both.unbind(dim=1)
         check_statistics(out["mean"], out["variance"], count)
         return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
@@ -209,39 +208,17 @@ class GraphDownload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
-        """Unpack; ``spec`` = (C, d), the message may hold no graph.
-
-        Raises
-        ------
-        PayloadError
-            If an array is missing or unexpected, or has the wrong type, the wrong shape
-            or a non-finite number; if a label is no class, or the adjacency is not
-            symmetric in [0, 1] with a zero diagonal.
-        """
+        """Unpack; ``spec`` = (C, d), the message may hold no graph."""
         classes, width = spec
         if PSEUDO_GRAPH not in content:
             return cls(no_pseudo_graph(width))
-        tensors = read_tensors(content, PSEUDO_GRAPH, is_checked=False)
-        if set(tensors) != {"features", "labels", "adjacency"}:
-            raise PayloadError(
-                f'Record "{PSEUDO_GRAPH}" must hold features, labels and adjacency, '
-                f"got {sorted(tensors)}."
-            )
-        size = tensors["labels"].numel()
-        labels = check_tensor(
-            f"{PSEUDO_GRAPH}/labels",
-            tensors["labels"],
-            shape=(size,),
-            dtype=torch.int32,
-        ).long()
-        if size and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        tensors = read_arrays(content, PSEUDO_GRAPH, GRAPH_LAYOUT, {"d": width})
+        labels = tensors["labels"].long()
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise PayloadError(
                 f"Labels of the pseudo-graph must be 0 to {classes - 1}, got "
                 f"{int(labels.min())} to {int(labels.max())}."
             )
-        for name, columns in (("features", width), ("adjacency", size)):
-            shape = (size, columns)
-            check_tensor(f"{PSEUDO_GRAPH}/{name}", tensors[name], shape=shape)
         links = tensors["adjacency"]
         in_range = bool(((links >= 0) & (links <= 1)).all())
         if not in_range or bool(links.diagonal().any()) or not links.equal(links.T):
@@ -265,16 +242,6 @@ def no_pseudo_graph(num_features: int) -> PseudoGraph:
         torch.zeros(0, dtype=torch.int64),
         torch.zeros((0, 0)),
     )
-
-
-def _read_present(bits: Tensor, classes: int) -> Tensor:
-    """Read the bitmap of the classes that a client sent."""
-    name = f"{STATISTICS}/present"
-    check_tensor(name, bits, shape=(-(-classes // 8),), dtype=torch.uint8)
-    flat = np.unpackbits(bits.numpy()).astype(bool)
-    if flat[classes:].any():
-        raise PayloadError(f'"{name}" marks classes beyond the {classes} agreed on.')
-    return torch.from_numpy(flat[:classes])
 
 
 def _check_counts(counts: Tensor, spec: StatisticsSpec) -> None:

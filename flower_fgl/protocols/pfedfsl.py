@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Self
 
 from flwr.app import RecordDict
@@ -36,14 +35,7 @@ class CandidateModels(TensorPayload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of one model, largest number of candidates q).
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite, or if
-            there is no initial model, or more than q candidates.
-        """
+        """Unpack; ``spec`` = (shapes of one model, largest number of candidates q)."""
         shapes, limit = spec
         tensors = read_tensors(content, MODELS_RECORD)
         if set(tensors) != set(shapes):
@@ -91,11 +83,3 @@ class ScoredModel(TensorPayload):
     tensors: Mapping[str, Tensor]
     losses: Tensor
     records = (WEIGHTS, LOSSES)
-    entries = MappingProxyType({LOSSES: LOSSES})
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of the model, number of candidates m)."""
-        shapes, candidates = spec
-        losses = read_tensors(content, LOSSES, {LOSSES: (1 + candidates,)})
-        return cls(read_tensors(content, WEIGHTS, shapes), losses[LOSSES])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Payload,
+    check_tensor,
+    pack_bits,
+    read_tensors,
+    unpack_bits,
+    write_tensors,
+)
 
 __all__ = ["CountedTable", "LocalPrototypes", "Prototypes", "no_prototypes"]
 
@@ -66,15 +72,8 @@ class Prototypes(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Table) -> Self:
-        """Unpack; ``spec`` = (C, H, p).
-
-        Raises
-        ------
-        PayloadError
-            If an array is missing or unexpected, or has the wrong type or shape; if a
-            number is not finite or too large.
-        """
-        return cls(*_read(_arrays(content, [VALUES, PRESENT]), spec))
+        """Unpack; ``spec`` = (C, H, p)."""
+        return cls(*_read(_arrays(content, VALUES, PRESENT), spec))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove classes that are not shared."""
@@ -112,16 +111,8 @@ class LocalPrototypes(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: CountedTable) -> Self:
-        """Unpack.
-
-        Raises
-        ------
-        PayloadError
-            If an array is missing or unexpected, or has the wrong type or shape; if a
-            number is not finite or too large, a count is not positive, or the counts of
-            a hop exceed the client's nodes.
-        """
-        tensors = _arrays(content, [VALUES, PRESENT, COUNTS])
+        """Unpack; the counts must not exceed what the client described."""
+        tensors = _arrays(content, VALUES, PRESENT, COUNTS)
         values, present = _read(tensors, spec.table)
         number = int(present.sum())
         kept = check_tensor(
@@ -168,12 +159,11 @@ def no_prototypes(table: Table) -> Prototypes:
 
 def _packed(values: Tensor, present: Tensor) -> dict[str, Tensor]:
     """Return the prototypes that are present, and the bitmap that marks them."""
-    bits = np.packbits(present.cpu().numpy().reshape(-1))
     kept = values.detach().cpu()[present.cpu()]
-    return {VALUES: kept, PRESENT: torch.from_numpy(bits)}
+    return {VALUES: kept, PRESENT: pack_bits(present)}
 
 
-def _arrays(content: RecordDict, names: Collection[str]) -> dict[str, Tensor]:
+def _arrays(content: RecordDict, *names: str) -> dict[str, Tensor]:
     """Read the record ``prototypes``; it must have exactly the entries ``names``."""
     return read_tensors(content, RECORD, dict.fromkeys(names, ()), is_checked=False)
 
@@ -181,25 +171,9 @@ def _arrays(content: RecordDict, names: Collection[str]) -> dict[str, Tensor]:
 def _read(tensors: Mapping[str, Tensor], table: Table) -> tuple[Tensor, Tensor]:
     """Read ``values`` (C, H, p) and ``present`` (C, H)."""
     classes, hops, width = table
-    size = classes * hops
-    bits = check_tensor(
-        f"{RECORD}/{PRESENT}",
-        tensors[PRESENT],
-        shape=(-(-size // 8),),
-        dtype=torch.uint8,
-    )
-    flat = np.unpackbits(bits.numpy())
-    if flat[size:].any():
-        raise PayloadError(
-            f'"{RECORD}/{PRESENT}" marks prototypes beyond the {classes} classes and '
-            f"{hops} hops agreed on."
-        )
-    present = torch.from_numpy(flat[:size].astype(bool)).view(classes, hops)
-    kept = check_tensor(
-        f"{RECORD}/{VALUES}",
-        tensors[VALUES],
-        shape=(int(present.sum()), width),
-    )
+    bits = unpack_bits(f"{RECORD}/{PRESENT}", tensors[PRESENT], classes * hops)
+    present = bits.view(classes, hops)
+    shape = (int(present.sum()), width)
     values = torch.zeros(table)
-    values[present] = kept
+    values[present] = check_tensor(f"{RECORD}/{VALUES}", tensors[VALUES], shape=shape)
     return values, present

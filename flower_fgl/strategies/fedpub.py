@@ -90,9 +90,9 @@ class FedPub(PersonalMix):
         named = read_model(common_model(self.config, self.federation)).hidden_channels
         self.width = named or self.config.hidden_channels
 
-    def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:  # type: ignore[override]
-        """Return the shapes of the weights and the width of the embedding."""
-        return self.shapes, self.width
+    def upload_spec(self, partition_id: int) -> tuple[Shapes, tuple[int]]:  # type: ignore[override]
+        """Return the shapes of the weights and of the embedding."""
+        return self.shapes, (self.width,)
 
     def similarity(self, uploads: Sequence[EmbeddedWeights]) -> Tensor:
         """Return the cosines of the proxy embeddings, float32."""

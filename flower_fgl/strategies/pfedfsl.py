@@ -92,9 +92,10 @@ class PFedFSL(FglStrategy):
             {name: torch.stack([m[name] for m in models]) for name in self.shapes}
         )
 
-    def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:
-        """Return the shapes of the model and the number of candidates sent."""
-        return self.shapes, len(self.candidates(self.loop.log.number, partition_id))
+    def upload_spec(self, partition_id: int) -> tuple[Shapes, tuple[int]]:
+        """Return the shapes of the model and of its and the candidates' losses."""
+        sent = self.candidates(self.loop.log.number, partition_id)
+        return self.shapes, (1 + len(sent),)
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Mix a new start for each client that replied."""

@@ -398,7 +398,7 @@ def test_a_missing_or_non_finite_loss_is_rejected() -> None:
         payload = ScoredModel(constant(strategy, 1.0), torch.tensor(losses))
         record = payload.to_record()
         with pytest.raises(PayloadError, match=message):
-            ScoredModel.from_record(record, (strategy.shapes, 1))
+            ScoredModel.from_record(record, (strategy.shapes, (2,)))
 
 
 def test_the_server_state_is_complete() -> None:

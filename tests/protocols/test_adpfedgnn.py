@@ -75,7 +75,7 @@ def changed(name: str, value: Tensor | None) -> RecordDict:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("bits", torch.zeros(4, dtype=torch.uint8), "needs 3 bytes, got 4"),
+        ("bits", torch.zeros(4, dtype=torch.uint8), r"shape \(3,\), got \(4,\)"),
         ("bits", torch.zeros(3), "must be torch.uint8"),
         ("bits", torch.tensor([0, 0, 1], dtype=torch.uint8), "beyond the 19"),
         ("values", torch.zeros(9), r"shape \(10,\)"),
@@ -85,7 +85,7 @@ def changed(name: str, value: Tensor | None) -> RecordDict:
             torch.tensor([8], dtype=torch.int32),
             "must be 7, as in the client's description",
         ),
-        ("values", None, "must have the entries"),
+        ("values", None, "exactly the entries"),
     ],
 )
 def test_a_malformed_upload_is_refused(

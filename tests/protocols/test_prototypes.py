@@ -107,7 +107,7 @@ BEYOND = np.array([0b10000000, 0b00001000], dtype=np.uint8)  # bit 12 of bits 0 
         ({"counts": np.array([3], np.int32)}, r"shape \(2,\)"),
         ({"counts": np.array([3.0, 1.0], np.float32)}, "int32"),
         ({"present": np.zeros(5, np.uint8)}, r"shape \(2,\)"),
-        ({"present": BEYOND}, "beyond the 4 classes and 3 hops"),
+        ({"present": BEYOND}, "beyond the 12 agreed on"),
         ({"weights": GOOD}, "exactly the entries"),
     ],
 )

@@ -112,7 +112,7 @@ def test_an_upload_with_a_mask_of_wrong_length_is_dropped_and_reported(
     for row in run.rounds:
         (failure,) = row["failures"]
         assert failure["partition_id"] == 1
-        assert "A mask of" in failure["reason"]
+        assert "masked/bits" in failure["reason"]
         assert row["replies"] == 2
 
 

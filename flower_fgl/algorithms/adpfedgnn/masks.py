@@ -1,4 +1,4 @@
-"""Global and local weight masks: selection, averaging, and bit packing.
+"""Global and local weight masks: selection and averaging.
 
 A mask has one entry per weight of a network. Tensors are flattened and concatenated in
 the order of the network's state.
@@ -12,17 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import PayloadError
 from flower_fgl.nn.vectorize import vector_to_state
 
 __all__ = [
     "global_mask",
     "local_mask",
     "masked_mean",
-    "pack_bits",
     "per_tensor",
     "personalise",
-    "unpack_bits",
 ]
 
 EPSILON = 1e-12
@@ -190,30 +187,3 @@ def masked_mean(
         return (total / weights.sum()).float()
     share = weighted.sum(dim=0)
     return torch.where(share > 0, total / share.clamp(min=EPSILON), previous).float()
-
-
-def pack_bits(mask: Tensor) -> Tensor:
-    """Pack a mask (P,) into ⌈P/8⌉ bytes, uint8; the last byte is padded with zeros."""
-    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
-
-
-def unpack_bits(bits: Tensor, size: int) -> Tensor:
-    """Undo :func:`pack_bits` for a mask of ``size`` entries.
-
-    Raises
-    ------
-    PayloadError
-        If there are more or fewer than ⌈size/8⌉ bytes, or a bit beyond the mask is set.
-    """
-    if bits.numel() != -(-size // 8):
-        raise PayloadError(
-            f"A mask of {size} weights needs {-(-size // 8)} bytes, got "
-            f"{bits.numel()}: client and server must use the same model."
-        )
-    flat = np.unpackbits(bits.numpy())
-    if flat[size:].any():
-        raise PayloadError(
-            f"A mask of {size} weights must have zeros in its padding bits, but a bit "
-            f"beyond the {size} weights is set."
-        )
-    return torch.from_numpy(flat[:size].astype(bool))

@@ -5,16 +5,14 @@ Letters: n sampled clients, of which m sent shares and s are in the sum; L numbe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
+from flower_fgl.protocols.arrays import ArrayPayload, Layout
 from flower_fgl.protocols.secure_aggregation.identities import CARD_BYTES
 from flower_fgl.protocols.secure_aggregation.keys import (
     DIGEST_BYTES,
@@ -54,9 +52,8 @@ UNMASK = "secure_unmask"
 SEALED_BYTES = 2 * SHARE_BYTES + KEY_BYTES + SEAL_BYTES
 """Bytes of the shares of seed and mask key and the public mask key, encrypted together."""
 
-Field = tuple[torch.dtype, *tuple[int | str, ...]]
-"""Type of a tensor, and its sizes: numbers, or names that :class:`_Arrays` explains."""
-Layout = Mapping[str, Field]
+KEY_WIDTHS = (KEY_BYTES, CARD_BYTES)
+"""Bytes of a public key, without and with an identity."""
 
 
 def from_bytes(rows: list[bytes]) -> Tensor:
@@ -70,53 +67,17 @@ def to_bytes(row: Tensor) -> bytes:
     return bytes(row.numpy().tobytes())
 
 
-class _Arrays(Payload):
-    """Payload whose fields are the tensors of one array record."""
-
-    layout: ClassVar[Layout]
-    """Type and sizes of each field. ``N`` is the number of ``ids``, or the ``spec`` of a
-    payload without them; ``key`` is KEY_BYTES, or CARD_BYTES with an identity."""
-
-    def to_record(self) -> RecordDict:
-        """Pack into one record."""
-        return RecordDict({self.records[0]: write_tensors(vars(self))})
+class _Counted(ArrayPayload):
+    """Payload whose size N is the number of its ``ids``, or the ``spec`` without them."""
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack and check names, shapes and types.
-
-        Raises
-        ------
-        PayloadError
-            If the record or an entry is missing, unexpected or malformed, or if
-            partition-ids are not strictly ascending.
-        """
-        record = cls.records[0]
-        tensors = read_tensors(content, record, is_checked=False)
-        if cls.layout.keys() != tensors.keys():
-            raise PayloadError(
-                f'Record "{record}" must have exactly the entries {list(cls.layout)}, '
-                f"got {sorted(tensors)}."
-            )
-        number = tensors["ids"].numel() if "ids" in tensors else spec
-        for name, (dtype, *sizes) in cls.layout.items():
-            tensor = tensors[name]
-            width = CARD_BYTES if tensor.shape[-1:] == (CARD_BYTES,) else KEY_BYTES
-            known = {"N": number, "key": width}
-            shape = tuple(known[n] if isinstance(n, str) else n for n in sizes)
-            check_tensor(f"{record}/{name}", tensor, shape=shape, dtype=dtype)
-        if "ids" in tensors and not (tensors["ids"].diff() > 0).all():
-            raise PayloadError(f'"{record}/ids" must be strictly ascending.')
-        return cls(**tensors)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all fields."""
-        return sum(tensor.nbytes for tensor in vars(self).values())
+    def from_record(cls, content: RecordDict, spec: int | None = None) -> Self:
+        """Unpack and check."""
+        return super().from_record(content, None if spec is None else {"N": spec})
 
 
 @dataclass(frozen=True)
-class PublicKey(_Arrays):
+class PublicKey(_Counted):
     """Public key of a client, with which others encrypt shares to it.
 
     Parameters
@@ -128,7 +89,7 @@ class PublicKey(_Arrays):
 
     bytes_: Tensor
     records = ("secure-key",)
-    layout: ClassVar[Layout] = {"bytes_": (torch.uint8, "key")}
+    layout: ClassVar[Layout] = {"bytes_": (torch.uint8, KEY_WIDTHS)}
 
     @property
     def key(self) -> bytes:
@@ -142,7 +103,7 @@ class PublicKey(_Arrays):
 
 
 @dataclass(frozen=True)
-class Roster(_Arrays):
+class Roster(_Counted):
     """The sampled clients and their public keys: 40·n bytes down, 136·n with identities.
 
     Parameters
@@ -159,12 +120,13 @@ class Roster(_Arrays):
     records = ("secure-roster",)
     layout: ClassVar[Layout] = {
         "ids": (torch.int64, "N"),
-        "keys": (torch.uint8, "N", "key"),
+        "keys": (torch.uint8, "N", KEY_WIDTHS),
     }
+    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
-class Offer(_Arrays):
+class Offer(_Counted):
     """Mask key of a client and the shares of its secrets: 48 + 158·n bytes up.
 
     Parameters
@@ -194,7 +156,7 @@ class Offer(_Arrays):
 
 
 @dataclass(frozen=True)
-class Peers(_Arrays):
+class Peers(_Counted):
     """Clients to mask with, and their shares for the receiver: 134·m bytes down.
 
     Parameters
@@ -212,10 +174,11 @@ class Peers(_Arrays):
         "ids": (torch.int64, "N"),
         "sealed": (torch.uint8, "N", SEALED_BYTES),
     }
+    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
-class MaskedUpload(_Arrays):
+class MaskedUpload(_Counted):
     """A masked vector: 8·L bytes up for L numbers, one of which is the witness.
 
     Parameters
@@ -230,7 +193,7 @@ class MaskedUpload(_Arrays):
 
 
 @dataclass(frozen=True)
-class Survivors(_Arrays):
+class Survivors(_Counted):
     """The clients in the sum: 8·s bytes down.
 
     Parameters
@@ -242,10 +205,11 @@ class Survivors(_Arrays):
     ids: Tensor
     records = ("secure-survivors",)
     layout: ClassVar[Layout] = {"ids": (torch.int64, "N")}
+    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
-class Tags(_Arrays):
+class Tags(_Counted):
     """Authentication codes of what a client has seen: 16·s bytes up.
 
     Parameters
@@ -260,7 +224,7 @@ class Tags(_Arrays):
 
 
 @dataclass(frozen=True)
-class Confirmations(_Arrays):
+class Confirmations(_Counted):
     """The codes that other clients made for the receiver: 24·c bytes down.
 
     Parameters
@@ -278,10 +242,11 @@ class Confirmations(_Arrays):
         "ids": (torch.int64, "N"),
         "tags": (torch.uint8, "N", TAG_BYTES),
     }
+    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
-class Reveal(_Arrays):
+class Reveal(_Counted):
     """One share per client that sent shares, of one of its secrets: 33·m bytes up.
 
     Parameters

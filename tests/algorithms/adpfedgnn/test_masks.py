@@ -2,19 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flower_fgl.algorithms.adpfedgnn.masks import (
     global_mask,
     local_mask,
     masked_mean,
-    pack_bits,
     per_tensor,
     personalise,
-    unpack_bits,
 )
-from flower_fgl.core.errors import PayloadError
 from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 
 SHAPES = {"weight": (4, 5), "bias": (4,)}
@@ -176,20 +171,3 @@ def test_local_masks_keep_local_weights_and_take_the_other_global_ones() -> None
     assert torch.equal(personalise(own, shared, ~ones), shared)
     mixed = personalise(own, shared, torch.tensor([True, False, True]))
     assert mixed.tolist() == [1.0, -2.0, 3.0]
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=70))
-def test_unpacking_bits_undoes_packing(entries: list[bool]) -> None:
-    mask = torch.tensor(entries)
-    bits = pack_bits(mask)
-    assert bits.dtype == torch.uint8
-    assert bits.numel() == -(-len(entries) // 8)
-    assert torch.equal(unpack_bits(bits, len(entries)), mask)
-
-
-def test_bits_of_another_length_are_rejected() -> None:
-    bits = pack_bits(torch.ones(20, dtype=torch.bool))
-    with pytest.raises(PayloadError, match="mask of 30 weights needs 4 bytes, got 3"):
-        unpack_bits(bits, 30)
-    with pytest.raises(PayloadError, match="beyond the 18 weights is set"):
-        unpack_bits(bits, 18)

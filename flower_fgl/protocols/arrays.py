@@ -1,0 +1,96 @@
+"""Payloads that are one array record, whose types and sizes a layout declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
+
+__all__ = [
+    "ANY",
+    "ArrayPayload",
+    "Field",
+    "Layout",
+    "check_ascending",
+    "read_arrays",
+]
+
+Field = tuple[torch.dtype, *tuple[int | str | tuple[int, ...], ...]]
+"""Type of a tensor, and its sizes: numbers, choices of numbers, names, or ``ANY``."""
+Layout = Mapping[str, Field]
+ANY = "any"
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+
+
+def read_arrays(
+    content: RecordDict,
+    record: str,
+    layout: Layout,
+    sizes: Mapping[str, int] = NO_SIZES,
+) -> dict[str, Tensor]:
+    """Unpack an ArrayRecord that has exactly the tensors of a layout.
+
+    A name of a size stands for the number in ``sizes``, or for the size of the first
+    tensor that has it. A PayloadError says which tensor is missing, unexpected or
+    malformed.
+    """
+    tensors = read_tensors(content, record, dict.fromkeys(layout, ()), is_checked=False)
+    known = dict(sizes)
+    for name, (dtype, *expected) in layout.items():
+        tensor, shape = tensors[name], []
+        found = tensor.shape[: len(expected)]
+        for size, own in zip_longest(expected, found, fillvalue=0):
+            if size == ANY:
+                shape.append(own)
+            elif isinstance(size, str):
+                shape.append(known.setdefault(size, own))
+            else:
+                choice = size if isinstance(size, tuple) else (size,)
+                shape.append(own if own in choice else choice[0])
+        check_tensor(f"{record}/{name}", tensor, shape=tuple(shape), dtype=dtype)
+    return tensors
+
+
+def check_ascending(name: str, ids: Tensor) -> None:
+    """Reject identifiers that are not distinct and sorted."""
+    if not bool((ids.diff() > 0).all()):
+        raise PayloadError(f'"{name}" must be strictly ascending.')
+
+
+class ArrayPayload(Payload):
+    """Payload whose fields are the tensors of one array record.
+
+    The ``spec`` of :meth:`from_record` are the known sizes by name, see
+    :func:`read_arrays`. Fields that the layout lacks are not sent.
+    """
+
+    layout: ClassVar[Layout]
+    """Type and sizes of each field."""
+    ascending: ClassVar[tuple[str, ...]] = ()
+    """Fields whose numbers must be distinct and sorted."""
+
+    def to_record(self) -> RecordDict:
+        """Pack into one record."""
+        tensors = {name: getattr(self, name) for name in self.layout}
+        return RecordDict({self.records[0]: write_tensors(tensors)})
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
+        """Unpack and check names, types, sizes and order."""
+        found = read_arrays(content, cls.records[0], cls.layout, spec or NO_SIZES)
+        for name in cls.ascending:
+            check_ascending(f"{cls.records[0]}/{name}", found[name])
+        return cls(**found)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(getattr(self, name).nbytes for name in self.layout)
