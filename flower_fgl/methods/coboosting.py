@@ -6,11 +6,11 @@ ICLR 2024.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option
-from flower_fgl.methods.dense import ONE_SHOT, DenseSettings
-from flower_fgl.methods.method import Method
+from flower_fgl.methods import dense
+from flower_fgl.methods.dense import DenseSettings
 
 __all__ = ["METHOD", "CoBoostingSettings"]
 
@@ -43,15 +43,10 @@ class CoBoostingSettings(DenseSettings):
     )
 
 
-METHOD = Method(
+METHOD = replace(
+    dense.METHOD,
     name="co-boosting",
     paper="Dai et al., ICLR 2024",
     strategy="flower_fgl.strategies.coboosting:CoBoosting",
-    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
     settings=CoBoostingSettings,
-    payload="4P up, 8P down, once",
-    defaults=ONE_SHOT,
-    is_one_shot=True,
-    graphs=False,
-    takes_late_clients=False,
 )

@@ -6,11 +6,14 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912
 
 from __future__ import annotations
 
-from flower_fgl.methods.method import Method
+from dataclasses import replace
+
+from flower_fgl.methods import fedavg
 
 __all__ = ["METHOD"]
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="fedper",
     paper="Arivazhagan et al., arXiv 1912.00818, 2019",
     strategy="flower_fgl.strategies.fedper:FedPer",
@@ -18,14 +21,5 @@ METHOD = Method(
     payload="4P_f up, 4P_f down, P_f parameters of the body",
     defaults={"eval-policy": "refresh"},
     has_global_model=False,
-    additive=True,
-    robust=True,
-    keeps_first_layer=True,
-    keeps_head=True,
-    predicts_links=True,
-    weighs_classes=True,
-    multi_label=True,
-    numbers=True,
-    reads_messages=True,
-    samples_neighbors=True,
+    settings=None,
 )

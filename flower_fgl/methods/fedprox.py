@@ -5,11 +5,11 @@ Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option
+from flower_fgl.methods import fedavg
 from flower_fgl.methods.fedavg import FedAvgSettings
-from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedProxSettings"]
 
@@ -23,21 +23,10 @@ class FedProxSettings(FedAvgSettings):
     )
 
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="fedprox",
     paper="Li et al., MLSys 2020",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
     settings=FedProxSettings,
-    payload="4P up, 4P down",
-    additive=True,
-    robust=True,
-    keeps_first_layer=True,
-    keeps_head=True,
-    predicts_links=True,
-    weighs_classes=True,
-    multi_label=True,
-    numbers=True,
-    reads_messages=True,
-    samples_neighbors=True,
 )

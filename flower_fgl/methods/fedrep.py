@@ -6,10 +6,10 @@ ICML 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option
-from flower_fgl.methods.method import Method
+from flower_fgl.methods import fedper
 
 __all__ = ["METHOD", "FedRepSettings"]
 
@@ -26,23 +26,11 @@ class FedRepSettings:
     )
 
 
-METHOD = Method(
+METHOD = replace(
+    fedper.METHOD,
     name="fedrep",
     paper="Collins et al., ICML 2021",
-    strategy="flower_fgl.strategies.fedper:FedPer",
     client_app="flower_fgl.client_apps.fedrep:FedRepClientApp",
     settings=FedRepSettings,
-    payload="4P_f up, 4P_f down, P_f parameters of the body",
     defaults={"local-epochs": 5, "eval-policy": "refresh"},
-    has_global_model=False,
-    additive=True,
-    robust=True,
-    keeps_first_layer=True,
-    keeps_head=True,
-    predicts_links=True,
-    weighs_classes=True,
-    multi_label=True,
-    numbers=True,
-    reads_messages=True,
-    samples_neighbors=True,
 )

@@ -7,11 +7,11 @@ Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AA
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flower_fgl.core.options import Scalar, option
-from flower_fgl.methods.method import Method
+from flower_fgl.methods import fedproto
 
 __all__ = ["METHOD", "FedTGPSettings"]
 
@@ -35,16 +35,10 @@ class FedTGPSettings:
     )
 
 
-METHOD = Method(
+METHOD = replace(
+    fedproto.METHOD,
     name="fedtgp",
     paper="Zhang et al., AAAI 2024",
     strategy="flower_fgl.strategies.fedtgp:FedTGP",
-    client_app="flower_fgl.client_apps.fedproto:FedProtoClientApp",
     settings=FedTGPSettings,
-    payload="4M(p+1) up, 4Cp down, M of C classes present",
-    has_global_model=False,
-    mixes_models=True,
-    shares_embeddings=True,
-    weighs_classes=True,
-    unread=("weight-by",),
 )

@@ -48,23 +48,10 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> FedLogBranchNet:
-    """Build FedLoG's network, initialised from torch's global generator.
+    """Build FedLoG's network; torch's global generator draws its weights.
 
-    Parameters
-    ----------
-    method_config : FedLogSettings
-        The method's settings.
-    model : str
-        Backbone of the encoder; its outputs are the embeddings.
-    num_features, num_classes, width, num_layers : int
-        d, C, E and the number of encoder layers.
-    dropout : float in [0, 1)
-        Dropout probability between the encoder's layers.
-
-    Returns
-    -------
-    FedLogBranchNet
-        Network whose learnable nodes are not initialised.
+    ``model`` is the backbone of the encoder, whose outputs of ``width`` E are the
+    embeddings. The learnable nodes are not initialised.
     """
     encoder = build_model(
         model,
