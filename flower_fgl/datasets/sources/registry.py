@@ -9,7 +9,7 @@ from typing import Any, Literal
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, version_of
 from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
-from flower_fgl.datasets.sources import raw_paths
+from flower_fgl.datasets.sources import raw_paths as at
 from flower_fgl.datasets.sources.layout import Layout
 
 __all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "TWITCH", "Source", "Statistics"]
@@ -82,16 +82,18 @@ class Source:
     version: str = ""
 
 
+NODE_SPLIT = "20/40/40"
+"""Default split of node datasets."""
 GRAPH_SPLIT = "90/0/10"
 """Default split of graph classification: train and test, no validation."""
 
 
 def _nodes(
     title: str,
-    split: str,
     where: tuple[Layout, ...],
     statistics: tuple[int, int | None, int, int],
     *,
+    split: str = NODE_SPLIT,
     entries: int | None = None,
     networks: int | None = None,
     targets: int | None = None,
@@ -124,7 +126,7 @@ def _ogb_graphs(
     published = Statistics(
         features=features, classes=classes, graphs=num_graphs, targets=targets
     )
-    where = raw_paths.ogb_graphs(name, archive, is_large=name == "ogbg-ppa")
+    where = at.ogb_graphs(name, archive, is_large=name == "ogbg-ppa")
     return Source(f"{kind}, {HU}", "graph", "public", published, where)
 
 
@@ -144,137 +146,115 @@ _OWN: dict[str, Source] = {
         "20/40/40",
         Statistics(),
     ),
-    "cora": _nodes(
-        f"Cora, {YANG}", "20/40/40", raw_paths.planetoid("Cora"), (2708, 5278, 1433, 7)
-    ),
+    "cora": _nodes(f"Cora, {YANG}", at.planetoid("Cora"), (2708, 5278, 1433, 7)),
     "citeseer": _nodes(
-        f"CiteSeer, {YANG}",
-        "20/40/40",
-        raw_paths.planetoid("CiteSeer"),
-        (3327, 4552, 3703, 6),
+        f"CiteSeer, {YANG}", at.planetoid("CiteSeer"), (3327, 4552, 3703, 6)
     ),
-    "pubmed": _nodes(
-        f"PubMed, {YANG}",
-        "20/40/40",
-        raw_paths.planetoid("PubMed"),
-        (19717, 44324, 500, 3),
-    ),
+    "pubmed": _nodes(f"PubMed, {YANG}", at.planetoid("PubMed"), (19717, 44324, 500, 3)),
     "cora-full": _nodes(
         f"Cora with 70 classes, {BOJCHEVSKI}",
-        "20/40/40",
-        raw_paths.citation_full("cora", "CoraFull/cora", "CoraFull"),
+        at.citation_full("cora", "CoraFull/cora", "CoraFull"),
         (19793, 63421, 8710, 70),
     ),
     "cora-ml": _nodes(
         f"Machine-learning papers of Cora, {BOJCHEVSKI}",
-        "20/40/40",
-        raw_paths.citation_full("cora_ml"),
+        at.citation_full("cora_ml"),
         (2995, 8158, 2879, 7),
     ),
     "citeseer-full": _nodes(
-        f"CiteSeer, {BOJCHEVSKI}",
-        "20/40/40",
-        raw_paths.citation_full("citeseer"),
-        (4230, 5337, 602, 6),
+        f"CiteSeer, {BOJCHEVSKI}", at.citation_full("citeseer"), (4230, 5337, 602, 6)
     ),
     "dblp": _nodes(
-        f"DBLP, {BOJCHEVSKI}",
-        "20/40/40",
-        raw_paths.citation_full("dblp"),
-        (17716, 52867, 1639, 4),
+        f"DBLP, {BOJCHEVSKI}", at.citation_full("dblp"), (17716, 52867, 1639, 4)
     ),
     "computers": _nodes(
         f"Amazon co-purchases, computers, {SHCHUR}",
-        "20/40/40",
-        raw_paths.amazon("Computers"),
+        at.amazon("Computers"),
         (13752, 245861, 767, 10),
     ),
     "photo": _nodes(
         f"Amazon co-purchases, photo, {SHCHUR}",
-        "20/40/40",
-        raw_paths.amazon("Photo"),
+        at.amazon("Photo"),
         (7650, 119081, 745, 8),
     ),
     "cs": _nodes(
         f"Co-authors in computer science, {SHCHUR}",
-        "20/40/40",
-        raw_paths.coauthor("CS"),
+        at.coauthor("CS"),
         (18333, 81894, 6805, 15),
     ),
     "physics": _nodes(
         f"Co-authors in physics, {SHCHUR}",
-        "20/40/40",
-        raw_paths.coauthor("Physics"),
+        at.coauthor("Physics"),
         (34493, 247962, 8415, 5),
     ),
     "flickr": _nodes(
         "Flickr images, Zeng et al., ICLR 2020",
-        "60/20/20",
-        raw_paths.graph_saint("Flickr"),
+        at.graph_saint("Flickr"),
         (89250, None, 500, 7),
+        split="60/20/20",
         entries=899756,
     ),
     "reddit": _nodes(
         "Reddit posts, Hamilton et al., NIPS 2017; needs about 10 GB of memory",
-        "80/10/10",
-        raw_paths.reddit(),
+        at.reddit(),
         (232965, 57307946, 602, 41),
+        split="80/10/10",
     ),
     "reddit2": _nodes(
         "Reddit posts, fewer edges, Zeng et al., ICLR 2020",
-        "65/10/25",
-        raw_paths.graph_saint("Reddit2"),
+        at.graph_saint("Reddit2"),
         (232965, None, 602, 41),
+        split="65/10/25",
         entries=23213838,
     ),
     "yelp": _nodes(
         "Yelp reviewers, Zeng et al., ICLR 2020; 100 targets; needs about 10 GB of "
         "memory",
-        "75/10/15",
-        raw_paths.graph_saint("Yelp"),
+        at.graph_saint("Yelp"),
         (716847, None, 300, 2),
+        split="75/10/15",
         entries=13954819,
         targets=100,
     ),
     "actor": _nodes(
         f"Actors that occur on the same page, {PEI}",
-        "48/32/20",
-        raw_paths.geom_gcn("Actor", "Actor", "film"),
+        at.geom_gcn("Actor", "Actor", "film"),
         (7600, None, 932, 5),
+        split="48/32/20",
         entries=30019,
     ),
     "chameleon": _nodes(
         f"Wikipedia pages about chameleons, {PEI}; has duplicate nodes",
-        "48/32/20",
-        raw_paths.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "chameleon"),
+        at.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "chameleon"),
         (2277, None, 2325, 5),
+        split="48/32/20",
         entries=36101,
     ),
     "squirrel": _nodes(
         f"Wikipedia pages about squirrels, {PEI}; has duplicate nodes",
-        "48/32/20",
-        raw_paths.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "squirrel"),
+        at.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "squirrel"),
         (5201, None, 2089, 5),
+        split="48/32/20",
         entries=217073,
     ),
     "chameleon-filtered": _nodes(
         f"Chameleon without duplicate nodes, {PLATONOV}",
-        "48/32/20",
-        raw_paths.heterophilous("chameleon_filtered"),
+        at.heterophilous("chameleon_filtered"),
         (890, 8854, 2325, 5),
+        split="48/32/20",
     ),
     "squirrel-filtered": _nodes(
         f"Squirrel without duplicate nodes, {PLATONOV}",
-        "48/32/20",
-        raw_paths.heterophilous("squirrel_filtered"),
+        at.heterophilous("squirrel_filtered"),
         (2223, 46998, 2089, 5),
+        split="48/32/20",
     ),
     **{
         name: _nodes(
             f"Web pages of a university, {PEI}",
-            "48/32/20",
-            raw_paths.geom_gcn("WebKB", "WebKB", name),
+            at.geom_gcn("WebKB", "WebKB", name),
             (nodes, None, 1703, 5),
+            split="48/32/20",
             entries=entries,
         )
         for name, nodes, entries in (
@@ -286,9 +266,9 @@ _OWN: dict[str, Source] = {
     **{
         name: _nodes(
             f"{title}, {PLATONOV}",
-            "50/25/25",
-            raw_paths.heterophilous(name.replace("-", "_")),
+            at.heterophilous(name.replace("-", "_")),
             statistics,
+            split="50/25/25",
         )
         for name, title, statistics in (
             ("roman-empire", "Words of an article", (22662, 32927, 300, 18)),
@@ -301,8 +281,7 @@ _OWN: dict[str, Source] = {
     **{
         f"airports-{name}": _nodes(
             "Flights between airports, Ribeiro et al., KDD 2017; a feature per airport",
-            "20/40/40",
-            raw_paths.airports(name),
+            at.airports(name),
             (nodes, None, nodes, 4),
         )
         for name, nodes in (("usa", 1190), ("brazil", 131), ("europe", 399))
@@ -310,8 +289,7 @@ _OWN: dict[str, Source] = {
     **{
         f"twitch-{name}": _nodes(
             f"Streamers of one language, {ROZEMBERCZKI}",
-            "20/40/40",
-            raw_paths.rozemberczki("Twitch", f"{name.upper()}.npz", name.upper()),
+            at.rozemberczki("Twitch", f"{name.upper()}.npz", name.upper()),
             (nodes, None, 128, 2),
             entries=entries,
         )
@@ -326,74 +304,63 @@ _OWN: dict[str, Source] = {
     },
     "lastfm-asia": _nodes(
         f"Friends on LastFM, {ROZEMBERCZKI}",
-        "20/40/40",
-        raw_paths.rozemberczki("LastFMAsia", "lastfm_asia.npz"),
+        at.rozemberczki("LastFMAsia", "lastfm_asia.npz"),
         (7624, None, 128, 18),
         entries=55612,
     ),
     "deezer-europe": _nodes(
         f"Friends on Deezer, {ROZEMBERCZKI}",
-        "20/40/40",
-        raw_paths.rozemberczki("DeezerEurope", "deezer_europe.npz"),
+        at.rozemberczki("DeezerEurope", "deezer_europe.npz"),
         (28281, None, 128, 2),
         entries=185504,
     ),
     "facebook-page-page": _nodes(
         f"Pages that like each other, {ROZEMBERCZKI}",
-        "20/40/40",
-        raw_paths.rozemberczki("FacebookPagePage", "facebook.npz"),
+        at.rozemberczki("FacebookPagePage", "facebook.npz"),
         (22470, None, 128, 4),
         entries=342004,
     ),
     "wiki-cs": _nodes(
         "Wikipedia articles on computer science, Mernyei and Cangea, 2020",
-        "20/40/40",
-        raw_paths.wiki_cs(),
+        at.wiki_cs(),
         (11701, None, 300, 10),
     ),
     "ogbn-arxiv": _nodes(
         f"arXiv computer science papers, {HU}",
-        "60/20/20",
-        raw_paths.ogb("ogbn-arxiv", "arxiv"),
+        at.ogb("ogbn-arxiv", "arxiv"),
         (169343, 1157799, 128, 40),
+        split="60/20/20",
         entries=1166243,
     ),
     "ogbn-products": _nodes(
         f"Amazon products, {HU}; needs about 16 GB of memory",
-        "10/5/85",
-        raw_paths.ogb("ogbn-products", "products", is_large=True),
+        at.ogb("ogbn-products", "products", is_large=True),
         (2449029, 61859012, 100, 47),
+        split="10/5/85",
         entries=123718280,
     ),
     "ogbn-papers100m": _nodes(
         f"Papers with citations, {HU}; needs about 256 GB of memory",
-        "public",
-        raw_paths.ogb(
-            "ogbn-papers100M", "papers100M-bin", is_binary=True, is_large=True
-        ),
+        at.ogb("ogbn-papers100M", "papers100M-bin", is_binary=True, is_large=True),
         (111059956, None, 128, 172),
+        split="public",
         entries=1615685872,
     ),
     "ogbn-proteins": _nodes(
         f"Proteins of eight species, {HU}; 112 targets; needs about 16 GB of memory",
-        "65/16/19",
-        raw_paths.ogb("ogbn-proteins", "proteins", has_features=False),
+        at.ogb("ogbn-proteins", "proteins", has_features=False),
         (132534, None, 8, 2),
+        split="65/16/19",
         entries=79122504,
         targets=112,
     ),
-    "mutag": _graphs("MUTAG", raw_paths.tu("MUTAG"), 188, (3371, 3721, 7, 2)),
-    "proteins": _graphs(
-        "PROTEINS", raw_paths.tu("PROTEINS"), 1113, (43471, 81044, 3, 2)
-    ),
-    "nci1": _graphs("NCI1", raw_paths.tu("NCI1"), 4110, (122747, 132753, 37, 2)),
+    "mutag": _graphs("MUTAG", at.tu("MUTAG"), 188, (3371, 3721, 7, 2)),
+    "proteins": _graphs("PROTEINS", at.tu("PROTEINS"), 1113, (43471, 81044, 3, 2)),
+    "nci1": _graphs("NCI1", at.tu("NCI1"), 4110, (122747, 132753, 37, 2)),
     "imdb-binary": _graphs(
-        "IMDB-BINARY",
-        raw_paths.tu("IMDB-BINARY"),
-        1000,
-        (19773, 96531, 0, 2),
+        "IMDB-BINARY", at.tu("IMDB-BINARY"), 1000, (19773, 96531, 0, 2)
     ),
-    "collab": _graphs("COLLAB", raw_paths.collab(), 5000, (372474, 12286079, 0, 3)),
+    "collab": _graphs("COLLAB", at.collab(), 5000, (372474, 12286079, 0, 3)),
     **{
         f"ogbg-{name}": _ogb_graphs(f"ogbg-{name}", *numbers, archive=archive)
         for name, archive, *numbers in (
@@ -414,20 +381,17 @@ _OWN: dict[str, Source] = {
     },
     "amazon-clothing": _nodes(
         "Amazon co-purchases for few-shot learning, Ding et al., CIKM 2020",
-        "20/40/40",
-        raw_paths.few_shot_tables("Amazon_clothing"),
+        at.few_shot_tables("Amazon_clothing"),
         (24919, 91680, 9034, 77),
     ),
     "dblp-few-shot": _nodes(
         "DBLP with 137 classes for few-shot learning, Ding et al., CIKM 2020",
-        "20/40/40",
-        raw_paths.few_shot_tables("dblp"),
+        at.few_shot_tables("dblp"),
         (40672, None, 7202, 137),
     ),
     "fold-ppi": _nodes(
         "Protein networks of 144 tissues, Huang and Zitnik, NeurIPS 2020",
-        "20/40/40",
-        raw_paths.fold_ppi_arrays(),
+        at.fold_ppi_arrays(),
         (274606, None, 512, 29),
         networks=144,
     ),
