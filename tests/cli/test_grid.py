@@ -10,13 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from multiprocessing import Pipe, active_children, spawn
+from multiprocessing import active_children, spawn
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,12 +27,14 @@ from flower_fgl.cli.value_lists import read_options, read_values
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.experiments import jobs as jobs_module
+from flower_fgl.lab.experiments import pool
 from flower_fgl.lab.experiments.experiment_file import Experiment
 from flower_fgl.lab.experiments.jobs import Job, run_jobs
 from flower_fgl.simulation.local import run_local
 from tests.engines.test_run import environment, marked
 from tests.support.flower_deployment import wait_until
 from tests.support.short_runs import comparable
+from tests.support.thread_workers import use_threads
 
 TINY = {
     "clients": 2, "rounds": 2, "hidden-channels": 8, "synthetic.nodes": 80,
@@ -240,30 +239,9 @@ def test_runs_side_by_side_have_the_numbers_of_single_runs(
 
 
 def test_a_new_process_does_not_import_the_callers_script() -> None:
-    with jobs_module._without_main():
+    with pool._without_main():
         prepared = spawn.get_preparation_data("worker")
     assert not [key for key in prepared if key.startswith("init_main")]
-
-
-class ThreadWorker(jobs_module._Worker):
-    """A worker in a thread of this process."""
-
-    def __init__(self) -> None:
-        self.connection, inner = Pipe()
-        self.thread = threading.Thread(target=self.serve, args=(inner,), daemon=True)
-        self.thread.start()
-        self.process = SimpleNamespace(is_alive=lambda: True)  # type: ignore[assignment]
-
-    @staticmethod
-    def serve(inner: Any) -> None:
-        with suppress(EOFError):
-            jobs_module._serve(inner)
-
-    def stop(self, *, is_busy: bool) -> None:
-        self.connection.close()
-
-    def join(self, seconds: float) -> None:
-        self.thread.join(seconds)
 
 
 class Notes(GridProgress):
@@ -313,11 +291,9 @@ def test_runs_side_by_side_share_the_memory(
         active[0] -= 1
         return ""
 
-    gib = jobs_module.GIB
+    gib = pool.GIB
     sizes = int(needs * gib), int(free * gib)
-    monkeypatch.setattr(jobs_module, "_Worker", ThreadWorker)
-    monkeypatch.setattr(jobs_module, "needed_memory", lambda _: sizes)
-    monkeypatch.setattr(jobs_module, "_run", run)
+    use_threads(monkeypatch, run, sizes)
     watcher = Notes()
     jobs = [Job(f"run{k}", {}) for k in range(6)]
     assert jobs_module._side_by_side(jobs, watcher, 3) == {}
@@ -327,9 +303,9 @@ def test_runs_side_by_side_share_the_memory(
 
 
 def test_a_job_knows_what_it_needs_and_a_wrong_one_is_left_to_its_run() -> None:
-    needed, free = jobs_module.needed_memory(TINY)
-    assert 0 < needed < jobs_module.GIB < free
-    assert jobs_module.needed_memory({**TINY, "dataset": "absent.npz"})[0] == 0
+    needed, free = pool.needed_memory(TINY)
+    assert 0 < needed < pool.GIB < free
+    assert pool.needed_memory({**TINY, "dataset": "absent.npz"})[0] == 0
 
 
 class Died:

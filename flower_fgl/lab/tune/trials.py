@@ -9,21 +9,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
-from flower_fgl.lab.experiments.jobs import (
-    Child,
-    MemoryRoom,
-    follow_parent,
-    needed_memory,
-    notes_once,
-)
+from flower_fgl.lab.experiments.pool import Job, Send, WorkerPool, follow_parent, serve
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import lost_finetuning
 
@@ -35,8 +27,6 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 KILLED = "The process that ran the trial was killed, perhaps because memory ran out."
 ENDED = "The process that ran the trial ended with exit status {}."
-END_SECONDS = 5.0
-"""Seconds in which the exit status of a process that closed its pipe is known."""
 
 
 @dataclass(frozen=True)
@@ -124,185 +114,71 @@ class TrialProcesses:
     until one of them ends; ``on_note`` then gets one line of text. A trial whose
     process died, e.g. because somebody killed it or memory ran out, runs once more,
     when no other trial is active. If its process dies again, it has failed. With one
-    job the trials run in this process.
+    job the trials run in this process. The folders of trials have names of their own.
     """
 
     def __init__(self, jobs: int, on_note: Callable[[str], None] | None = None) -> None:
+        def on_hold(name: str, why: str) -> None:
+            if on_note is not None:
+                on_note(f"{name}: {why}")
+
         self._jobs = jobs
-        self._on_note = on_note
-        self._processes: list[_Process] = []
+        self._pool = WorkerPool(_work, on_hold)
+        self._keys: dict[str, Any] = {}
         self._done: list[tuple[Any, Outcome]] = []
-        self._room = MemoryRoom()
-        self._again: list[_Task] = []
-        self.num_started = 0
+        self._again: list[Job] = []
+        self._repeated: set[str] = set()
 
     def __enter__(self) -> Self:
+        self._pool.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for process in self._processes:
-            process.stop()
-        self._processes.clear()
+    def __exit__(self, *error: object) -> None:
+        self._pool.__exit__(*error)
 
     @property
     def has_room(self) -> bool:
         """Whether another trial can start now."""
-        if self._again:
-            return False
-        busy = sum(process.key is not None for process in self._processes)
-        return busy + len(self._done) < self._jobs
-
-    @property
-    def pids(self) -> list[int]:
-        """Process IDs."""
-        return [process.pid for process in self._processes]
+        busy = self._pool.num_busy + len(self._done)
+        return not self._again and busy < self._jobs
 
     def submit(self, key: Any, settings: Mapping[str, Scalar], folder: Path) -> None:
         """Start a trial if :attr:`has_room` is true; :meth:`wait` returns its ``key``."""
         if self._jobs == 1:
             self._done.append((key, run_trial(settings, folder)))
             return
-        self._start(_Task(key, settings, folder))
-
-    def _start(self, task: _Task) -> None:
-        """Start a trial in an idle process, or in a new one."""
-        idle = [process for process in self._processes if process.key is None]
-        for process in idle:
-            if process.is_alive:
-                break
-            process.stop()  # it was killed while it had no trial
-            self._processes.remove(process)
-        else:
-            process = _Process()
-            self._processes.append(process)
-            self.num_started += 1
-        process.start_trial(task)
+        self._keys[folder.name] = key
+        self._pool.start(Job(folder.name, {**settings, "run-dir": str(folder)}))
 
     def wait(self) -> list[tuple[Any, Outcome]]:
         """Wait until at least one trial has ended; return the keys and outcomes."""
         out, self._done = self._done, []
         while not out:
-            busy = {p.connection: p for p in self._processes if p.key is not None}
-            if not busy:
+            if not self._pool.num_busy:
                 if not self._again:
                     break
-                self._start(replace(self._again.pop(0), is_repeat=True))
-                continue
-            for ready in wait(list(busy)):
-                process = busy[ready]  # type: ignore[index]
-                task, outcome = process.task, process.receive()
-                if not isinstance(outcome, Outcome):
-                    why = self._room.admit(process, process.name, *outcome)
-                    if why and self._on_note is not None:
-                        self._on_note(f"{process.name}: {why}")
-                        self._on_note = None  # one line, whatever the number of trials
-                    continue
-                if process.is_stopped and not task.is_repeat:
-                    self._again.append(task)
-                else:
-                    out.append((task.key, outcome))
-                self._end(process)
+                self._pool.start(self._again.pop(0))
+            for job, kind, content in self._pool.wait():
+                outcome = content
+                if kind == "died":
+                    shutil.rmtree(str(job.settings["run-dir"]), ignore_errors=True)
+                    if job.name not in self._repeated:
+                        self._repeated.add(job.name)
+                        self._again.append(job)
+                        continue
+                    was_killed = content == -signal.SIGKILL
+                    error = KILLED if was_killed else ENDED.format(content)
+                    outcome = Outcome(None, error=error)
+                out.append((self._keys.pop(job.name), outcome))
         return out
 
-    def _end(self, process: _Process) -> None:
-        """Let the held trials report their memory again."""
-        self._room.release(process.name)
-        if process.is_stopped:
-            self._processes.remove(process)
 
-
-@dataclass(frozen=True)
-class _Task:
-    """A trial to run, and whether its process died before."""
-
-    key: Any
-    settings: Mapping[str, Scalar]
-    folder: Path
-    is_repeat: bool = False
-
-
-class _Process(Child):
-    """One process and the trial that it runs."""
-
-    def __init__(self) -> None:
-        super().__init__(_serve)
-        self.key: Any = None
-        self.task = _Task(None, {}, Path())
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the process died during a trial."""
-        return self.connection.closed
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process can run another trial."""
-        return self.process.is_alive()
-
-    @property
-    def pid(self) -> int:
-        """Process ID."""
-        return self.process.pid or 0
-
-    def start_trial(self, task: _Task) -> None:
-        """Send a trial to the process."""
-        self.key, self.task = task.key, task
-        with suppress(OSError):  # a process that died is noticed when it is read
-            self.connection.send((dict(task.settings), task.folder))
-
-    @property
-    def name(self) -> str:
-        """Name of the latest trial."""
-        return self.task.folder.name
-
-    def receive(self) -> Outcome | tuple[int, int]:
-        """Return needed and free memory of a trial that may not start yet, or its outcome.
-
-        A process that ended gives a failed outcome.
-        """
-        try:
-            answer: Outcome | tuple[int, int] = self.connection.recv()
-        except (EOFError, OSError):
-            self.process.join(END_SECONDS)
-            status = self.process.exitcode
-            self.stop()
-            shutil.rmtree(self.task.folder, ignore_errors=True)
-            answer = Outcome(
-                None,
-                error=KILLED if status == -signal.SIGKILL else ENDED.format(status),
-            )
-        if isinstance(answer, Outcome):
-            self.key = None
-        return answer
-
-    def stop(self) -> None:
-        """End the process."""
-        self.connection.close()
-        self.process.kill()
-        self.process.join()
-
-
-def _serve(connection: Connection) -> None:
-    """Run trials, each when the parent has memory for it, until the parent ends."""
+def _work(parent: Connection) -> None:
+    """Run the trials that the parent process sends, until it closes the connection."""
     follow_parent(lambda: os._exit(1))  # a trial of a killed study must not continue
-    _answer(connection)
+    serve(parent, _run_in_worker)
 
 
-@notes_once()
-def _answer(connection: Connection) -> None:
-    """Run trials until the parent closes the connection."""
-    while True:
-        try:
-            settings, folder = connection.recv()
-            may_start = False
-            while not may_start:
-                connection.send(needed_memory(settings))
-                may_start = connection.recv()
-            connection.send(run_trial(settings, folder))
-        except (EOFError, OSError, KeyboardInterrupt):
-            return
+def _run_in_worker(job: Job, _: Send) -> Outcome:
+    """Run one trial."""
+    return run_trial(job.settings, Path(str(job.settings["run-dir"])))

@@ -8,13 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
+from flower_fgl.lab.experiments import pool
 from flower_fgl.lab.experiments.experiment_file import Experiment, read_experiment
 from flower_fgl.lab.experiments.search_space import (
     Choices,
@@ -39,7 +37,7 @@ from flower_fgl.lab.experiments.search_space import (
     space_size,
 )
 from flower_fgl.lab.tune import trials
-from flower_fgl.lab.tune.trials import KILLED, Outcome, TrialProcesses, run_trial
+from flower_fgl.lab.tune.trials import ENDED, KILLED, Outcome, TrialProcesses, run_trial
 from flower_fgl.lab.tune.tuned_file import (
     hash_of_study,
     study_hash,
@@ -57,6 +55,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import flatten_config
 from tests.engines.test_run import environment, marked
 from tests.support.flower_deployment import wait_until
+from tests.support.thread_workers import use_threads
 
 TEXT = """
 title = "Two methods"
@@ -681,13 +680,13 @@ def test_a_trial_with_fine_tuning_is_scored_after_it(
 
 
 # ----------------------------------------------------------------------------- processes
-class KilledProcess(trials._Process):
+class KilledWorker(pool.Worker):
     """A process that is killed when it gets the trial "two"."""
 
-    def start_trial(self, task: trials._Task) -> None:
-        super().start_trial(task)
-        if task.key == "two":
-            os.kill(self.pid, signal.SIGKILL)
+    def take(self, job: pool.Job) -> None:
+        super().take(job)
+        if job.name == "two":
+            os.kill(self.process.pid or 0, signal.SIGKILL)
 
 
 @pytest.mark.thorough
@@ -707,7 +706,7 @@ def test_a_process_runs_a_trial_while_another_is_killed(
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__file__", str(script), raising=False)
     monkeypatch.setattr(main, "__spec__", None, raising=False)
-    monkeypatch.setattr(trials, "_Process", KilledProcess)
+    monkeypatch.setattr(pool, "Worker", KilledWorker)
     with TrialProcesses(2) as processes:
         own = {"dataset": "/no.npz", "clients": 2, "model": "own-network"}
         processes.submit("one", own, tmp_path / "one")
@@ -717,7 +716,6 @@ def test_a_process_runs_a_trial_while_another_is_killed(
         while len(found) < 2:
             found |= dict(processes.wait())
         assert processes.has_room
-        assert processes.pids == []
     assert found["two"] == Outcome(None, error=KILLED)
     assert "no.npz" in found["one"].error
     assert not mark.exists()
@@ -756,31 +754,16 @@ def test_a_trial_ends_in_mid_round_with_a_killed_study(
             found.kill()
 
 
-def test_a_process_that_ended_by_itself_is_no_lack_of_memory(tmp_path: Path) -> None:
-    process = object.__new__(trials._Process)
-    process.connection, other = Pipe()
-    process.task = trials._Task("trial", {}, tmp_path / "trial")
-    process.process = SimpleNamespace(  # type: ignore[assignment]
-        exitcode=3, join=lambda *_: None, kill=lambda: None
-    )
-    other.close()
-    assert process.receive() == Outcome(None, error=trials.ENDED.format(3))
-
-
-class ThreadProcess(trials._Process):
-    """A process of trials in a thread of this one."""
-
-    def __init__(self) -> None:
-        self.connection, inner = Pipe()
-        self.key, self.task = None, trials._Task(None, {}, Path())
-        thread = threading.Thread(target=trials._answer, args=(inner,), daemon=True)
-        thread.start()
-        self.process = SimpleNamespace(  # type: ignore[assignment]
-            exitcode=-signal.SIGKILL,
-            is_alive=thread.is_alive,
-            join=lambda *_: None,
-            kill=lambda: None,
-        )
+def test_a_process_that_ended_by_itself_is_no_lack_of_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = pool.Job("trial", {"run-dir": str(tmp_path / "trial")})
+    monkeypatch.setattr(pool.WorkerPool, "start", lambda *_: None)
+    monkeypatch.setattr(pool.WorkerPool, "num_busy", 1)
+    monkeypatch.setattr(pool.WorkerPool, "wait", lambda _: [(job, "died", 3)])
+    with TrialProcesses(2) as processes:
+        processes.submit("trial", {}, tmp_path / "trial")
+        assert processes.wait() == [("trial", Outcome(None, error=ENDED.format(3)))]
 
 
 @pytest.mark.parametrize(
@@ -805,8 +788,7 @@ def test_trials_side_by_side_share_the_memory(
         return Outcome(0.5)
 
     sizes = needs << 30, 10 << 30
-    monkeypatch.setattr(trials, "_Process", ThreadProcess)
-    monkeypatch.setattr(trials, "needed_memory", lambda _: sizes)
+    use_threads(monkeypatch, trials._run_in_worker, sizes)
     monkeypatch.setattr(trials, "run_trial", run)
     notes: list[str] = []
     found: dict[int, Outcome] = {}
@@ -840,8 +822,7 @@ def test_a_trial_whose_process_died_runs_once_more_alone(
         active.remove(name)
         return Outcome(0.5)
 
-    monkeypatch.setattr(trials, "_Process", ThreadProcess)
-    monkeypatch.setattr(trials, "needed_memory", lambda _: (1, 10))
+    use_threads(monkeypatch, trials._run_in_worker)
     monkeypatch.setattr(trials, "run_trial", run)
     found: list[tuple[int, Outcome]] = []
     keys = list(range(7))
@@ -871,8 +852,7 @@ def test_a_study_is_the_same_when_the_process_of_a_trial_is_killed(
             raise EOFError
         return pretend(settings, folder)
 
-    monkeypatch.setattr(trials, "needed_memory", lambda _: (1, 10))
-    monkeypatch.setattr(trials, "_Process", ThreadProcess)
+    use_threads(monkeypatch, trials._run_in_worker)
     monkeypatch.setattr(trials, "run_trial", pretend)
     experiment = written()
     rows = rows_to_tune(experiment)
@@ -886,21 +866,20 @@ def test_a_study_is_the_same_when_the_process_of_a_trial_is_killed(
 def test_an_idle_process_that_was_killed_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(trials, "needed_memory", lambda _: (1, 10))
+    use_threads(monkeypatch, trials._run_in_worker)
     monkeypatch.setattr(trials, "run_trial", lambda *_: Outcome(0.5))
-    monkeypatch.setattr(trials, "_Process", ThreadProcess)
     with TrialProcesses(2) as processes:
         processes.submit("one", {}, tmp_path / "one")
         assert processes.wait() == [("one", Outcome(0.5))]
-        (process,) = processes._processes
-        with socket.socket(fileno=os.dup(process.connection.fileno())) as pipe:
+        (before,) = processes._pool._workers
+        with socket.socket(fileno=os.dup(before.connection.fileno())) as pipe:
             pipe.shutdown(socket.SHUT_RDWR)  # ends the thread
-        wait_until(lambda: not process.is_alive, 10)
+        wait_until(lambda: not before.process.is_alive(), 10)
         processes.submit("two", {}, tmp_path / "two")
         assert processes.wait() == [("two", Outcome(0.5))]
-        assert processes.num_started == 2
-        (process,) = processes._processes
-        assert not process.task.is_repeat
+        (after,) = processes._pool._workers
+        assert after is not before
+        assert not processes._repeated
 
 
 @pytest.mark.slow

@@ -1,0 +1,354 @@
+"""Processes that run jobs side by side and share the memory of the machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any, Self
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import Registered, adopt, registered
+from flower_fgl.core.options import Scalar
+
+__all__ = ["Job", "Send", "WorkerPool", "follow_parent", "notes_once", "serve"]
+
+STOP_SECONDS = 20.0
+"""Seconds in which an interrupted run writes its status before its process is killed."""
+GIB = 1 << 30
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+Send = Callable[[str, Any], None]
+"""Sends a message of some kind from a job to the process that started it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a name of its own, and its flat config with ``clients`` and ``run-dir``."""
+
+    name: str
+    settings: Mapping[str, Scalar]
+
+
+class Worker:
+    """A process that takes one job after another."""
+
+    def __init__(self, target: Callable[[Connection], None]) -> None:
+        self.connection, self.process = start_child(target)
+        self.job: Job | None = None
+
+    def take(self, job: Job) -> None:
+        """Give the process its next job."""
+        self.job = job
+        with suppress(OSError):  # a process that died is noticed when it is read
+            self.connection.send(job)
+
+    def answer(self, *, may_start: bool) -> None:
+        """Start the job, or let the process report its memory again."""
+        with suppress(OSError):
+            self.connection.send(may_start)
+
+    def stop(self) -> None:
+        """Tell the process to end; an active run becomes an interrupted one."""
+        with suppress(OSError):
+            self.connection.close()
+        if self.job is not None:
+            self.process.terminate()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the process, and kill it after some seconds."""
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class MemoryRoom:
+    """The memory that runs side by side share, by their estimates."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+        self._free = 0
+        self._held: list[Worker] = []
+
+    def admit(self, worker: Worker, name: str, needed: int, free: int) -> str:
+        """Start a run whose memory fits beside that of the others, else hold it.
+
+        Returns why it is held, empty if it starts.
+        """
+        why = self.why_full(name, needed, free)
+        if why:
+            self._held.append(worker)
+        else:
+            worker.answer(may_start=True)
+        return why
+
+    def why_full(self, name: str, needed: int, free: int) -> str:
+        """Take ``needed`` bytes for a run, of ``free`` ones, and return an empty text.
+
+        Otherwise return why the run must wait. The estimates of all runs together must
+        fit into what was free before the first of them, since a run that has just
+        started has not yet taken its part. A run alone is always admitted: it reports
+        itself that it does not fit.
+        """
+        if not self._taken:
+            self._free = free
+        taken = sum(self._taken.values())
+        room = min(self._free - taken, free)
+        if not self._taken or needed <= room:
+            self._taken[name] = needed
+            return ""
+        return (
+            f"It needs at least {needed / GIB:.1f} GiB of memory, and {len(self._taken)} "
+            f"of the runs beside it leave {max(room, 0) / GIB:.1f} of "
+            f"{self._free / GIB:.1f} GiB. It waits until one of them ends."
+        )
+
+    def release(self, name: str) -> None:
+        """Free the memory of a run that ended; the held ones report theirs again."""
+        self._taken.pop(name, None)
+        for worker in self._held:
+            worker.answer(may_start=False)
+        self._held.clear()
+
+
+class WorkerPool:
+    """Processes that run ``target``, which calls :func:`serve`, and share jobs and memory.
+
+    A job whose estimated memory does not fit beside that of the active ones waits until
+    one of them ends; ``on_hold`` gets the name and the reason of the first such job.
+    """
+
+    def __init__(
+        self,
+        target: Callable[[Connection], None],
+        on_hold: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._target, self._on_hold = target, on_hold
+        self._workers: list[Worker] = []
+        self._room = MemoryRoom()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.join(STOP_SECONDS)
+        self._workers.clear()
+
+    @property
+    def num_busy(self) -> int:
+        """Number of processes that have a job."""
+        return sum(worker.job is not None for worker in self._workers)
+
+    def start(self, job: Job) -> None:
+        """Run a job in an idle process, or in a new one."""
+        for worker in [worker for worker in self._workers if worker.job is None]:
+            if worker.process.is_alive():
+                break
+            worker.stop()  # it was killed while it had no job
+            self._workers.remove(worker)
+        else:
+            worker = Worker(self._target)
+            self._workers.append(worker)
+        worker.take(job)
+
+    def wait(self) -> Iterator[tuple[Job, str, Any]]:
+        """Wait for the busy processes; yield jobs with the kind and content of a message.
+
+        Besides what the jobs send, the kinds are ``end`` with the result of a job, and
+        ``died`` with the exit status of its process. Requests for memory are not yielded.
+        """
+        busy = {one.connection: one for one in self._workers if one.job is not None}
+        for ready in connection.wait(list(busy)) if busy else ():
+            worker = busy[ready]  # type: ignore[index]
+            job = worker.job
+            assert job is not None
+            try:
+                kind, content = worker.connection.recv()
+            except (EOFError, OSError):
+                worker.join(STOP_SECONDS)
+                kind, content = "died", worker.process.exitcode
+                worker.connection.close()
+                self._workers.remove(worker)
+            if kind == "memory":
+                why = self._room.admit(worker, job.name, *content)
+                if why and self._on_hold is not None:
+                    self._on_hold(job.name, why)
+                    self._on_hold = None
+                continue
+            if kind in ("end", "died"):
+                self._room.release(job.name)
+                worker.job = None
+            yield job, kind, content
+
+
+def start_child(
+    target: Callable[[Connection], None],
+) -> tuple[Connection, BaseProcess]:
+    """Start a process of one thread that knows what is registered here.
+
+    It runs ``target`` with its end of a pipe, and does not import the caller's script.
+    To end even when this process is killed, the target calls :func:`follow_parent`.
+    Returns this process's end of the pipe, and the process; raises a ConfigError if
+    something registered cannot be sent.
+    """
+    context = get_context("spawn")  # torch does not survive a fork
+    outer, inner = context.Pipe()
+    process = context.Process(
+        target=_enter, args=(target, inner, _extensions()), daemon=True
+    )
+    with _one_thread(), _without_main():
+        process.start()
+    inner.close()
+    return outer, process
+
+
+def _enter(
+    target: Callable[[Connection], None],
+    parent: Connection,
+    extensions: Registered | None,
+) -> None:
+    """Run the function in a child process, with the extensions of its parent."""
+    if extensions:
+        adopt(extensions)
+    target(parent)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let a process that starts inside use one thread, until its run sets a number."""
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Let a process that starts inside not import the caller's script.
+
+    A script that calls this at its top level would start processes without end.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class _Extensions:
+    """What :func:`flower_fgl.register` added here, e.g. classes of a notebook.
+
+    A child process receives the registered rows in its place.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Registered], tuple[bytes]]:
+        from ray import cloudpickle
+
+        return cloudpickle.loads, (self._content,)
+
+
+def _extensions() -> _Extensions | None:
+    """Return what is registered here; None without."""
+    rows = registered()
+    if not rows:
+        return None
+    from ray import cloudpickle
+
+    try:
+        return _Extensions(bytes(cloudpickle.dumps(rows)))  # type: ignore[no-untyped-call]
+    except Exception as error:  # whatever the objects' own state raises
+        names = ", ".join(name for named in rows.values() for name in named)
+        raise ConfigError(
+            f"What this process registered ({names}) cannot be sent to other processes: "
+            f"{type(error).__name__}: {str(error).splitlines()[0]}. Use jobs = 1, or put "
+            "it into a package: flower-fgl new NAME writes one."
+        ) from error
+
+
+def follow_parent(end: Callable[[], None]) -> None:
+    """Call ``end``, in a thread of this child process, when its parent has ended."""
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        end()
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+@contextmanager
+def notes_once() -> Iterator[None]:
+    """Log each note on the owners' data once, though all runs of a grid have it."""
+    logger = logging.getLogger("flower_fgl.datasets.suspect")  # imports torch
+    shown: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text in shown or shown.add(text))  # type: ignore[func-returns-value]
+
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)
+
+
+@notes_once()
+def serve(parent: Connection, run: Callable[[Job, Send], Any]) -> None:
+    """Run one job after another, each when the parent process has memory for it.
+
+    It ends when the parent closes the connection, or interrupts this process.
+    """
+
+    def send(kind: str, content: Any) -> None:
+        try:
+            parent.send((kind, content))
+        except OSError:  # the parent process is gone
+            raise KeyboardInterrupt from None
+
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            job = parent.recv()
+            may_start = False
+            while not may_start:
+                send("memory", needed_memory(job.settings))
+                may_start = parent.recv()
+            send("end", run(job, send))
+
+
+def needed_memory(settings: Mapping[str, Scalar]) -> tuple[int, int]:
+    """Return the bytes that a run of the local engine needs at least, and the free ones.
+
+    The first number is 0 if the settings, which name the ``clients``, are wrong.
+    """
+    from flower_fgl.simulation.local import check_run, count_owners
+    from flower_fgl.simulation.memory import available_memory, estimate_memory
+
+    try:
+        config = check_run(count_owners(settings))
+        needed = estimate_memory(config, engine="local").total
+    except Exception:  # the run reports it
+        needed = 0
+    return needed, available_memory()
