@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import statistics
@@ -16,7 +15,7 @@ from types import ModuleType
 import pytest
 import scipy.stats
 
-from flower_fgl.lab.tables.cells import Cell, read_cells
+from flower_fgl.lab.tables.cells import cell_files, read_cells, write_cells
 from tests.support.written_cells import make_row
 
 ROOT = Path(__file__).parents[1]
@@ -44,10 +43,9 @@ def test_no_table_of_the_docs_is_stale(script: ModuleType) -> None:
 
 
 def test_cells_hold_hashes_of_all_draws_and_no_path() -> None:
-    for path in sorted(CELLS.rglob("*.json")):
-        text = path.read_text("utf-8")
+    for path, cell in ((p, c) for p in cell_files(CELLS) for c in read_cells(p)):
+        text = cell.to_json()
         assert not re.search(r"/(home|root|opt|tmp|work|Users)/", text), path
-        (cell,) = read_cells(path)
         scored = sum(len(o) for draw in cell.draws for o in draw.owners.values())
         # settings and versions; scores of each draw, and of each of its owners
         most = 6_000 + 1_200 * len(cell.draws) + 100 * scored
@@ -67,22 +65,18 @@ def docs(tmp_path: Path) -> Path:
     """Return a folder with one page and the cells of two experiments."""
     folder = tmp_path / "docs"
     for experiment, dataset in (("x", "cora"), ("y", "citeseer")):
-        place = folder / "results" / "cells" / experiment
-        place.mkdir(parents=True)
+        cells = []
         for order, row in enumerate(("local", "good")):
             scores = [0.5 + 0.1 * order + 0.01 * k for k in range(5)]
             cell = make_row(
                 row, scores, dataset=dataset, experiment=experiment, order=order
             )
-            write(place / f"{row}.json", cell)
+            cells.append(cell)
+        write_cells(cells, folder / "results" / "cells")
     (folder / "page.md").write_text(
         "Before.\n\n<!-- table: x y -->\nold\n<!-- end of table -->\n\nAfter.\n"
     )
     return folder
-
-
-def write(path: Path, cell: Cell) -> None:
-    path.write_text(cell.to_json())
 
 
 def test_a_table_is_written_between_its_markers(script: ModuleType, docs: Path) -> None:
@@ -106,7 +100,7 @@ def test_a_changed_cell_or_number_makes_a_table_stale(
     page.write_text(kept.replace("52.00", "53.00"))
     assert "stale" in script.Tables(docs).update(is_check=True)[0]
     page.write_text(kept)
-    path = docs / "results" / "cells" / "x" / "local.json"
+    path = docs / "results" / "cells" / "x.jsonl"
     path.write_text(path.read_text().replace("0.54", "0.55"))
     assert "stale" in script.Tables(docs).update(is_check=True)[0]
 
@@ -119,11 +113,11 @@ def test_missing_markers_cells_and_pages_are_named(
     first, *unused = script.Tables(docs).update(is_check=True)
     assert first == "docs/page.md: a table lacks the marker <!-- end of table -->."
     assert [text.partition(":")[0] for text in unused] == [
-        "docs/results/cells/x", "docs/results/cells/y",
+        "docs/results/cells/x.jsonl", "docs/results/cells/y.jsonl",
     ]  # fmt: skip
     page.write_text("<!-- table: x y z -->\n<!-- end of table -->\n")
     (problem,) = script.Tables(docs).update(is_check=True)
-    assert "cells/z holds no cells" in problem
+    assert "cells/z.jsonl holds no cells" in problem
     page.write_text("<!-- table: x y --row best -->\n<!-- end of table -->\n")
     (problem,) = script.Tables(docs).update(is_check=True)
     assert 'The table has no row "best"' in problem
@@ -133,13 +127,18 @@ def test_a_picture_of_the_ranks_is_part_of_the_check(
     script: ModuleType, docs: Path
 ) -> None:
     cells = docs / "results" / "cells"
-    shutil.rmtree(cells / "x")
-    shutil.rmtree(cells / "y")
+    shutil.rmtree(cells)
     for number, dataset in enumerate("abcde"):
-        (cells / f"r-{dataset}").mkdir()
-        for order, row in enumerate(("one", "two", "three")):
-            cell = make_row(row, [0.5 + 0.1 * order + 0.01 * number], dataset=dataset)
-            write(cells / f"r-{dataset}" / f"{row}.json", cell)
+        rows = [
+            make_row(
+                row,
+                [0.5 + 0.1 * order + 0.01 * number],
+                dataset=dataset,
+                experiment=f"r-{dataset}",
+            )
+            for order, row in enumerate(("one", "two", "three"))
+        ]
+        write_cells(rows, cells)
     (docs / "page.md").write_text(
         "<!-- table: r-* --ranks ranks.svg -->\n<!-- end of table -->\n"
     )
@@ -155,16 +154,13 @@ def test_a_picture_of_the_ranks_is_part_of_the_check(
 
 
 def test_the_leads_of_opfgl_over_fedavg_are_those_of_the_cells() -> None:
-    folder = CELLS / "opfgl-table1-cora"
+    cells = read_cells(CELLS / "opfgl-table1-cora.jsonl")
+    rows = {cell.row: cell for cell in cells if cell.place["clients"] == 10}
     page = (ROOT / "docs" / "results" / "opfgl.md").read_text("utf-8")
-    draws = [
-        json.loads((folder / f"{row}-clients10.json").read_text("utf-8"))["draws"]
-        for row in ("opfgl", "fedavg_fine-tuned")
-    ]
+    draws = [rows[row].draws for row in ("opfgl", "fedavg, fine-tuned")]
     for title, metric in {"accuracy": "accuracy", "macro-F1": "macro_f1"}.items():
         scores = [
-            [100 * draw["scores"]["own"]["test"][metric] for draw in row]
-            for row in draws
+            [100 * draw.scores["own"]["test"][metric] for draw in row] for row in draws
         ]
         leads = [one - other for one, other in zip(*scores, strict=True)]
         printed = " | ".join(f"{lead:.1f}" for lead in [*leads, statistics.mean(leads)])
@@ -185,8 +181,8 @@ def test_the_picture_of_gains_shows_the_cells() -> None:
 def test_the_gains_are_the_paired_differences_of_the_cells() -> None:
     gains = load("gains")
     found = gains.gains(CELLS)
-    folder = CELLS / "leaderboard-cora-metis-tuned"
-    rows = {cell.row: cell for cell in read_cells(folder)}
+    file = CELLS / "leaderboard-cora-metis-tuned.jsonl"
+    rows = {cell.row: cell for cell in read_cells(file)}
     scores = {
         row: [100 * draw.scores["own"]["test"]["accuracy"] for draw in rows[row].draws]
         for row in ("fedavg", "local")

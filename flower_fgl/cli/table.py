@@ -13,7 +13,14 @@ from flower_fgl.cli.arguments import encodable, show
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import NO_SCORES
-from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX, Cell, read_cells, write_cells
+from flower_fgl.lab.tables.cells import (
+    CELL_ENDINGS,
+    DEFAULT_SUFFIX,
+    Cell,
+    cell_files,
+    read_cells,
+    write_cells,
+)
 from flower_fgl.lab.tables.compare import select_runs
 
 __all__ = ["load_cells", "read_labels", "table"]
@@ -33,7 +40,7 @@ def table(
         list[str],
         typer.Argument(
             help="Run folders, folders of run folders, or patterns; FOLDER:NAME selects "
-            "the runs of one case, or of one method. Or cells: .json files or folders of "
+            "the runs of one case, or of one method. Or cells: .jsonl files or folders of "
             "them."
         ),
     ],
@@ -113,7 +120,7 @@ def table(
     cells: Annotated[
         Path | None,
         typer.Option(
-            help="Also write each row of each dataset as JSON into this folder."
+            help="Also write each experiment as a file of JSON lines into this folder."
         ),
     ] = None,
     notes: Annotated[
@@ -173,15 +180,15 @@ def table(
             )
         ranks = draw_ranks(ranked, ranks)  # before anything else is written
     if cells is not None:
-        paths = write_cells(found, cells)
-        show(f"Cells: {len(paths)} files in {cells}")
-        others = {p for path in paths for p in path.parent.glob("*.json")} - set(paths)
-        if others:
-            missing.append(
-                f"Warning: {cells} also holds files that were not written now: "
-                f"{'; '.join(sorted(p.name for p in others))}. Remove those that are not "
-                "rows of the experiment any more."
-            )
+        written = write_cells(found, cells)
+        show(f"Cells: {len(written)} files in {cells}")
+        for path, kept in written.items():
+            if kept:
+                missing.append(
+                    f"Warning: {path} also holds rows that were not written now: "
+                    f"{'; '.join(cell.row for cell in kept)}. Remove those that are not "
+                    "rows of the experiment any more."
+                )
     if out is None:
         typer.echo(encodable(text), nl=False)
     else:
@@ -218,7 +225,7 @@ def load_cells(
     selected = []
     for text in texts:
         path = Path(text)
-        if path.suffix == ".json" or _is_cells_folder(path):
+        if path.suffix in CELL_ENDINGS or _is_cells_folder(path):
             cells += read_cells(path)
         else:
             selected += select_runs(text)
@@ -271,8 +278,8 @@ def _is_cells_folder(path: Path) -> bool:
         return False
     if any(path.glob("*/config.toml")):  # without a walk through all run folders
         return False
-    names = {file.name for file in path.rglob("*.json")}
-    return bool(names) and not names & {"summary.json", "study.json"}
+    names = {file.name for file in cell_files(path)}
+    return bool(names) and not names & {"summary.json", "study.json", "rounds.jsonl"}
 
 
 def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[Cell]:

@@ -192,19 +192,8 @@ class FedLogClientApp(FglClientApp):
 
 
 def open_network(client: Client) -> FedLogBranchNet:
-    """Build the client's network; its weights are to be overwritten."""
-    config, graph = client.config, client.data.graph
-    with seeded(derive_seed(config.seed, 0, SERVER, "init")):
-        network = build_network(
-            config.method_config,
-            model=client.model_name,
-            num_features=graph.num_features,
-            num_classes=graph.num_classes,
-            width=config.hidden_channels,
-            num_layers=config.num_layers,
-            dropout=config.dropout,
-        )
-    return network.to(client.device)
+    """Build the client's network; its learnable nodes are to be overwritten."""
+    return client.build_own(build_network)
 
 
 def new_network(client: Client) -> FedLogBranchNet:

@@ -116,12 +116,11 @@ def test_an_experiment_becomes_a_table_and_cells(
         assert len(cell.source_sha256) == 64
     again = invoke("table", tmp_path / "cells").stdout
     assert again.split("- Bold")[1] == done.stdout.split("- Bold")[1]
-    assert "also holds files" not in done.stderr
-    (tmp_path / "cells" / "two" / "local.json").rename(
-        tmp_path / "cells" / "two" / "renamed.json"
-    )
+    assert "also holds rows" not in done.stderr
+    path = tmp_path / "cells" / "two.jsonl"
+    path.write_text(path.read_text().replace('"row": "local"', '"row": "renamed"'))
     done = invoke("table", folder, "--cells", tmp_path / "cells")
-    assert "files that were not written now: renamed.json." in done.stderr
+    assert "rows that were not written now: renamed." in done.stderr
 
 
 def test_the_table_goes_to_a_file_and_warnings_of_csv_to_stderr(

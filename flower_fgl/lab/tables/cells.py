@@ -1,6 +1,6 @@
 """Cells of a results table: one row on one dataset, with the scores of all its draws.
 
-A cell is one JSON file that holds everything that a table and its notes need: settings,
+A cell is one line of JSON that holds everything that a table and its notes need: settings,
 partition hashes, versions and a hash of the source code, device, tuning budget, and for
 each draw rounds, scores, bytes and seconds. It contains no path of a machine.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -30,12 +30,14 @@ from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
 __all__ = [
+    "CELL_ENDINGS",
     "DEFAULT_SUFFIX",
     "MODELS",
     "NO_RESULT",
     "PLACE",
     "Cell",
     "Draw",
+    "cell_files",
     "describe_published",
     "describe_trials",
     "make_cell",
@@ -68,6 +70,8 @@ clients' personalized model, after fine-tuning if the run has it."""
 DEFAULT_SUFFIX = ", default"
 """End of the name of a row that has the settings before tuning."""
 FORMAT = 1
+CELL_ENDINGS = (".json", ".jsonl")
+"""Endings of files of cells."""
 NO_RESULT = {
     "seed",
     "partition-seed",
@@ -279,18 +283,11 @@ class Cell:
         return replace(cell, draws=sorted(draws, key=lambda draw: draw.key))
 
     def to_json(self) -> str:
-        """Return the cell as JSON with one line per draw."""
-        table = {
-            "format": FORMAT,
-            **{f.name: getattr(self, f.name) for f in fields(self)},
-        }
+        """Return the cell as one line of JSON."""
+        table = {"format": FORMAT, **asdict(self)}
         if not self.target:
             del table["target"]
-        draws = [json.dumps(asdict(draw), allow_nan=False) for draw in self.draws]
-        table["draws"] = None
-        text = json.dumps(table, indent=1, ensure_ascii=False, allow_nan=False)
-        listed = ",\n  ".join(draws)
-        return text.replace('"draws": null', f'"draws": [\n  {listed}\n ]', 1) + "\n"
+        return json.dumps(table, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def make_cell(
@@ -515,48 +512,68 @@ def _rounded(
     return out
 
 
-def write_cells(cells: Sequence[Cell], folder: Path) -> list[Path]:
-    """Write each cell to ``<folder>/<experiment>/<row>.json``; return the files.
+def write_cells(cells: Sequence[Cell], folder: Path) -> dict[Path, list[Cell]]:
+    """Write the cells of each experiment to ``<folder>/<experiment>.jsonl``.
 
-    Rows of one experiment at several places have the number of clients, or whatever
-    differs, in their file's name. Raises a RunError if a file cannot be written, or two
-    cells have the same file; then none is written.
+    Returns the files, each with the rows that it had before and that were not written
+    now: they are kept. Raises a RunError if a file cannot be written, or is damaged, or
+    a row is there twice at one place; then none is written.
     """
-    paths: dict[Path, Cell] = {}
+    found: dict[Path, dict[tuple[Any, ...], Cell]] = {}
     for cell in cells:
-        rivals = [
-            c for c in cells if (c.experiment, c.row) == (cell.experiment, cell.row)
-        ]
-        parts = [cell.row]
-        for key, value in cell.place.items():
-            if any(other.place.get(key) != value for other in rivals):
-                parts.append(f"{key.rpartition('.')[2]}{value}")
-        name = "-".join(in_folder_name(part) for part in parts)
-        path = folder / in_folder_name(cell.experiment) / f"{name}.json"
-        before = paths.setdefault(path, cell)
-        if before is not cell:
+        path = folder / f"{in_folder_name(cell.experiment)}.jsonl"
+        rows = found.setdefault(path, {})
+        if (key := (cell.row, cell.place_key)) in rows:
             raise RunError(
-                f'Rows "{before.row}" and "{cell.row}" of {cell.experiment} have the same '
-                f"file, {path}. Write them into two folders, or rename a row."
+                f'The row "{cell.row}" of {cell.experiment} is there twice for one '
+                "dataset and partition. Rename one of them, or write them into two "
+                "folders."
             )
-    for path, cell in paths.items():
+        rows[key] = cell
+    kept = {
+        path: [
+            cell
+            for cell in (read_cells(path) if path.is_file() else ())
+            if (cell.row, cell.place_key) not in rows
+        ]
+        for path, rows in found.items()
+    }
+    for path, rows in found.items():
+        whole = sorted([*rows.values(), *kept[path]], key=lambda cell: cell.order)
         with writing(path, "choose a file in"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, cell.to_json().encode())
-    return list(paths)
+            write_file(path, "".join(cell.to_json() for cell in whole).encode())
+    return kept
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """Read a cell, or all cells of a folder and the folders in it.
+    """Read the cells of a file, or of a folder and the folders in it.
 
+    A ``.jsonl`` file holds a cell per line, a ``.json`` file of an earlier version one.
     Raises a RunError if there is no cell, or a file is damaged.
     """
-    files = [path] if path.is_file() else sorted(path.rglob("*.json"))
+    files = [path] if path.is_file() else cell_files(path)
     if not files:
         raise RunError(
             f"{path} holds no cells. Write them with flower-fgl table RUNS --cells."
         )
-    return [Cell.from_json(read_text(file), str(file)) for file in files]
+    out = []
+    for file in files:
+        text = read_text(file)
+        if file.suffix != ".jsonl":
+            out.append(Cell.from_json(text, str(file)))
+            continue
+        lines = [line for line in text.split("\n") if line]
+        out += [
+            Cell.from_json(line, f"{file}, line {number},")
+            for number, line in enumerate(lines, start=1)
+        ]
+    return out
+
+
+def cell_files(folder: Path) -> list[Path]:
+    """Return the files below a folder that may hold cells."""
+    return sorted(file for end in CELL_ENDINGS for file in folder.rglob(f"*{end}"))
 
 
 def describe_published(value: float) -> str:
