@@ -56,11 +56,8 @@ def embedding_figure(
 
     Each client has a panel, with the first ``limit`` nodes of each kind.
 
-    Raises
-    ------
-    RunError
-        If the run has no checkpoint with client states, a client does not exist or has
-        no nodes, or the method generates no synthetic nodes.
+    Raises a RunError if the run has no checkpoint with client states, a client does not
+    exist or has no nodes, or the method generates no synthetic nodes.
     """
     folder = run.path
     config = parse_config(dict(flatten_config(run.config)))

@@ -125,14 +125,9 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     """Write every client's graph as ``client-<k>.npz``, and return the files.
 
-    Raises
-    ------
-    ConfigError
-        If ``setting`` is ``"link"`` or ``"edge"``, since an export holds no split and no
-        classes of edges.
-    DataError
-        If the data cannot be partitioned, the folder cannot be written, or it holds
-        files of another export.
+    Raises a ConfigError if ``setting`` is ``"link"`` or ``"edge"``, since an export holds
+    no split and no classes of edges; a DataError if the data cannot be partitioned, the
+    folder cannot be written, or it holds files of another export.
     """
     if config.predicts_links:
         raise ConfigError(

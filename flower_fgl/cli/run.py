@@ -82,11 +82,8 @@ def run_all(
     Without a file, ``draws`` repeats every run with so many partitions, splits and
     initial models.
 
-    Raises
-    ------
-    FglError
-        If the file or a setting is wrong, which is checked before the first run, or if a
-        run fails. The folders of earlier runs are kept.
+    Raises an FglError if the file or a setting is wrong, which is checked before the
+    first run, or if a run fails. The folders of earlier runs are kept.
     """
     if experiment_file is None:
         experiment = _ad_hoc(options, draws or 0)

@@ -52,10 +52,7 @@ def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
 def drop_removed(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Leave out the former settings of all methods from a flat run config.
 
-    Raises
-    ------
-    ConfigError
-        If a removed key has another value than its fixed one.
+    Raises a ConfigError if a removed key has another value than its fixed one.
     """
     kept = {}
     for key, value in values.items():

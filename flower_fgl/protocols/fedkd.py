@@ -50,11 +50,8 @@ class FactoredWeights(Payload):
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
         """Unpack; ``spec`` holds the shapes of the whole weights.
 
-        Raises
-        ------
-        PayloadError
-            If a weight is missing or unexpected, has the wrong shape or type, or a number
-            is not finite or too large.
+        Raises a PayloadError if a weight is missing or unexpected, has the wrong shape
+        or type, or a number is not finite or too large.
         """
         found = read_tensors(content, "weights")
         kept: dict[str, Tensor] = {}

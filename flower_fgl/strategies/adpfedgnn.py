@@ -65,10 +65,8 @@ class ADPFedGNN(FglStrategy):
     def prepare(self) -> None:
         """Draw the initial weights.
 
-        Raises
-        ------
-        RunError
-            If the clients' models differ or are not among ``MASKABLE_BACKBONES``.
+        Raises a RunError if the clients' models differ or are not among
+        ``MASKABLE_BACKBONES``.
         """
         names = sorted({client.model for client in self.federation.clients.values()})
         if len(names) > 1 or read_model(names[0]).name not in MASKABLE_BACKBONES:

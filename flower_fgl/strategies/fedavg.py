@@ -45,10 +45,7 @@ Network = TypeVar("Network", bound=nn.Module)
 def common_model(config: RunConfig, federation: Federation) -> str:
     """Return the name of the backbone that all clients have.
 
-    Raises
-    ------
-    RunError
-        If clients have different backbones.
+    Raises a RunError if clients have different backbones.
     """
     models = {client.model for client in federation.clients.values()}
     if len(models) > 1:
@@ -200,10 +197,7 @@ class FedAvg(FglStrategy):
     ) -> None:
         """Replace the weights by ``Σ n_k θ_k / Σ n_k``.
 
-        Raises
-        ------
-        PayloadError
-            If Σ n_k differs from the clients' descriptions.
+        Raises a PayloadError if Σ n_k differs from the clients' descriptions.
         """
         mean = mean_of_sums(sums, sum(weights.values()), self.shapes)
         self.move_to(mean, server_round)

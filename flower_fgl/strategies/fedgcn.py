@@ -51,11 +51,8 @@ class FedGCN(FedAvg):
     def prepare(self) -> None:
         """Build the initial model; form the sums unless the run is resumed.
 
-        Raises
-        ------
-        RunError
-            If the clients' models differ, a client did not take part, or an edge between
-            clients is not known to both of them.
+        Raises a RunError if the clients' models differ, a client did not take part, or
+        an edge between clients is not known to both of them.
         """
         super().prepare()
         if self.config.method_config.hops and not self.is_resumed:
@@ -164,11 +161,9 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
 
     Returns the identifiers of all nodes with a sum, (B,), int64, ascending.
 
-    Raises
-    ------
-    RunError
-        If two clients own one node, a client names a neighbour that no client owns, or
-        the owner of a node counts more or fewer edges to it than the other clients do.
+    Raises a RunError if two clients own one node, a client names a neighbour that no
+    client owns, or the owner of a node counts more or fewer edges to it than the other
+    clients do.
     """
     own = torch.cat([border.own for border in borders.values()])
     owned, counts = torch.unique(own, return_counts=True)

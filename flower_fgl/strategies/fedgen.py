@@ -113,10 +113,7 @@ class FedGen(FedAvg):
     ) -> None:
         """Minimise the ensemble's loss and the diversity loss, Eq. (4).
 
-        Raises
-        ------
-        PayloadError
-            If a weight is no longer finite.
+        Raises a PayloadError if a weight is no longer finite.
         """
         settings = self.config.method_config
         clients = Ensemble(self.network, list(states.values()))

@@ -110,10 +110,7 @@ class FedLog(FglStrategy):
     def pretrain(self) -> None:
         """Collect class rates and PG_k, and average PG^c: round 0.
 
-        Raises
-        ------
-        RunError
-            If fewer than ``min-replies`` clients replied.
+        Raises a RunError if fewer than ``min-replies`` clients replied.
         """
         able, least = self.federation.trainable, max(1, self.config.min_replies)
         with self.phase(PRETRAIN, 0, min_replies=least) as log:

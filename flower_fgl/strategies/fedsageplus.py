@@ -60,10 +60,7 @@ class FedSagePlus(FedAvg):
     def prepare(self) -> None:
         """Build the initial model; train the generators unless the run is resumed.
 
-        Raises
-        ------
-        RunError
-            If the clients' models differ, or too few trained a generator.
+        Raises a RunError if the clients' models differ, or too few trained a generator.
         """
         super().prepare()
         if self.config.method_config.gen_rounds and not self.is_resumed:

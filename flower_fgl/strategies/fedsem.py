@@ -112,10 +112,8 @@ class FedSEM(FedAvg):
     def prepare(self) -> None:
         """Build the initial model and start without centres.
 
-        Raises
-        ------
-        RunError
-            If clients have different models, or there are more centres than clients.
+        Raises a RunError if clients have different models, or there are more centres
+        than clients.
         """
         super().prepare()
         number = self.config.method_config.centers

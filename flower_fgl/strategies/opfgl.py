@@ -131,11 +131,8 @@ class OPFGL(FglStrategy):
     ) -> None:
         """Recover the pooled statistics, Eqs. (14) and (15), generate the pseudo-graph.
 
-        Raises
-        ------
-        PayloadError
-            If the sums cannot come from class statistics of clients with as many nodes
-            as they described.
+        Raises a PayloadError if the sums cannot come from class statistics of clients
+        with as many nodes as they described.
         """
         self.check_counts(sums, weights)
         statistics = statistics_of_sums(

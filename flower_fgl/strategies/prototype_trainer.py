@@ -133,10 +133,7 @@ class PrototypeTrainer:
     def load_state(self, state: Snapshot) -> None:
         """Restore a state that :meth:`state` returned.
 
-        Raises
-        ------
-        RuntimeError, KeyError
-            If a name or a shape is not the generator's.
+        Raises a RuntimeError or KeyError if a name or a shape is not the generator's.
         """
         self.generator.load_state_dict(state.part("weights").tensors)
         named = dict(self.generator.named_parameters())

@@ -113,10 +113,7 @@ def metis_parts(
 ) -> list[IntArray]:
     """Partition a graph into one METIS part per client, see :func:`metis_communities`.
 
-    Raises
-    ------
-    DataError
-        If METIS leaves a part empty, which happens on tiny graphs.
+    Raises a DataError if METIS leaves a part empty, which happens on tiny graphs.
     """
     parts = metis_communities(edge_index, num_nodes, num_clients, seed=seed)
     num_empty = sum(len(nodes) == 0 for nodes in parts)

@@ -57,10 +57,7 @@ def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[Int
 
     ``network`` (N,) is the network of each node; other networks are not assigned.
 
-    Raises
-    ------
-    DataError
-        If there are fewer networks than clients.
+    Raises a DataError if there are fewer networks than clients.
     """
     names, index = np.unique(network, return_inverse=True)
     if num_clients > len(names):

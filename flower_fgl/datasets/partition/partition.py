@@ -204,10 +204,7 @@ def partition_key(
 
     For example ``"rules=2 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
 
-    Raises
-    ------
-    ConfigError
-        If the rule is not in ``rules``.
+    Raises a ConfigError if the rule is not in ``rules``.
     """
     row = _find(rule, rules)
     words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]

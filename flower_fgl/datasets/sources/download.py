@@ -54,12 +54,9 @@ def obtain(
     The first complete layout is read; ``data_dir`` is only read. Returns the dataset and
     its layout.
 
-    Raises
-    ------
-    DataError
-        If the files are missing, damaged or cannot be downloaded, or ``cache_dir``
-        cannot be written. The message lists the searched folders and the way to get the
-        files.
+    Raises a DataError if the files are missing, damaged or cannot be downloaded, or
+    ``cache_dir`` cannot be written. The message lists the searched folders and the way
+    to get the files.
     """
     home = _home(name, cache_dir)
     found = _find(layouts, data_dir, home)

@@ -60,10 +60,7 @@ def find_source(name: str) -> Source:
     This is a key of ``SOURCES``, ``tu:NAME`` for any TU Dortmund dataset, or
     ``twitch:NAME`` for a country of Twitch.
 
-    Raises
-    ------
-    ConfigError
-        If the name is unknown; the message suggests the nearest one.
+    Raises a ConfigError if the name is unknown; the message suggests the nearest one.
     """
     if name in SOURCES or refusal("datasets", name):
         return SOURCES[name]
@@ -90,10 +87,7 @@ def find_source(name: str) -> Source:
 def data_folder(data_dir: str | None = None) -> Path | None:
     """Return the absolute path of ``data-dir``, else of ``FLOWER_FGL_DATA``, else ``None``.
 
-    Raises
-    ------
-    DataError
-        If the path is not a folder.
+    Raises a DataError if the path is not a folder.
     """
     text = data_dir or os.environ.get("FLOWER_FGL_DATA")
     if not text:

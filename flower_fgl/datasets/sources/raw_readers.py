@@ -87,11 +87,8 @@ def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:
     ``is_partial`` the folder lacks ``PREFIX_train.mat``: such nodes and their edges are
     dropped. A warning counts the nodes in both cases.
 
-    Raises
-    ------
-    DataError
-        If a line of ``PREFIX_network`` does not hold two numbers, or the tables differ
-        in length, or name a node twice or a negative one.
+    Raises a DataError if a line of ``PREFIX_network`` does not hold two numbers, or the
+    tables differ in length, or name a node twice or a negative one.
     """
     edges = np.loadtxt(folder / f"{prefix}_network", dtype=np.int64, ndmin=2)
     index, label, attributes = _mat_tables(
@@ -244,11 +241,8 @@ def twitch(folder: Path, *, name: str) -> Raw:
     ``musae_NAME_target.csv`` (``mature`` by ``new_id``). Features are binary, one
     column per feature id, the same columns for every country.
 
-    Raises
-    ------
-    DataError
-        If a column is missing, a node has two labels or none, or a node or feature is
-        out of range.
+    Raises a DataError if a column is missing, a node has two labels or none, or a node
+    or feature is out of range.
     """
     with (folder / f"musae_{name}_target.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -296,10 +290,7 @@ def collab_npz(folder: Path) -> Raw:
     It holds ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,) and ``edge_u``, ``edge_v``
     (E,), the ends of each edge, numbered within its graph.
 
-    Raises
-    ------
-    DataError
-        If an array is missing, unknown or does not hold integers.
+    Raises a DataError if an array is missing, unknown or does not hold integers.
     """
     path = folder / "COLLAB.npz"
     names = ("num_nodes", "y", "edge_ptr", "edge_u", "edge_v")

@@ -27,10 +27,7 @@ def read_targets(y: Tensor, name: str) -> Tensor:
 
     1 if an item belongs to the target, 0 if not, NaN (in the result -1) if unknown.
 
-    Raises
-    ------
-    DataError
-        If another number occurs.
+    Raises a DataError if another number occurs.
     """
     values = y.nan_to_num(nan=-1.0) if y.is_floating_point() else y
     known = values[~y.isnan()] if y.is_floating_point() else values
@@ -50,12 +47,8 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
     in the graph, with class -1. A graph without one is left out, and a warning counts such
     graphs.
 
-    Raises
-    ------
-    ConfigError
-        If there is no such target.
-    DataError
-        If no graph has a label.
+    Raises a ConfigError if there is no such target; a DataError if no graph has a
+    label.
     """
     names = raw.class_names or ()
     if raw.y.is_floating_point():

@@ -130,10 +130,8 @@ def read_recipe(
 ) -> Recipe:
     """Read and check a recipe, and the vocabulary that it names.
 
-    Raises
-    ------
-    DataError
-        If a key is unknown or has a wrong value, or nodes or edges are missing.
+    Raises a DataError if a key is unknown or has a wrong value, or nodes or edges are
+    missing.
     """
     values, where = _read_toml(path), show_path(path)
     _check_keys(values, {"nodes", "edges", "foreign", "vocabulary"}, where)

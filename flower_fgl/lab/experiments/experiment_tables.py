@@ -25,11 +25,9 @@ def read_tables(path: Path) -> dict[str, Any]:
     Tables are merged key by key. Any other value of the file, lists, all ``[[case]]``
     together and a range of ``[tune]`` included, replaces the one of the file it extends.
 
-    Raises
-    ------
-    ConfigError
-        If a file is missing or is not TOML, if files extend each other, or if an extended
-        file has published values or tuned settings, which belong to one dataset.
+    Raises a ConfigError if a file is missing or is not TOML, if files extend each
+    other, or if an extended file has published values or tuned settings, which belong
+    to one dataset.
     """
     return _read(path, [])
 

@@ -111,14 +111,11 @@ class Member:
         The keys that encrypt the shares depend on the whole roster: a client that was
         sent another roster can decrypt none of them.
 
-        Raises
-        ------
-        PayloadError
-            If the round is none of the run; if the client has no key or the roster has
-            another one; if the roster has fewer than three clients, two equal keys, or a
-            client that is not pinned; if it differs from the first one and the owner
-            fixed that; or if the client has sent a masked vector in this or a later
-            round.
+        Raises a PayloadError if the round is none of the run; if the client has no key
+        or the roster has another one; if the roster has fewer than three clients, two
+        equal keys, or a client that is not pinned; if it differs from the first one and
+        the owner fixed that; or if the client has sent a masked vector in this or a
+        later round.
         """
         ids = self._listed(roster.ids, "roster")
         if len(ids) < MIN_SECURE_CLIENTS:
@@ -194,13 +191,11 @@ class Member:
         clients must have received alike. ``origin`` is the hash of what the upload
         depends on, by which the history finds equal uploads; by default ``download``.
 
-        Raises
-        ------
-        PayloadError
-            If the client sent no shares in this round or has already sent its masked
-            vector; if the peers are not in the roster, are fewer than the threshold or
-            do not include the client; if a peer's shares cannot be decrypted; if an equal
-            download was summed under another roster; or if a summand cannot be encoded.
+        Raises a PayloadError if the client sent no shares in this round or has already
+        sent its masked vector; if the peers are not in the roster, are fewer than the
+        threshold or do not include the client; if a peer's shares cannot be decrypted;
+        if an equal download was summed under another roster; or if a summand cannot be
+        encoded.
         """
         self._expect("seed", server_round)
         sampled = self.memory["ids"].tolist()
@@ -265,12 +260,10 @@ class Member:
         That is the run, the round, the roster, the threshold, the peers with their mask
         keys, the download, the noise and the clients in the sum. It answers once.
 
-        Raises
-        ------
-        PayloadError
-            If the client sent no masked vector in this round or has already replied; if
-            the survivors are no peers, are fewer than the threshold or do not include the
-            client; or if an equal download was summed over other clients.
+        Raises a PayloadError if the client sent no masked vector in this round or has
+        already replied; if the survivors are no peers, are fewer than the threshold or
+        do not include the client; or if an equal download was summed over other
+        clients.
         """
         self._expect("held", server_round)
         ids = self.memory["peers"].tolist()
@@ -300,12 +293,9 @@ class Member:
         Only if at least the threshold of clients in the sum, this one included, have
         seen the same as this client. All shares are deleted with the reply.
 
-        Raises
-        ------
-        PayloadError
-            If the client has not confirmed the clients in the sum or has already replied,
-            if too few other clients confirmed the same, or if it has since helped to open
-            a sum of an equal download over other clients.
+        Raises a PayloadError if the client has not confirmed the clients in the sum or
+        has already replied, if too few other clients confirmed the same, or if it has
+        since helped to open a sum of an equal download over other clients.
         """
         self._expect("held", server_round)
         if "survivors" not in self.memory:

@@ -81,11 +81,8 @@ def check_roster(
     ``cards`` has the rows of :class:`.messages.Roster` by partition-id, ``peers`` the
     names of the owners by pinned identity; ``own`` is the receiver's own identity.
 
-    Raises
-    ------
-    PayloadError
-        If a client has no identity or one that is not pinned, if its signature is wrong,
-        or if two clients have the same identity.
+    Raises a PayloadError if a client has no identity or one that is not pinned, if its
+    signature is wrong, or if two clients have the same identity.
     """
     known = {**peers, own: "this client"}
     seen: dict[bytes, int] = {}

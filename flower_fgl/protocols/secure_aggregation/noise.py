@@ -102,11 +102,9 @@ def add_noise_share(
     and smallest number of vectors in a sum. The encoded vector (L,), uint64, is sorted by
     name as by :func:`.quantization.encode`.
 
-    Raises
-    ------
-    PayloadError
-        If a number is not finite, or is so large that the sum with its noise could wrap
-        around; if the clipping norm is below a step; or if the noise does not fit.
+    Raises a PayloadError if a number is not finite, or is so large that the sum with
+    its noise could wrap around; if the clipping norm is below a step; or if the noise
+    does not fit.
     """
     width = share_width(
         share.clip, share.noise, fraction_bits=fraction_bits, threshold=threshold

@@ -50,10 +50,8 @@ def encode(
     by ``headroom`` steps afterwards, for example by noise. Returns an array (L,) of
     uint64.
 
-    Raises
-    ------
-    PayloadError
-        If a number is not finite, or so large that the sum could wrap around.
+    Raises a PayloadError if a number is not finite, or so large that the sum could wrap
+    around.
     """
     limit = largest_steps(summands) - headroom
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)

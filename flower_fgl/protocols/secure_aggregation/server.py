@@ -134,11 +134,8 @@ class SecureRound:
 
         ``shapes`` are those of the summands, whose sums are returned in float64.
 
-        Raises
-        ------
-        PayloadError
-            If too few shares arrived, a reconstructed secret does not match its digest or
-            public key, or the masks did not cancel.
+        Raises a PayloadError if too few shares arrived, a reconstructed secret does not
+        match its digest or public key, or the masks did not cancel.
         """
         total = np.zeros(len(next(iter(vectors.values()))), dtype=np.uint64)
         for pid in self._in_sum:
