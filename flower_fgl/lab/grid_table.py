@@ -30,13 +30,8 @@ def results_table(
     for planned, run in runs:
         members.setdefault(planned.row, []).append(run)
     scores = Scores(frame_of_runs(("", planned.row, run) for planned, run in runs))
-    published = {
-        "published": experiment.published,
-        "published macro-F1": experiment.published_f1,
-    } | {
-        f"published {SETTING_COLUMNS[column]}": values
-        for column, values in experiment.published_columns.items()
-    }
+    titles = {"accuracy": "published", "macro_f1": "published macro-F1"}
+    titles |= {key: f"published {title}" for key, title in SETTING_COLUMNS.items()}
     places: dict[object, list[dict[str, str]]] = {}
     for name, found in members.items():
         row = {"run": labels[name], replicate: str(len(found))}
@@ -46,9 +41,10 @@ def results_table(
                 if len(values) < len(found):
                     row[title] += f" ({len(values)} of {len(found)})"
         partial = missing_classes(found)
-        for title, values_by_row in published.items():
-            if name in values_by_row:
-                own = describe_published(values_by_row[name])
+        for key, title in titles.items():
+            by_row = experiment.published.get(key) or {}
+            if name in by_row:
+                own = describe_published(by_row[name])
                 row[title] = f"– ({partial})" if partial else own
         places.setdefault(place_of(found[0]), []).append(row)
     return list(places.values())

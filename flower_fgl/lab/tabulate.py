@@ -72,7 +72,7 @@ def _to_table(experiment: Experiment) -> dict[str, Any]:
         "case": [nested(case) for case in experiment.cases],
         # not nested: a table would come last, and the order names the runs
         "grid": dict(experiment.grid),
-        **{key: dict(values) for key, values in published_tables(experiment).items()},
+        **published_tables(experiment),
     }
     return {key: value for key, value in table.items() if value or key == "config"}
 
@@ -253,12 +253,8 @@ def _check_settings(plan: PlannedRun, run: RunFolder, file: Path) -> None:
 
 def _published_of(experiment: Experiment, row: str) -> dict[str, float]:
     """Return the published values of a row by the key of a cell."""
-    tables = {
-        "accuracy": experiment.published,
-        "macro_f1": experiment.published_f1,
-        **experiment.published_columns,
-    }
-    return {key: values[row] for key, values in tables.items() if row in values}
+    found = experiment.published
+    return {key: values[row] for key, values in found.items() if row in values}
 
 
 def _tuning_of(experiment: Experiment, row: str) -> dict[str, Any]:

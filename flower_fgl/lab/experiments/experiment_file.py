@@ -64,6 +64,18 @@ MEASURED = ("method", "owners", *PLACE, "feature-norm")
 NOT_TUNED = NO_RESULT | set(MACHINE.split())
 """Settings that an option may change without making a row another than the tuned one."""
 
+PUBLISHED = {"published": "accuracy", "published-macro-f1": "macro_f1"}
+PUBLISHED |= {f"published-{kebab(column)}": column for column in SETTING_COLUMNS}
+"""Score or column of each table of published values."""
+
+KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("config", "grid", "tune", "tuning", *PUBLISHED), (dict, "table")),
+    **dict.fromkeys(("title", "output-dir"), (str, "text")),
+}
+"""Type of the entries of an experiment file, and its name."""
+KNOWN = {*KINDS, "draws", "tune-draws", "case"}
+"""Entries of an experiment file."""
+
 TUNED_ROWS = ("trials", "failed", "settings")
 """Keys of the table [tuning] that hold one value per row."""
 
@@ -100,11 +112,10 @@ class Experiment:
     ``cases`` are named groups of settings, each combined with the whole ``grid``, and
     ``config`` the settings of all runs. ``draws`` repeats each run with so many
     partitions, splits and initial models; 0 if the grid or the settings choose the
-    seeds. ``published``, ``published_f1`` (accuracy, macro-F1) and
-    ``published_columns`` (accuracy by column: ``unseen``, ``missing``, …) are
-    percentages by table row. ``tune`` is the search space of ``flower-fgl tune``,
-    ``tune_draws`` its draws, and ``tuning`` how the settings of a file that this
-    command wrote were tuned: ``budget``, ``draws``, ``study``, …
+    seeds. ``published`` holds percentages by score or column (``accuracy``,
+    ``macro_f1``, ``unseen``, ``missing``, …) and table row. ``tune`` is the search
+    space of ``flower-fgl tune``, ``tune_draws`` its draws, and ``tuning`` how the
+    settings of a file that this command wrote were tuned: ``budget``, ``draws``, …
     """
 
     name: str
@@ -113,9 +124,7 @@ class Experiment:
     cases: Sequence[Mapping[str, Scalar]] = ()
     grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     draws: int = 0
-    published: Mapping[str, float] = field(default_factory=dict)
-    published_f1: Mapping[str, float] = field(default_factory=dict)
-    published_columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tune: Mapping[str, Dimension] = field(default_factory=dict)
     tune_draws: Sequence[int] = ()
     tuning: Mapping[str, Any] = field(default_factory=dict)
@@ -172,18 +181,14 @@ class Experiment:
             )
         }
 
-        def keep(values: Mapping[str, float]) -> dict[str, float]:
-            return {row: value for row, value in values.items() if row in unchanged}
-
+        kept = {
+            key: {row: value for row, value in values.items() if row in unchanged}
+            for key, values in self.published.items()
+        }
         return replace(
             fixed,
             tuning=_tuning_of_unchanged(self, fixed) if self.tuning else {},
-            published=keep(self.published),
-            published_f1=keep(self.published_f1),
-            published_columns={
-                column: keep(values)
-                for column, values in self.published_columns.items()
-            },
+            published={key: values for key, values in kept.items() if values},
         )
 
     def with_cases(self, names: Sequence[str]) -> Experiment:
@@ -318,13 +323,13 @@ def _reject_unused(
         reject_unused_settings(unused, configs, where=f"{path}: ")
 
 
-def _reject_tables(path: Path, table: Mapping[str, Any], known: set[str]) -> None:
+def _reject_tables(path: Path, table: Mapping[str, Any]) -> None:
     """Reject a table that neither an experiment file nor a ``config.toml`` holds."""
     names = {"synthetic", *(n for n, m in METHODS.items() if m.settings is not None)}
     for name, value in table.items():
         if isinstance(value, Mapping) and name not in {*names, *METHODS, "sources"}:
             raise ConfigError(
-                f"{path}: unknown table [{name}]. {nearest(name, known | names)} Put "
+                f"{path}: unknown table [{name}]. {nearest(name, KNOWN | names)} Put "
                 "settings of all runs into [config]."
             )
 
@@ -341,35 +346,29 @@ def read_experiment(path: Path) -> Experiment:
         )
     table = read_tables(path)
     check_folder_name(path.stem, f"{path}: the experiment")
-    known = {"title", "output-dir", "draws", "config", "case", "grid"}
-    known |= {"tune", "tune-draws", "tuning"}
-    columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
-    known |= {"published", "published-macro-f1", *columns.values()}
     if not table:
         raise ConfigError(f"{path} is empty. Add at least a [config] table.")
     has_cases = any(isinstance(value, list) for value in table.values())
-    is_experiment = has_cases or set(table) & (known - {"output-dir"})
-    if is_experiment and set(table) - known:
-        wrong = sorted(set(table) - known)
+    is_experiment = has_cases or set(table) & (KNOWN - {"output-dir"})
+    if is_experiment and set(table) - KNOWN:
+        wrong = sorted(set(table) - KNOWN)
         raise ConfigError(
             f"{path}: unknown top-level {', '.join(wrong)} in an experiment file. "
-            f"{nearest(wrong[0], known)} Put settings of all runs into [config]."
+            f"{nearest(wrong[0], KNOWN)} Put settings of all runs into [config]."
         )
-    if not (set(table) <= known and set(table) & known):
+    if not (set(table) <= KNOWN and set(table) & KNOWN):
         # the config.toml of a run folder, which holds the settings at top level
-        _reject_tables(path, table, known)
+        _reject_tables(path, table)
         settings = {k: v for k, v in table.items() if k != "sources"}
         if settings.get("dataset") in TARGETS and (
             settings.get("positive-class") == settings.get("target")
         ):  # the default, which follows the target when an option changes it
             settings.pop("positive-class", None)
         return Experiment(path.stem, config=dict(flatten_config(settings)))
-    for key in sorted(known - {"title", "output-dir", "draws", "tune-draws", "case"}):
-        if not isinstance(table.get(key, {}), Mapping):
-            raise ConfigError(f"{path}: [{key}] must be a table, got {table[key]!r}.")
-    for key in ("title", "output-dir"):
-        if not isinstance(table.get(key, ""), str):
-            raise ConfigError(f"{path}: {key} must be a text, got {table[key]!r}.")
+    for key, (kind, name) in KINDS.items():
+        if key in table and not isinstance(table[key], kind):
+            shown = f"[{key}]" if kind is dict else key
+            raise ConfigError(f"{path}: {shown} must be a {name}, got {table[key]!r}.")
     config = dict(flatten_config(table.get("config", {})))
     if "output-dir" in table:
         if "output-dir" in config:
@@ -388,39 +387,13 @@ def read_experiment(path: Path) -> Experiment:
         cases=cases,
         grid=grid,
         draws=draws,
-        published=_percentages(path, table, "published"),
-        published_f1=_percentages(path, table, "published-macro-f1"),
-        published_columns={
-            column: _percentages(path, table, key) for column, key in columns.items()
-        },
         tune=read_space(path, table.get("tune", {})),
         tune_draws=_read_tune_draws(path, table, draws),
         tuning=dict(table.get("tuning", {})),
     )
     runs = experiment.runs()
     _reject_unused(path, experiment, runs)
-    rows = {run.row: run.row for run in runs} | {run.label: run.row for run in runs}
-    for key in sorted(known & set(table)):
-        if key.startswith("published") and (
-            wrong := sorted(set(table[key]) - rows.keys())
-        ):
-            raise ConfigError(
-                f'{path}: [{key}] names "{wrong[0]}", which is not a row of the table. '
-                f"{nearest(wrong[0], {run.label for run in runs})}"
-            )
-
-    def by_row(values: Mapping[str, float]) -> dict[str, float]:
-        return {rows[name]: value for name, value in values.items()}
-
-    return replace(
-        experiment,
-        published=by_row(experiment.published),
-        published_f1=by_row(experiment.published_f1),
-        published_columns={
-            column: by_row(values)
-            for column, values in experiment.published_columns.items()
-        },
-    )
+    return replace(experiment, published=_read_published(path, table, runs))
 
 
 def _reject_lists(
@@ -528,16 +501,26 @@ def _check_tuning(path: Path, tuning: Mapping[str, Any], draws: int) -> None:
         )
 
 
-def _percentages(path: Path, table: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Return the published values in a table of the file, by table row."""
-    values = dict(table.get(name, {}))
-    for row, value in values.items():
-        if type(value) not in (int, float) or not 0 <= value <= 100:
-            raise ConfigError(
-                f'{path}: [{name}] "{row}" must be a percentage from 0 to 100, got '
-                f"{value!r}. A row with a dot in its name needs quotes."
-            )
-    return {row: float(value) for row, value in values.items()}
+def _read_published(
+    path: Path, table: Mapping[str, Any], runs: Sequence[PlannedRun]
+) -> dict[str, dict[str, float]]:
+    """Return the published values of the file by score or column, and table row."""
+    rows = {run.row: run.row for run in runs} | {run.label: run.row for run in runs}
+    found: dict[str, dict[str, float]] = {}
+    for name in sorted(PUBLISHED.keys() & table.keys()):
+        for row, value in table[name].items():
+            if type(value) not in (int, float) or not 0 <= value <= 100:
+                raise ConfigError(
+                    f'{path}: [{name}] "{row}" must be a percentage from 0 to 100, got '
+                    f"{value!r}. A row with a dot in its name needs quotes."
+                )
+            if row not in rows:
+                raise ConfigError(
+                    f'{path}: [{name}] names "{row}", which is not a row of the table. '
+                    f"{nearest(row, {run.label for run in runs})}"
+                )
+            found.setdefault(PUBLISHED[name], {})[rows[row]] = float(value)
+    return found
 
 
 def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:

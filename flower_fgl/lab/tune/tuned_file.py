@@ -13,9 +13,10 @@ from typing import Any
 
 import tomli_w
 
-from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.options import Scalar
 from flower_fgl.core.score_names import score_title
 from flower_fgl.lab.experiments.experiment_file import (
+    PUBLISHED,
     REPLICATES,
     Experiment,
     describe_tuning,
@@ -167,11 +168,7 @@ def write_tuned_experiment(
     }
     table["config"] = nested(config)
     table["case"] = [nested(case) for case in cases]
-    table |= {
-        key: dict(values)
-        for key, values in published_tables(experiment).items()
-        if values
-    }
+    table |= published_tables(experiment)
     head = f"# Written by flower-fgl tune: {describe_tuning(table['tuning'])}.\n"
     if any(case["name"].endswith(DEFAULT_SUFFIX) for case in table["case"]):
         head += '# Rows named "…, default" have the settings before tuning.\n'
@@ -188,14 +185,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def published_tables(experiment: Experiment) -> dict[str, Mapping[str, float]]:
+def published_tables(experiment: Experiment) -> dict[str, dict[str, float]]:
     """Return the tables of published values by their name in an experiment file."""
-    columns = {
-        f"published-{kebab(column)}": values
-        for column, values in experiment.published_columns.items()
-    }
-    return {
-        "published": experiment.published,
-        "published-macro-f1": experiment.published_f1,
-        **columns,
-    }
+    found = experiment.published
+    return {name: dict(found[key]) for name, key in PUBLISHED.items() if key in found}
