@@ -41,8 +41,8 @@ def results_table(
                 if len(values) < len(found):
                     row[title] += f" ({len(values)} of {len(found)})"
         partial = missing_classes(found)
-        for key, title in titles.items():
-            by_row = experiment.published.get(key) or {}
+        for score, title in titles.items():
+            by_row = experiment.published.get(score) or {}
             if name in by_row:
                 own = describe_published(by_row[name])
                 row[title] = f"– ({partial})" if partial else own
