@@ -15,13 +15,16 @@ r_i          ``[h_i ‖ z_i]``, result of ``FedAuxNet.embed_nodes``
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.methods.fedaux import FedAuxSettings
-from flower_fgl.nn import Backbone, GraphInput, build_model
+from flower_fgl.nn import Backbone, GraphInput
 
 __all__ = [
     "DIRECTION",
@@ -139,27 +142,12 @@ class FedAuxNet(Backbone):
 
 def build_network(
     method_config: FedAuxSettings,
-    *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
+    **sizes: Unpack[NetworkSizes],
 ) -> FedAuxNet:
     """Build FedAux's network of the given sizes; torch's global generator draws weights."""
-    backbone = build_model(
-        model,
-        in_channels=num_features,
-        hidden_channels=width,
-        num_classes=num_classes,
-        num_layers=num_layers,
-        dropout=dropout,
-        has_linear_head=True,
-    )
     return FedAuxNet(
-        backbone,
-        num_classes=num_classes,
+        sized_backbone(sizes, has_linear_head=True),
+        num_classes=sizes["num_classes"],
         sigma=method_config.sigma,
         score=method_config.score,
     )

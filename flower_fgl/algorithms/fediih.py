@@ -15,11 +15,13 @@ S            :func:`factor_similarity`
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.sparse import EdgePattern
@@ -178,21 +180,15 @@ class FedIIHNet(Backbone):
 
 def build_network(
     method_config: FedIIHSettings,
-    *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
+    **sizes: Unpack[NetworkSizes],
 ) -> FedIIHNet:
     """Build FedIIH's network of the given sizes; torch's global generator draws weights."""
     return FedIIHNet(
-        num_features=num_features,
-        num_classes=num_classes,
+        num_features=sizes["num_features"],
+        num_classes=sizes["num_classes"],
         factors=method_config.factors,
-        width=width,
-        num_layers=num_layers,
+        width=sizes["width"],
+        num_layers=sizes["num_layers"],
         iterations=method_config.iterations,
-        dropout=dropout,
+        dropout=sizes["dropout"],
     )

@@ -15,11 +15,14 @@ s            ``Prototypes.scale``
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedpano.model import build_encoder
+from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.methods.fednh import FedNHSettings
@@ -166,23 +169,17 @@ class FedNHNet(Backbone):
 
 def build_network(
     method_config: FedNHSettings,
-    *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
+    **sizes: Unpack[NetworkSizes],
 ) -> FedNHNet:
     """Build FedNH's network of the given sizes; torch's global generator draws weights."""
     encoder = build_encoder(
-        model,
-        in_channels=num_features,
-        hidden_channels=width,
-        num_layers=num_layers,
-        dropout=dropout,
+        sizes["model"],
+        in_channels=sizes["num_features"],
+        hidden_channels=sizes["width"],
+        num_layers=sizes["num_layers"],
+        dropout=sizes["dropout"],
     )
-    prototypes = separate(torch.randn(num_classes, encoder.hidden_channels))
+    prototypes = separate(torch.randn(sizes["num_classes"], encoder.hidden_channels))
     head = SphereHead(
         prototypes, method_config.scale, is_trained=method_config.train_scale
     )

@@ -15,12 +15,13 @@ x^l, s^l     hidden features and hidden structure after layer l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fedstar import FedStarSettings
 from flower_fgl.nn import Backbone, GraphInput, conv
 from flower_fgl.nn.pyg import GCNConv, GINConv
@@ -175,22 +176,17 @@ class FedStarNet(Backbone):
 def build_network(
     method_config: FedStarSettings,
     *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
     readout: bool = False,
+    **sizes: Unpack[NetworkSizes],
 ) -> FedStarNet:
     """Build FedStar's network of given sizes; torch's global generator draws weights."""
     return FedStarNet(
         walks=method_config.walks,
         degrees=method_config.degrees,
-        in_channels=num_features,
-        hidden_channels=width,
-        num_classes=num_classes,
-        num_layers=num_layers,
-        dropout=dropout,
+        in_channels=sizes["num_features"],
+        hidden_channels=sizes["width"],
+        num_classes=sizes["num_classes"],
+        num_layers=sizes["num_layers"],
+        dropout=sizes["dropout"],
         readout=readout,
     )

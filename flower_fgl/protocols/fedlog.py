@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, Unpack
 
 import torch
 from flwr.app import RecordDict
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from flower_fgl.algorithms.fedlog.network import FedLogBranchNet
 from flower_fgl.algorithms.fedlog.prompts import make_generator
+from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedlog import FedLogSettings
-from flower_fgl.nn import build_model, state_shapes
+from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes, TensorPayload
 
 __all__ = [
@@ -40,33 +41,23 @@ WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
 
 def build_network(
     method_config: FedLogSettings,
-    *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
+    **sizes: Unpack[NetworkSizes],
 ) -> FedLogBranchNet:
     """Build FedLoG's network; torch's global generator draws its weights.
 
     ``model`` is the backbone of the encoder, whose outputs of ``width`` E are the
     embeddings. The learnable nodes are not initialised.
     """
-    encoder = build_model(
-        model,
-        in_channels=num_features,
-        hidden_channels=method_config.encoder_channels,
-        num_classes=width,
-        num_layers=num_layers,
-        dropout=dropout,
+    width = sizes["width"]
+    encoder = sized_backbone(
+        sizes, hidden_channels=method_config.encoder_channels, num_classes=width
     )
     return FedLogBranchNet(
         encoder,
         width=width,
-        num_classes=num_classes,
+        num_classes=sizes["num_classes"],
         nodes_per_class=method_config.nodes_per_class,
-        num_features=num_features,
+        num_features=sizes["num_features"],
         threshold=method_config.tail_degree,
         alpha=method_config.alpha_fixed if method_config.alpha_fixed >= 0 else None,
         updates=method_config.classifier_update,

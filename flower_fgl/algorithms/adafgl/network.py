@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -23,8 +23,9 @@ from flower_fgl.algorithms.adafgl.propagation import (
     propagated_linear,
     propagation_matrix,
 )
+from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.methods.adafgl import AdaFGLSettings
-from flower_fgl.nn import Backbone, GraphInput, build_model
+from flower_fgl.nn import Backbone, GraphInput
 
 __all__ = ["AdaFGLNet", "Outputs", "adafgl_loss", "build_network", "combine"]
 
@@ -234,27 +235,13 @@ class _Head(nn.Sequential):
 
 def build_network(
     method_config: AdaFGLSettings,
-    *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
+    **sizes: Unpack[NetworkSizes],
 ) -> AdaFGLNet:
     """Build AdaFGL's network of the given sizes; torch's global generator draws weights."""
-    extractor = build_model(
-        model,
-        in_channels=num_features,
-        hidden_channels=width,
-        num_classes=num_classes,
-        num_layers=num_layers,
-        dropout=dropout,
-    )
     return AdaFGLNet(
-        extractor,
-        num_features=num_features,
-        num_classes=num_classes,
+        sized_backbone(sizes),
+        num_features=sizes["num_features"],
+        num_classes=sizes["num_classes"],
         settings=method_config,
-        dropout=dropout,
+        dropout=sizes["dropout"],
     )

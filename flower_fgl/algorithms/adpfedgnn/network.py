@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
     NeighbourLists,
     sample_neighbours,
 )
+from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.conv import relu_dropout
@@ -236,27 +237,12 @@ def two_branches(
 
 def build_network(
     method_config: ADPFedGNNSettings,
-    *,
-    model: str,
-    num_features: int,
-    num_classes: int,
-    width: int,
-    num_layers: int,
-    dropout: float,
+    **sizes: Unpack[NetworkSizes],
 ) -> TwoBranchNet:
     """Build the network of a saved model, whose weights the caller must load.
 
     Neighbours beyond ``eval-fanout`` are drawn with seed 0, not with the run's seed.
     """
-    backbone = build_model(
-        model,
-        in_channels=num_features,
-        hidden_channels=width,
-        num_classes=num_classes,
-        num_layers=num_layers,
-        dropout=dropout,
-        readout=True,
-        initialise=False,
-    )
-    agent = QNetwork(num_features, AGENT_WIDTH)
+    backbone = sized_backbone(sizes, readout=True, initialise=False)
+    agent = QNetwork(sizes["num_features"], AGENT_WIDTH)
     return two_branches(method_config, backbone, agent, seed=0)

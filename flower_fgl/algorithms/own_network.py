@@ -1,0 +1,32 @@
+"""Sizes of a method's own network, and the backbone inside it."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from flower_fgl.nn import Backbone, build_model
+
+__all__ = ["NetworkSizes", "sized_backbone"]
+
+
+class NetworkSizes(TypedDict):
+    """Keywords that the function ``network`` of a method's row takes."""
+
+    model: str  # backbone of the clients
+    num_features: int  # d
+    num_classes: int  # C
+    width: int  # of the embeddings
+    num_layers: int
+    dropout: float
+
+
+def sized_backbone(sizes: NetworkSizes, **changes: Any) -> Backbone:
+    """Build a backbone of these sizes; ``changes`` are arguments of ``build_model``."""
+    arguments = {
+        "in_channels": sizes["num_features"],
+        "hidden_channels": sizes["width"],
+        "num_classes": sizes["num_classes"],
+        "num_layers": sizes["num_layers"],
+        "dropout": sizes["dropout"],
+    }
+    return build_model(sizes["model"], **arguments | changes)
