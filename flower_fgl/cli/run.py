@@ -461,6 +461,8 @@ def _progress(
     if quiet:
         yield None
         return
+    from flower_fgl.lab.experiments.jobs import logged_to  # other commands need no pool
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -481,23 +483,5 @@ def _progress(
                 numbers=score_text(row),
             )
 
-        with _logged_to(progress.console):
+        with logged_to(partial(show, to=progress.console), logging.INFO):
             yield on_round
-
-
-@contextmanager
-def _logged_to(console: Console) -> Iterator[None]:
-    """Print log records of this package above the progress bar."""
-    logger = logging.getLogger("flower_fgl")
-    handler = logging.Handler()
-    handler.emit = lambda record: console.print(  # type: ignore[method-assign]
-        record.getMessage(), markup=False, highlight=False
-    )
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)

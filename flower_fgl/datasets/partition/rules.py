@@ -85,18 +85,8 @@ class PartitionRule:
     libraries: tuple[str, ...] = ()
 
 
-def _metis(given: PartitionInput) -> list[IntArray]:
-    return metis_parts(
-        given.edge_index, given.num_nodes, given.num_clients, seed=given.seed
-    )
-
-
 def _louvain_raw(given: PartitionInput) -> list[IntArray]:
     return louvain_communities(given.edge_index, given.num_nodes, seed=given.seed)
-
-
-def _louvain(given: PartitionInput) -> list[IntArray]:
-    return merge_communities(_louvain_raw(given), given.num_clients).parts
 
 
 def _by_labels(communities: list[IntArray], given: PartitionInput) -> list[IntArray]:
@@ -114,34 +104,12 @@ def _louvain_label(given: PartitionInput) -> list[IntArray]:
     return _by_labels(merge_communities(_louvain_raw(given), num_parts).parts, given)
 
 
-def _louvain_label_a(given: PartitionInput) -> list[IntArray]:
-    return _by_labels(_louvain_raw(given), given)
-
-
 def _metis_label(given: PartitionInput) -> list[IntArray]:
     num_parts = min(NUM_COMMUNITIES, given.num_nodes)
     communities = metis_communities(
         given.edge_index, given.num_nodes, num_parts, seed=given.seed
     )
     return _by_labels(communities, given)
-
-
-def _dirichlet(given: PartitionInput) -> list[IntArray]:
-    return dirichlet_parts(
-        given.labels, given.num_clients, alpha=given.alpha, seed=given.seed
-    )
-
-
-def _uniform(given: PartitionInput) -> list[IntArray]:
-    return deal_evenly(given.num_nodes, given.num_clients, seed=given.seed)
-
-
-def _uniform_by_class(given: PartitionInput) -> list[IntArray]:
-    return deal_evenly_by_class(given.labels, given.num_clients, seed=given.seed)
-
-
-def _network(given: PartitionInput) -> list[IntArray]:
-    return draw_networks(given.labels, given.num_clients, seed=given.seed)
 
 
 def _quantile(given: PartitionInput) -> list[IntArray]:
@@ -155,7 +123,7 @@ UNEQUAL = "the sizes of the clients differ widely"
 
 _DIRICHLET = PartitionRule(
     "class shares from a Dirichlet distribution; small alpha, strong label skew",
-    _dirichlet,
+    lambda g: dirichlet_parts(g.labels, g.num_clients, alpha=g.alpha, seed=g.seed),
     f"each client gets at least {MIN_CLIENT_SIZE} nodes or graphs",
     options=("alpha",),
     libraries=("numpy",),
@@ -170,14 +138,14 @@ _QUANTILE = PartitionRule(
 NODE_RULES: dict[str, PartitionRule] = {
     "metis": PartitionRule(
         "METIS: parts of equal size with few edges between them",
-        _metis,
+        lambda g: metis_parts(g.edge_index, g.num_nodes, g.num_clients, seed=g.seed),
         "isolated nodes fill up the parts, so that one client may get most of them; an "
         "empty part is an error",
         libraries=("pymetis",),
     ),
     "louvain": PartitionRule(
         "Louvain communities, divided and merged to clients of about equal size",
-        _louvain,
+        lambda g: merge_communities(_louvain_raw(g), g.num_clients).parts,
         "an isolated node is a community of its own",
         libraries=("python-louvain", "networkx"),
     ),
@@ -189,7 +157,7 @@ NODE_RULES: dict[str, PartitionRule] = {
     ),
     "louvain-label-a": PartitionRule(
         "raw Louvain communities, merged by K-means on label shares",
-        _louvain_label_a,
+        lambda g: _by_labels(_louvain_raw(g), g),
         UNEQUAL,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
@@ -202,7 +170,7 @@ NODE_RULES: dict[str, PartitionRule] = {
     "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "nodes assigned at random and evenly, independent of labels and edges",
-        _uniform,
+        lambda g: deal_evenly(g.num_nodes, g.num_clients, seed=g.seed),
         libraries=("numpy",),
     ),
     "quantile": _QUANTILE,
@@ -213,7 +181,7 @@ GRAPH_RULES: dict[str, PartitionRule] = {
     "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "graphs of each class assigned at random: equal class shares on every client",
-        _uniform_by_class,
+        lambda g: deal_evenly_by_class(g.labels, g.num_clients, seed=g.seed),
         libraries=("numpy",),
     ),
     "quantile": _QUANTILE,
@@ -223,7 +191,7 @@ GRAPH_RULES: dict[str, PartitionRule] = {
 NETWORK_RULES: dict[str, PartitionRule] = {
     "network": PartitionRule(
         "one network per client, sampled at random; the others are dropped",
-        _network,
+        lambda g: draw_networks(g.labels, g.num_clients, seed=g.seed),
         libraries=("numpy",),
     ),
 }

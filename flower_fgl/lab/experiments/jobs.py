@@ -24,7 +24,7 @@ from flower_fgl.lab.experiments.pool import (
 )
 from flower_fgl.methods import parse_config
 
-__all__ = ["Job", "Watcher", "check_jobs", "run_jobs"]
+__all__ = ["Job", "Watcher", "check_jobs", "logged_to", "run_jobs"]
 
 
 class Watcher(Protocol):
@@ -136,7 +136,7 @@ def _run(
     # loads torch, which the process that starts the others does not need
     from flower_fgl.simulation.run import run_one
 
-    with _logged_to(on_note):
+    with logged_to(on_note):
         try:
             run_one(job.settings, on_round=on_round, **options)
         except FglError as error:
@@ -148,16 +148,20 @@ def _run(
 
 
 @contextmanager
-def _logged_to(on_note: Callable[[str], None]) -> Iterator[None]:
-    """Pass the warnings of this package to a function."""
+def logged_to(
+    receive: Callable[[str], None], level: int = logging.WARNING
+) -> Iterator[None]:
+    """Pass the log records of this package, from some level on, to a function."""
     logger = logging.getLogger("flower_fgl")
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: on_note(record.getMessage())  # type: ignore[method-assign]
+    handler, before = logging.Handler(level), logger.level
+    handler.emit = lambda record: receive(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
+    logger.setLevel(min(level, logger.getEffectiveLevel()))
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _side_by_side(jobs: Sequence[Job], watcher: Watcher, number: int) -> dict[str, str]:
