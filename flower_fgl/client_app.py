@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from flwr.app import Context, Error, Message
@@ -19,6 +20,7 @@ from flower_fgl.core.errors import FglError, hide_tracebacks
 from flower_fgl.core.flower_internals import ErrorCode
 
 if TYPE_CHECKING:
+    from flower_fgl.client_apps.dispatch import Dispatcher
     from flower_fgl.client_apps.runtime.session import Session
 
 __all__ = ["DispatchingClientApp", "app"]
@@ -26,6 +28,18 @@ __all__ = ["DispatchingClientApp", "app"]
 FLOWER = logging.getLogger("flwr")
 LOGGED: set[str] = set()
 """Errors that this process has logged. Flower's simulation copies the app per message."""
+
+
+@cache
+def _dispatcher() -> Dispatcher:
+    """Return the dispatcher of this process.
+
+    Flower's simulation copies the app for each message: what the app itself holds is lost.
+    """
+    # imported late, since it loads torch
+    from flower_fgl.client_apps.dispatch import Dispatcher
+
+    return Dispatcher()
 
 
 class DispatchingClientApp(ClientApp):
@@ -61,8 +75,9 @@ class DispatchingClientApp(ClientApp):
 
     def _handle(self, message: Message, context: Context) -> Message:
         """Handle a message in this process."""
+        if self._session is None:
+            return _dispatcher()(message, context)
         if self._dispatch is None:
-            # imported late, since it loads torch
             from flower_fgl.client_apps.dispatch import Dispatcher
 
             self._dispatch = Dispatcher(self._session)

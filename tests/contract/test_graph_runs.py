@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from flower_fgl import simulate
 from flower_fgl.cli.main import app
-from flower_fgl.core.errors import ConfigError
 from tests.support.tiny_graphs import write_tiny
 
 MUTAG_MAJORITY = 125 / 188
@@ -90,16 +89,6 @@ def test_the_partition_command_counts_graphs(tiny: dict[str, Any]) -> None:
     done = CliRunner().invoke(app, ["partition", *options(tiny)])
     assert done.exit_code == 0, done.output
     assert "3 clients, 30 graphs, 130 of 130 edges kept (100.0%)" in done.output
-
-
-def test_graph_datasets_cannot_be_exported(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = tmp_path / "out"
-    done = CliRunner().invoke(app, ["export", str(folder), *options(tiny)])
-    assert isinstance(done.exception, ConfigError)
-    assert "cannot hold a set of graphs" in str(done.exception)
-    assert not folder.exists()
 
 
 @pytest.mark.thorough
