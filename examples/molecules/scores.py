@@ -16,6 +16,7 @@ from flower_fgl import Run
 from flower_fgl.datasets.graph_files.graph_set import load_graph_set
 from flower_fgl.datasets.owned_set import split_set
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.files import flatten_config
 
 ROWS = {
     "local": "alone",
@@ -56,7 +57,7 @@ def test_molecules(pooled: Path, owners: Mapping[str, Path], run: Run) -> pd.Dat
     all owners together has the parts of each owner's.
     """
     owned = load_graph_set(pooled)
-    masks, _ = split_set(owned, parse_config(run.config))
+    masks, _ = split_set(owned, parse_config(dict(flatten_config(run.config))))
     measured = owned.dataset.targets[:, 0].numpy()
     owner_of = {
         molecule: owner
