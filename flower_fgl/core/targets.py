@@ -11,6 +11,7 @@ __all__ = [
     "CLASSES",
     "KINDS",
     "LABELS",
+    "LARGEST_NUMBER",
     "NUMBERS",
     "Target",
     "TargetKind",
@@ -24,6 +25,8 @@ CLASSES: TargetKind = "classes"
 LABELS: TargetKind = "labels"
 NUMBERS: TargetKind = "numbers"
 KINDS: tuple[TargetKind, ...] = (CLASSES, LABELS, NUMBERS)
+LARGEST_NUMBER = 1e15
+"""Largest size of a number to predict, that of all real numbers in messages."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class Target:
     def width(self) -> int:
         """Number of outputs of a model: C or T."""
         return len(self.names)
+
+    @property
+    def noun(self) -> str:
+        """What has the names: a class, a label or a target."""
+        return {CLASSES: "class", LABELS: "label", NUMBERS: "target"}[self.kind]
 
     @property
     def has_classes(self) -> bool:
