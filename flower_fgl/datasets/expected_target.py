@@ -32,8 +32,9 @@ def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
     target, kind = dataset.target, config.predicts
     if target.kind != kind:
         raise DataError(
-            f"{where} holds {target.kind}, but this run predicts {kind}. Set target-kind = "
-            f'"{target.kind}" to predict them, or save {kind} (docs/data.md).'
+            f"{where} holds {target.kind}, but this run predicts {kind}. Save {kind} "
+            f'(docs/data.md), or set target-kind = "{target.kind}" if all owners hold '
+            f"{target.kind}."
         )
     chosen = config.target
     if not target.has_numbers or chosen in ("", ALL_TARGETS):

@@ -61,11 +61,12 @@ class FglStrategy(ServerHooks):
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
         log.info(
-            "%s: %d clients (%d train), %d classes, %d features",
+            "%s: %d clients (%d train), %d %s, %d features",
             self.config.method,
             len(self.federation.clients),
             len(self.federation.trainable),
             self.federation.num_classes,
+            "targets" if self.config.predicts_numbers else "classes",
             self.federation.num_features,
         )
         if self.config.upload_clip:
