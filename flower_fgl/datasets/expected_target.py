@@ -32,9 +32,9 @@ def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
     target, kind = dataset.target, config.predicts
     if target.kind != kind:
         raise DataError(
-            f"{where} holds {target.kind}, but this run predicts {kind}. Save {kind} "
-            f'(docs/data.md), or set target-kind = "{target.kind}" if all owners hold '
-            f"{target.kind}."
+            f"{where} holds {target.kind}, but this run predicts {kind}. Set target-kind = "
+            f'"{target.kind}" if all owners hold {target.kind}, or save {kind} '
+            "(docs/data.md)."
         )
     chosen = config.target
     if not target.has_numbers or chosen in ("", ALL_TARGETS):
