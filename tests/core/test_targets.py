@@ -49,6 +49,10 @@ def test_owners_agree_on_the_sorted_union_and_on_the_most_frequent_unit() -> Non
         "odd": 'its "logS" is in mg/L, that of the other clients in log mol/L. Convert it, '
         "or leave the unit out if it is only another spelling."
     }
+    tied = {n: numbers("a", units=(u,)) for n, u in (("x", "g"), ("y", "mg"))}
+    assert [text[:11] for text in agree_targets(tied)[1].values()] == [
+        'its "a" is '
+    ] * 2
     assert not targets_apart(owners)
     apart = targets_apart({"one": numbers("a"), "two": numbers("b", "c")})
     assert "No target is known at two data owners (one: a; two: b, c)" in apart

@@ -323,9 +323,20 @@ def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that measure a number in another unit than most."""
+    """Return why owners are left out that measure a number in another unit than most.
+
+    Raises a RunError if at most half of the owners remain without them.
+    """
     nodes = {node_label(node, d): node for node, d in described.items()}
+    if not nodes:
+        return {}
     _, odd = agree_targets({name: described[n].target for name, n in nodes.items()})
+    if 2 * len(odd) >= len(described):
+        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
+        raise RunError(
+            f"{len(odd)} of {len(described)} data owners measure a target in another unit "
+            f"than others, without a majority. {text}"
+        )
     return {nodes[name]: reason for name, reason in odd.items()}
 
 
