@@ -70,8 +70,8 @@ def _reject_similar(
         if is_similar and (mark or found) and column not in found and not of_table:
             form = "target:NAME" if of_edges else "label:NAME or target:NAME"
             raise DataError(
-                f'{show_path(path)}: the column "{clip(column)}" would be a feature. Write '
-                f"{form} if it is predicted, else give it another name."
+                f'{show_path(path)}: the column "{clip(column)}" is not read as a target. '
+                f"Write {form} if it is one, else give it another name."
             )
 
 

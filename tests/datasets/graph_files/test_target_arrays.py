@@ -180,8 +180,8 @@ def test_csv_numbers_of_edges(tmp_path: Path) -> None:
         ),
         ("id,f,target:\na,1,1\nb,1,2\nc,1,2\n", 'the column "target:" has no name'),
         ("id,f,label:a\na,1,2\nb,1,1\nc,1,0\n", "expected 0 or 1"),
-        ("id,f,Target:a\na,1,2\nb,1,1\nc,1,0\n", '"Target:a" would be a feature'),
-        ("id,target:a,target :b\na,1,2\nb,1,1\nc,1,0\n", '"target :b" would be a fea'),
+        ("id,f,Target:a\na,1,2\nb,1,1\nc,1,0\n", '"Target:a" is not read'),
+        ("id,target:a,target :b\na,1,2\nb,1,1\nc,1,0\n", '"target :b" is not read'),
         ("id,f,target\na,1,-1e300\nb,1,2\nc,1,2\n", "1 numbers beyond ±1e+15"),
     ],
 )
@@ -200,7 +200,9 @@ def test_a_target_of_edges_in_another_spelling_is_no_feature(
     folder = tables(tmp_path / "own", "id,f\na,1\nb,2\nc,3\n", edges)
     owned, problems = inspect_graph_file(folder, needs_labels=False)
     assert owned is None
-    assert [f'"{column}" would be a feature' in problem for problem in problems] == [1]
+    assert [
+        f'"{column}" is not read as a target' in problem for problem in problems
+    ] == [1]
 
 
 def test_a_target_of_nodes_that_is_not_read_is_named(tmp_path: Path) -> None:
