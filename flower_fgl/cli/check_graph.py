@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from flower_fgl.cli.check_numbers import number_notes
-from flower_fgl.cli.check_set import read_set
+from flower_fgl.cli.check_set import each_class, read_set
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.data_floors import broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
@@ -112,16 +112,16 @@ def _read_graph(
     has_own_split = bool(owned.dataset.masks) or config.has_pairs
     if not has_own_split and config.split == "default":
         split = (
-            f"{config.shots} training and 15 test nodes"
+            f"{config.shots} training and 15 test nodes of each class"
             if config.setting == "few-shot"
-            else "20/40/40 percent"
+            else f"20/40/40 percent of {each_class(owned.dataset.target)}"
         )
         parts = "train_mask, val_mask and test_mask to the file"
         if path.is_dir():
             parts = "a column split to nodes.csv (train, val, test or empty)"
         notes.append(
             "The file contains no split. A random one will be drawn: "
-            f"{split} of each class. Add {parts} to choose the split yourself."
+            f"{split}. Add {parts} to choose the split yourself."
         )
     return client_from_owned(owned, config), [], notes
 
@@ -175,8 +175,9 @@ def _items(config: RunConfig) -> str:
 def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
     """Return notes on the classes, times and features of edges."""
     known = int((edges.y >= 0).sum())
+    has = "value" if edges.target.has_numbers else "class"
     text = (
-        f"{known:,} of {edges.num_edges:,} edges have a class "
+        f"{known:,} of {edges.num_edges:,} edges have a {has} "
         f"({', '.join(edges.class_names)})"
     )
     if edges.feature_names:
@@ -189,7 +190,7 @@ def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
     if edges.masks and config.split in ("default", PUBLIC):
         return [f"{text}. The file contains their split."]
     if known < MIN_EDGES:
-        return [f"{text}. A split needs at least {MIN_EDGES} edges with a class."]
+        return [f"{text}. A split needs at least {MIN_EDGES} edges with a {has}."]
     if time is None:
         return [
             f"{text}. A random split will be drawn, all edges between two nodes together. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from flower_fgl.core.target_scale import moments
 from flower_fgl.datasets.client_graph import ClientGraph
 
@@ -34,10 +36,22 @@ def number_notes(graph: ClientGraph, items: str) -> list[str]:
         if found.count and not found.m2:
             notes.append(f'All {found.count} known values of "{name}" are equal.')
         column = values[:, place]
-        away = (column[~column.isnan()] - found.mean).abs()
-        if found.m2 and (far := float(away.max()) / found.spread) > FAR:
+        notes += _far_values(name, column[~column.isnan()])
+    return notes
+
+
+def _far_values(name: str, known: Tensor) -> list[str]:
+    """Return a note if the smallest or largest value is far from all other values."""
+    if not known.numel():
+        return []
+    notes = []
+    for which, value in (("smallest", known.min()), ("largest", known.max())):
+        rest = known[known != value]  # a marker of unknown values is often repeated
+        (others,) = moments(rest[:, None])
+        if others.m2 and abs(float(value) - others.mean) > FAR * others.spread:
             notes.append(
-                f'The largest value of "{name}" is {far:.0f} standard deviations from the '
-                "mean. Check the unit."
+                f'The {which} value of "{name}" ({len(known) - len(rest)} times) is more '
+                f"than {FAR:.0f} standard deviations from the mean of the others. Check "
+                "the unit; if it marks an unknown value, leave it out (NaN, an empty cell)."
             )
     return notes

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
 from flower_fgl.datasets.owned_set import (
@@ -21,9 +22,14 @@ from flower_fgl.datasets.owned_set import (
 from flower_fgl.datasets.splits.graph_sets import SET_SPLIT
 from flower_fgl.datasets.splits.split import PUBLIC
 
-__all__ = ["read_set"]
+__all__ = ["each_class", "read_set"]
 
 MAY_LEAK = "may test an item that another owner trains on"
+
+
+def each_class(target: Target) -> str:
+    """Return of what a random split has its shares."""
+    return "the items with a known value" if target.has_numbers else "each class"
 
 
 def read_set(
@@ -55,8 +61,8 @@ def read_set(
     if rule == "random":
         keyed = owned
         notes.append(
-            f"A random split will be drawn, {share} percent of each class, which "
-            f"{MAY_LEAK}. "
+            f"A random split will be drawn, {share} percent of "
+            f"{each_class(owned.dataset.target)}, which {MAY_LEAK}. "
             + (
                 "Remove split-by to split by identifiers."
                 if owned.keys

@@ -45,14 +45,17 @@ def marks_unknown(name: str) -> bool:
 
 
 def odd_spellings(
-    lists: Mapping[str, Collection[str]], *, is_trusted: bool = False
+    lists: Mapping[str, Collection[str]],
+    *,
+    is_trusted: bool = False,
+    noun: str = "class",
 ) -> dict[str, str]:
     """Find data owners that spell a class differently from most owners that have it.
 
     ``lists`` holds each owner's class names by its label in messages. ``is_trusted`` finds
     all such owners, and not the few without which the others agree. Returns why an owner
     does not fit. If two spellings of a class are equally frequent, all owners of that class
-    are in the result.
+    are in the result. ``noun`` is what has the names: a class, a label or a target.
 
     Notes
     -----
@@ -83,9 +86,9 @@ def odd_spellings(
             if not rival:
                 continue  # the other spelling is gone with its owners
             reasons[owner] = (
-                f"it spells a class {_quoted(name)}, and {holder[rival]} spells it "
-                f"{_quoted(rival)}. Classes are matched by name: spell each in one way at "
-                "all owners."
+                f"it spells a {noun} {_quoted(name)}, and {holder[rival]} spells it "
+                f"{_quoted(rival)}. They are matched by name: spell each {noun} in one "
+                "way at all owners."
             )
             gone.update(set(lists[owner]))
         for name, count in gone.items():

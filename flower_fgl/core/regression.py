@@ -92,6 +92,13 @@ class NumberScores:
         r2, spearman = _mean(targets.r2), _mean(targets.spearman)
         return cls(num_nodes, targets, std, nrmse, mae, r2, spearman)
 
+    @classmethod
+    def empty(cls, std: tuple[float, ...]) -> NumberScores:
+        """Return the scores of no items, with the spread of each target."""
+        none = (math.nan,) * len(std)
+        counts = (0,) * len(std)
+        return cls.of(0, PerTarget(counts, none, none, (0.0,) * len(std), none), std)
+
     @property
     def rmse(self) -> float:
         """Mean over the targets of the root mean squared error, NaN without values."""

@@ -238,4 +238,4 @@ def given_scale(settings: GeneralSettings, names: Sequence[str]) -> TargetScale:
 
 def _is_constant(mean: float, std: float) -> bool:
     """Return whether values differ by rounding only."""
-    return std < SMALLEST * max(1.0, abs(mean))
+    return std <= SMALLEST * abs(mean)

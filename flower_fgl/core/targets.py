@@ -11,6 +11,7 @@ __all__ = [
     "CLASSES",
     "KINDS",
     "LABELS",
+    "LARGEST_NUMBER",
     "NUMBERS",
     "Target",
     "TargetKind",
@@ -24,6 +25,8 @@ CLASSES: TargetKind = "classes"
 LABELS: TargetKind = "labels"
 NUMBERS: TargetKind = "numbers"
 KINDS: tuple[TargetKind, ...] = (CLASSES, LABELS, NUMBERS)
+LARGEST_NUMBER = 1e15
+"""Largest size of a number to predict, that of all real numbers in messages."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Target:
         return len(self.names)
 
     @property
+    def noun(self) -> str:
+        """What has the names: a class, a label or a target."""
+        return {CLASSES: "class", LABELS: "label", NUMBERS: "target"}[self.kind]
+
+    @property
     def has_classes(self) -> bool:
         """Whether each item has one class."""
         return self.kind == CLASSES
@@ -78,7 +86,8 @@ def agree_targets(owners: Mapping[str, Target]) -> tuple[Target, dict[str, str]]
     """Return all labels or numbers of data owners, and why some owners do not fit.
 
     ``owners`` are of one kind, by their labels in messages. Names are sorted; the unit of
-    a number is the most frequent one. An owner with another unit does not fit.
+    a number is the most frequent one. An owner with another unit does not fit, and of two
+    units that are equally frequent neither.
     """
     units: dict[str, Counter[str]] = {}
     for target in owners.values():
@@ -86,17 +95,20 @@ def agree_targets(owners: Mapping[str, Target]) -> tuple[Target, dict[str, str]]
         for name, unit in zip(target.names, given, strict=True):
             units.setdefault(name, Counter()).update([unit] if unit else [])
     names = tuple(sorted(units))
-    most = {
-        name: min(found, key=lambda unit: (-found[unit], unit), default="")
+    ranked = {
+        name: sorted(found, key=lambda unit, found=found: (-found[unit], unit)) or [""]
         for name, found in units.items()
     }
+    most = {name: order[0] for name, order in ranked.items()}
     reasons = {}
     for owner, target in owners.items():
         for name, unit in zip(target.names, target.units, strict=False):
-            if unit and unit != most[name]:
+            order, found = ranked[name], units[name]
+            rivals = [u for u in order[:2] if u != unit and found[u] >= found[unit]]
+            if unit and rivals:
                 reasons[owner] = (
                     f'its "{name}" is in {unit}, that of the other clients in '
-                    f"{most[name]}. Convert it, or leave the unit out if it is only "
+                    f"{rivals[0]}. Convert it, or leave the unit out if it is only "
                     "another spelling."
                 )
     kind = next(iter(owners.values())).kind

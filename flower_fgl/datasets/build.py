@@ -342,9 +342,8 @@ def _split_clients(
         else:
             generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
             items, targets = torch.from_numpy(part), dataset.targets
-            labels = strata(
-                dataset.y[items], None if targets is None else targets[items]
-            )
+            own = None if targets is None else targets[items]
+            labels = strata(dataset.y[items], own, fractions=fractions)
             masks.append(split_nodes(labels, fractions, generator=generator))
     return masks
 

@@ -33,7 +33,8 @@ def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
     if target.kind != kind:
         raise DataError(
             f"{where} holds {target.kind}, but this run predicts {kind}. Set target-kind = "
-            f'"{target.kind}" to predict them, or save {kind} (docs/data.md).'
+            f'"{target.kind}" if all owners hold {target.kind}, or save {kind} '
+            "(docs/data.md)."
         )
     chosen = config.target
     if not target.has_numbers or chosen in ("", ALL_TARGETS):

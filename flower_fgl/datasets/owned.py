@@ -300,7 +300,7 @@ def _split_owned(
         seed = config.partition_seed
         return keyed_split(_ids(owned), y >= 0, fractions, seed=seed)
     generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    labels = strata(y, owned.dataset.targets)
+    labels = strata(y, owned.dataset.targets, fractions=fractions)
     return split_nodes(labels, fractions, generator=generator)
 
 

@@ -166,7 +166,8 @@ def _drawn(
     """Draw a split by a rule."""
     if rule == "random":
         generator = numpy_generator(seed, 0, 0, "split")
-        labels = strata(owned.dataset.y, owned.dataset.targets)
+        dataset = owned.dataset
+        labels = strata(dataset.y, dataset.targets, fractions=fractions)
         return split_nodes(labels, fractions, generator=generator)
     return keyed_split(split_keys(owned, rule), known, fractions, seed=seed)
 

@@ -353,9 +353,14 @@ def _agree_on_classes(
 
 
 def _agree_on_targets(clients: Sequence[ClientGraph]) -> tuple[str, ...]:
-    """Return one order of all labels or numbers; reject different units."""
+    """Return one order of all labels or numbers; reject other units and spellings."""
     targets = {client.name: client.target for client in clients}
     agreed, odd = agree_targets(targets)
+    odd |= odd_spellings(
+        {name: target.names for name, target in targets.items()},
+        is_trusted=True,
+        noun=clients[0].target.noun,
+    )
     _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
     if reason := targets_apart(targets):
         raise DataError(reason)

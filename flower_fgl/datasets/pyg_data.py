@@ -31,7 +31,7 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_graph_dataset,
     validate_node_dataset,
 )
-from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.graph_files.write import save_client_graph, save_client_set
 from flower_fgl.datasets.pyg_read import (
     EDGE_LABELS,
     check_columns,
@@ -52,6 +52,7 @@ __all__ = [
     "node_dataset",
     "store_graph",
     "store_graphs",
+    "store_set",
     "to_npz",
 ]
 
@@ -181,8 +182,9 @@ def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeData
     _check_labels([dataset], names.declared)
     if names.classes is None and dataset.targets is None:
         check_numbering(dataset.y, name)
-    if names.edge_classes is None and dataset.edges is not None:
-        check_numbering(dataset.edges.y, name, "edge")
+    edges = dataset.edges
+    if names.edge_classes is None and edges is not None and edges.targets is None:
+        check_numbering(edges.y, name, "edge")
     return dataset
 
 
@@ -270,18 +272,26 @@ def _edges(
             f"{name}: expected one class for each edge of edge_index, as edge_label or "
             "edge_y; edge_label_index, which refers to other edges, is not supported."
         )
-    y = read_labels(data, name, held[0])
+    if given.target is not None and given.target.has_numbers:
+        # names of columns are those of y
+        kind = Target(given.target.kind, ())
+        number = messages.index.shape[1]
+        target, y, targets = read_several(data, name, kind, number, held[0])
+    else:
+        y, targets = read_labels(data, name, held[0]), None
+        target = Target.classes(name_classes(y, given.edge_classes, name, "edge"))
     time = data.get("edge_time")
     if time is not None and time.is_complex():
         raise DataError(f"{name}: edge_time must hold real numbers, got {time.dtype}.")
     table = EdgeTable(
         messages.index,
         y,
-        Target.classes(name_classes(y, given.edge_classes, name, "edge")),
+        target,
         messages.x,
         messages.feature_names,
         None if time is None else time.detach().cpu().to(torch.float64),
         own_masks(data, name, "edge_"),
+        targets,
     )
     validate_edges(table, name)
     return table
@@ -293,7 +303,7 @@ def _check_labels(
     """Reject classes that are probably none, in a graph and in all of them together."""
     of_nodes = [(d.name, d.y, d.class_names) for d in datasets if d.targets is None]
     tables = [(d.name, d.edges) for d in datasets if d.edges is not None]
-    of_edges = [(name, table.y, table.class_names) for name, table in tables]
+    of_edges = [(n, t.y, t.class_names) for n, t in tables if t.targets is None]
     for key, item, parts in (("y", "node", of_nodes), ("edge_label", "edge", of_edges)):
         longest = max((names for *_, names in parts), key=len, default=())
         whole = torch.cat(
@@ -315,11 +325,16 @@ def _check_labels(
 
 
 def graph_dataset(
-    graphs: Sequence[Any], name: str, kind: TargetKind = CLASSES
+    graphs: Sequence[Any],
+    name: str,
+    kind: TargetKind = CLASSES,
+    *,
+    may_be_unknown: bool = False,
 ) -> GraphDataset:
     """Convert G PyG graphs with ``x``, ``edge_index`` and ``y`` to a dataset.
 
-    With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T).
+    With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
+    ``may_be_unknown`` accepts graphs without a known value.
 
     Raises
     ------
@@ -338,6 +353,7 @@ def graph_dataset(
             f"{name}: {held} of {len(graphs)} graphs have edge_attr. Give it to all or "
             "none."
         )
+    _check_alike(graphs, name, kind)
     union = Batch.from_data_list(list(graphs))
     x, edge_index = read_inputs(union, name)
     messages = _if_described(read_edges(union, name), edge_index)
@@ -370,8 +386,29 @@ def graph_dataset(
         messages=messages,
     )
     warn_of_unread(graphs, name, has_values=targets is not None)
-    validate_graph_dataset(dataset)
+    validate_graph_dataset(dataset, may_be_unknown=may_be_unknown)
     return dataset
+
+
+def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
+    """Reject graphs of a set of which some lack an attribute, or a target."""
+    keys = {key for key in graphs[0].keys() if graphs[0].get(key) is not None}  # noqa: SIM118
+    shape = getattr(graphs[0].get("y"), "shape", None)
+    for number, graph in enumerate(graphs):
+        other = {key for key in graph.keys() if graph.get(key) is not None}  # noqa: SIM118
+        if odd := sorted(keys ^ other):
+            raise DataError(
+                f"{name}: graphs 0 and {number} differ in their attributes "
+                f"({', '.join(odd)}). Give all graphs the same; an unknown y is NaN, and "
+                "several have a y_mask."
+            )
+        found = getattr(graph.get("y"), "shape", None)
+        if kind != CLASSES and found != shape:
+            raise DataError(
+                f"{name}: y has shape {tuple(shape or ())} in graph 0, but "
+                f"{tuple(found or ())} in graph {number}. Give each graph one value per "
+                "target, NaN if unknown."
+            )
 
 
 def store_graph(data: Any, folder: Path, kind: TargetKind = CLASSES) -> Path:
@@ -414,7 +451,8 @@ def store_graphs(
     _check_labels(datasets)
     if kind == CLASSES:
         check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")
-    tables = [d.edges.y for d in datasets if d.edges is not None]
+    found = [d.edges for d in datasets if d.edges is not None]
+    tables = [edges.y for edges in found if edges.targets is None]
     check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
     digests = "".join(map(_digest, datasets))
     digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
@@ -424,12 +462,40 @@ def store_graphs(
     return _stored(list(zip(paths, datasets, strict=True)), where)
 
 
-def _stored(files: Sequence[tuple[Path, NodeDataset]], result: Path) -> Path:
-    """Write the files that do not exist, and return ``result``."""
+def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -> Path:
+    """Write a set of PyG graphs to a folder, as one file.
+
+    Returns its path. A DataError says that the graphs do not fit each other, or that the
+    file cannot be written.
+    """
+    is_several = kind != CLASSES
+    name = "the list of graphs"
+    dataset = graph_dataset(graphs, name, kind, may_be_unknown=is_several)
+    whole = Graph(
+        dataset.x,
+        dataset.edge_index,
+        dataset.y,
+        {},
+        batch=dataset.batch,
+        targets=dataset.targets,
+        messages=dataset.messages,
+    )
+    numbers = torch.arange(dataset.num_graphs)
+    client = ClientGraph(0, whole, dataset.target, numbers)
+    path = folder / f"set-{_digest(dataset)}.npz"
+    return _stored([(path, client)], path)
+
+
+def _stored(
+    files: Sequence[tuple[Path, NodeDataset | ClientGraph]], result: Path
+) -> Path:
+    """Write the graphs or sets whose files do not exist, and return ``result``."""
     try:
         for path, dataset in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
+            if not path.exists() and isinstance(dataset, ClientGraph):
+                save_client_set(path, dataset)
+            elif not path.exists():
                 _save(dataset, path)
     except OSError as error:
         raise DataError(
@@ -461,7 +527,7 @@ def _save(dataset: NodeDataset, path: Path) -> None:
     save_client_graph(path, client)
 
 
-def _digest(dataset: NodeDataset) -> str:
+def _digest(dataset: NodeDataset | GraphDataset) -> str:
     """Return a hash of a dataset's content."""
     x, found = dataset.x, hashlib.sha256(repr(dataset.class_names).encode())
     if dataset.targets is not None:
@@ -470,11 +536,15 @@ def _digest(dataset: NodeDataset) -> str:
     parts = [x.crow_indices(), x.col_indices(), x.values()] if is_sparse else [x]
     masks = [dataset.masks[name] for name in sorted(dataset.masks)]
     masks += [] if dataset.targets is None else [dataset.targets]
-    if (edges := dataset.edges) is not None:
+    if isinstance(dataset, GraphDataset):
+        masks += [dataset.batch]
+    if (edges := getattr(dataset, "edges", None)) is not None:
         found.update(repr((edges.class_names, edges.feature_names)).encode())
         masks += [edges.pairs, edges.y, edges.x]
         masks += [edges.masks[name] for name in sorted(edges.masks)]
-        masks += [] if edges.time is None else [edges.time]
+        masks += [held for held in (edges.time, edges.targets) if held is not None]
+        if edges.targets is not None:
+            found.update(repr(edges.target).encode())
     elif (messages := dataset.messages) is not None:
         found.update(repr(messages.feature_names).encode())
         masks += [messages.index, messages.x]

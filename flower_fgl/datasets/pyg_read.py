@@ -185,18 +185,26 @@ def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
     return y.to(torch.int64)
 
 
-def read_several(data: Any, name: str, given: Target, num_items: int) -> TargetValues:
-    """Return labels or numbers of each node or graph; ``given`` may lack names.
+def read_several(
+    data: Any, name: str, given: Target, num_items: int, key: str = "y"
+) -> TargetValues:
+    """Return labels or numbers of each node, graph or edge; ``given`` may lack names.
 
     Names and units are also read from the attributes ``label_names``, ``target_names`` and
     ``target_units``; by default the columns are numbered, and a single one is ``target``.
-    ``y_mask`` (I, T) is False where a value is unknown.
+    ``y_mask`` (I, T) is False where a value is unknown. Edges have ``edge_target_names``
+    and ``edge_target_units``, and their values under ``key``.
     """
-    y, mask = data.get("y"), data.get("y_mask")
-    key = "target_names" if given.has_numbers else "label_names"
+    item, prefix = ("node", "") if key == "y" else ("edge", "edge_")
+    y, mask = data.get(key), None if prefix else data.get("y_mask")
+    held = prefix + ("target_names" if given.has_numbers else "label_names")
+    units_held = f"{prefix}target_units"
     if not isinstance(y, Tensor) or y.is_complex() or y.dim() not in (1, 2):
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise DataError(f"{name}: expected y of shape (items, {key}), got {got}.")
+        raise DataError(
+            f"{name}: expected {key}, real numbers of shape ({item}s, {given.noun}s), got "
+            f"{got}."
+        )
     values = y.detach().cpu().to(torch.float64)
     values = values[:, None] if values.dim() == 1 else values
     if mask is not None:
@@ -208,21 +216,33 @@ def read_several(data: Any, name: str, given: Target, num_items: int) -> TargetV
                 f"{tuple(known.shape)}."
             )
         values = values.masked_fill(~known, torch.nan)
-    names = given.names or tuple(map(str, data.get(key) or ()))
+    names = given.names or _texts(data, held, name)
     if not names:
         width = values.shape[1]
         names = ("target",) if width == 1 else tuple(map(str, range(width)))
-    arrays = {"y": values.numpy(), key: np.array(names, dtype=np.str_)}
-    units = given.units or tuple(map(str, data.get("target_units") or ()))
-    if units:
-        arrays["target_units"] = np.array(units, dtype=np.str_)
+    stored = "edge_target" if prefix else "y"
+    arrays = {stored: values.numpy(), held: np.array(names, dtype=np.str_)}
+    if units := given.units or _texts(data, units_held, name):
+        arrays[units_held] = np.array(units, dtype=np.str_)
     if not given.has_numbers:
         whole = values.nan_to_num(nan=-1.0)
         arrays["y"] = (
             whole.long() if bool((whole == whole.round()).all()) else whole
         ).numpy()
-    target = read_names(arrays, name)
-    return read_values(arrays, name, target, num_items)
+    target = read_names(arrays, name, item=item)
+    return read_values(arrays, name, target, num_items, item=item)
+
+
+def _texts(data: Any, key: str, name: str) -> tuple[str, ...]:
+    """Return the texts of an attribute, empty without it."""
+    found = data.get(key)
+    if found is None:
+        return ()
+    if not isinstance(found, list | tuple) or not all(
+        isinstance(t, str) for t in found
+    ):
+        raise DataError(f"{name}: {key} must be a list of texts, got {found!r:.80}.")
+    return tuple(found)
 
 
 def check_numbering(y: Tensor, name: str, item: str = "node") -> None:

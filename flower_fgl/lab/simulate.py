@@ -11,8 +11,9 @@ from typing import Any
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.core.targets import CLASSES, KINDS
 from flower_fgl.core.unused_settings import reject_unused_settings
-from flower_fgl.datasets.pyg_data import store_graph, store_graphs
+from flower_fgl.datasets.pyg_data import store_graph, store_graphs, store_set
 from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
 from flower_fgl.lab.results import Run, as_run
@@ -53,7 +54,8 @@ def simulate(
         A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
     dataset : str, torch_geometric.data.Data or list of Data
         A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
-        partitioned; or a list with one graph for each client, as ``owners``. Graphs are
+        partitioned; or a list with one graph for each client, as ``owners``. With
+        ``setting="graph"`` a list is a set of graphs, which is partitioned. Graphs are
         written to the cache folder as graph files, see :func:`flower_fgl.to_npz`.
     clients : int, optional
         Number of clients K, at least 1; by default 10, or the number of ``owners``.
@@ -134,10 +136,15 @@ def _graphs_as_files(
 ) -> tuple[str, dict[str, Any]]:
     """Write a graph, or one graph per client; return ``dataset`` and the settings."""
     folder = cache_folder() / "graphs"
+    said = {kebab(name): value for name, value in settings.items()}
+    kind = said.get("target-kind", CLASSES)
+    kind = kind if kind in KINDS else CLASSES
     if isinstance(dataset, os.PathLike):
         return str(dataset), dict(settings)
     if not isinstance(dataset, list | tuple):
-        return str(store_graph(dataset, folder)), dict(settings)
+        return str(store_graph(dataset, folder, kind)), dict(settings)
+    if said.get("setting") == "graph":
+        return str(store_set(dataset, folder, kind)), dict(settings)
     if clients not in (None, len(dataset)):
         raise ConfigError(
             f"A list of {len(dataset)} graphs gives {len(dataset)} clients, got clients = "
@@ -149,7 +156,7 @@ def _graphs_as_files(
             f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
             "it, or give a single graph to partition."
         )
-    owners = str(store_graphs(dataset, folder))
+    owners = str(store_graphs(dataset, folder, kind))
     return GeneralSettings.dataset, {**settings, "owners": owners}
 
 

@@ -11,6 +11,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import register_row, registered
 from flower_fgl.core.model_spec import split_models
+from flower_fgl.core.targets import CLASSES, TargetKind
 from flower_fgl.methods import METHODS, Method
 
 __all__ = ["refuse_registered", "register"]
@@ -27,6 +28,7 @@ def register(
     backbone: Callable[..., Any] | None = None,
     dataset: Any = None,
     name: str = "",
+    target_kind: TargetKind = CLASSES,
 ) -> str:
     """Add a method, a backbone or a dataset to this process, e.g. in a notebook.
 
@@ -49,6 +51,9 @@ def register(
         datasets.
     name : str
         Value of the setting ``model`` or ``dataset``; a method has its own name.
+    target_kind : {"classes", "labels", "numbers"}
+        What ``y`` of a graph holds, see :func:`flower_fgl.to_npz`; a run of it has the
+        same setting ``target-kind``.
 
     Returns
     -------
@@ -90,11 +95,11 @@ def register(
         return name
     from flower_fgl.datasets.sources.registry import SOURCES
 
-    register_row("datasets", name, _source(dataset, name), SOURCES.own)
+    register_row("datasets", name, _source(dataset, name, target_kind), SOURCES.own)
     return name
 
 
-def _source(dataset: Any, name: str) -> Any:
+def _source(dataset: Any, name: str, target_kind: TargetKind) -> Any:
     """Return the row of a dataset; a graph is written to the cache folder."""
     from flower_fgl.datasets.pyg_data import is_data, store_graph
     from flower_fgl.datasets.pyg_split import own_masks
@@ -108,7 +113,7 @@ def _source(dataset: Any, name: str) -> Any:
             "register(dataset=…) needs a torch_geometric.data.Data or a Source, got "
             f"{type(dataset).__name__}."
         )
-    path = store_graph(dataset, cache_folder() / "graphs")
+    path = store_graph(dataset, cache_folder() / "graphs", target_kind)
     return Source(
         f"{name}, registered in a process",
         "node",

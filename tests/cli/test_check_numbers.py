@@ -17,18 +17,19 @@ SETTINGS = {"target-kind": "numbers"}
 def write(folder: Path) -> Path:
     """Write targets with holes, equal values, few values, and one value far away."""
     draw, ring = np.random.default_rng(0), np.arange(NODES)
-    y = draw.normal(size=(NODES, 4))
+    y = draw.normal(size=(NODES, 5))
     y[:50, 0] = np.nan
     y[:, 1] = 7.0
     y[4:, 2] = np.nan
     y[3, 3] = 4321.0
+    y[:5, 4] = -9999.0
     np.savez(
         folder / "a.npz",
         x=draw.normal(size=(NODES, 3)).astype(np.float32),
         edges=np.stack([ring, (ring + 1) % NODES], axis=1),
         y=y,
-        target_names=np.array(["holes", "equal", "few", "far"]),
-        target_units=np.array(["g", "", "", ""]),
+        target_names=np.array(["holes", "equal", "few", "far", "marked"]),
+        target_units=np.array(["g", "", "", "", ""]),
     )
     return folder / "a.npz"
 
@@ -43,7 +44,10 @@ def test_notes_name_unknown_few_equal_and_far_values_but_no_value(
     assert 'All 200 known values of "equal" are equal.' in text
     assert '"few" has ' in text
     assert "training values, fewer than 5." in text
-    assert 'The largest value of "far" is 14 standard deviations from the mean.' in text
+    far = 'The {} value of "{}" ({} times) is more than 10 standard deviations from'
+    assert far.format("largest", "far", 1) in text
+    assert far.format("smallest", "marked", 5) in text  # 7 deviations with them
+    assert text.count("standard deviations from") == 2
     assert "4321" not in text
 
 
@@ -54,7 +58,7 @@ def test_what_leaves_names_all_fields_and_the_statistics(tmp_path: Path) -> None
     said = said_once(report.description, config)
     sent = report.description.to_record().config_records[INFO]
     assert set(sent) <= set(" ".join(said).split())
-    assert said["target-units"] == "their units: g, none, none, none"
+    assert said["target-units"] == "their units: g, none, none, none, none"
     shared = "mean and standard deviation of its values"
     for scale in ("shared", "own"):
         settings = {**SETTINGS, "target-scale": scale}

@@ -49,6 +49,7 @@ def test_the_owners_that_differ_from_most_are_found() -> None:
     assert list(odd_spellings(lists)) == ["c"]
     assert 'it spells a class "1.0", and a spells it "1"' in odd_spellings(lists)["c"]
     assert odd_spellings({"a": ("0", "1"), "b": ("0", "2")}) == {}
+    assert 'it spells a target "1.0"' in odd_spellings(lists, noun="target")["c"]
 
 
 def test_without_a_most_frequent_spelling_all_owners_of_the_class_are_found() -> None:

@@ -166,6 +166,12 @@ def test_equal_values_of_the_only_target_end_the_run() -> None:
     )
 
 
+def test_values_in_a_tiny_unit_are_not_equal() -> None:
+    tiny = {0: moments(torch.tensor([[1e-10], [3e-10]], dtype=torch.float64))}
+    found = agree_scale(["c"], tiny, {}, min_count=1, warn=pytest.fail)
+    assert float(found.std) == pytest.approx(1e-10)
+
+
 def test_equal_values_of_one_of_several_targets_are_not_scaled() -> None:
     said: list[str] = []
     own = [Moments(9, 3.0, 0.0), Moments(9, 1.0, 36.0)]

@@ -18,7 +18,7 @@ from flower_fgl.core.targets import (
 )
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.splits.split import strata
+from flower_fgl.datasets.splits.split import parse_split, split_nodes, strata
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.describe import Description
 
@@ -49,6 +49,10 @@ def test_owners_agree_on_the_sorted_union_and_on_the_most_frequent_unit() -> Non
         "odd": 'its "logS" is in mg/L, that of the other clients in log mol/L. Convert it, '
         "or leave the unit out if it is only another spelling."
     }
+    tied = {n: numbers("a", units=(u,)) for n, u in (("x", "g"), ("y", "mg"))}
+    assert [text[:11] for text in agree_targets(tied)[1].values()] == [
+        'its "a" is '
+    ] * 2
     assert not targets_apart(owners)
     apart = targets_apart({"one": numbers("a"), "two": numbers("b", "c")})
     assert "No target is known at two data owners (one: a; two: b, c)" in apart
@@ -85,6 +89,15 @@ def test_bins_of_a_number_stand_for_classes() -> None:
     assert strata(known, y[:, None]).tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
     several = torch.stack([y, y], dim=1)
     assert strata(known, several).tolist() == [0] * 12
+    tenth = parse_split("80/10/10")
+    assert tenth is not None
+    numbers = torch.rand(25, 1, generator=torch.Generator().manual_seed(0))
+    drawn = split_nodes(
+        strata(torch.zeros(25).long(), numbers, fractions=tenth),
+        tenth,
+        generator=np.random.default_rng(0),
+    )
+    assert [int(drawn[name].sum()) for name in ("train", "val", "test")] == [19, 2, 4]
     holes = torch.cat([y, torch.tensor([NAN])])[:, None]
     found = strata(torch.cat([known, torch.tensor([-1])]), holes)
     assert found.tolist() == [*strata(known, y[:, None]).tolist(), -1]

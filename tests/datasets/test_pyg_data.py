@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import AddSelfLoops, RemoveSelfLoops
 
-from flower_fgl import RunSet, simulate, to_npz
+from flower_fgl import RunSet, register, simulate, to_npz
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.pyg_data import (
@@ -308,3 +308,84 @@ def test_graphs_with_one_class_each_become_one_union() -> None:
             graph_dataset(unreadable, "pairs")
     with pytest.raises(DataError, match="one class for each of the 2 graphs, got 8"):
         graph_dataset([toy(), toy()], "pairs")
+
+
+NUMBERS: dict[str, Any] = {"target_kind": "numbers", "rounds": 1, "hidden_channels": 4}
+
+
+def ring(number: int, **attributes: Any) -> Data:
+    """Return a ring of nodes whose features are drawn from the number."""
+    generator = torch.Generator().manual_seed(number)
+    size = 3 + number % 4
+    index = torch.stack([torch.arange(size), (torch.arange(size) + 1) % size])
+    x = torch.rand(size, 3, generator=generator)
+    return Data(x=x, edge_index=index, **attributes)
+
+
+def test_simulate_reads_numbers_of_nodes_and_of_edges(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, pairs = (
+        torch.rand(60, 4, generator=generator),
+        torch.randint(0, 60, (2, 120), generator=generator),
+    )
+    y = torch.stack([x[:, 0], x[:, 1]], dim=1)
+    data = Data(x=x, edge_index=pairs, y=y, target_names=["a", "b"])
+    common = {**NUMBERS, "clients": 2}
+    run = simulate("fedavg", data, run_dir=str(tmp_path / "nodes"), **common)
+    assert run.summary["target"]["names"] == ["a", "b"]
+    edges = Data(
+        x=x,
+        edge_index=pairs,
+        edge_label=torch.rand(120, generator=generator).masked_fill(
+            torch.arange(120) % 9 == 0, torch.nan
+        ),
+        edge_target_names=["rating"],
+    )
+    run = simulate(
+        "fedavg", edges, setting="edge", run_dir=str(tmp_path / "edges"), **common
+    )
+    assert run.summary["target"]["names"] == ["rating"]
+    with pytest.raises(DataError, match="Add a column target:NAME to edges.csv"):
+        simulate("fedavg", data, setting="edge", run_dir=str(tmp_path / "no"), **common)
+    name = register(dataset=data, name="two-numbers", target_kind="numbers")
+    run = simulate("fedavg", name, run_dir=str(tmp_path / "own"), **common)
+    assert run.summary["target"]["kind"] == "numbers"
+
+
+def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
+    graphs = [ring(k, y=torch.tensor([float(k), torch.nan])) for k in range(40)]
+    graphs[7].y[:] = torch.nan  # a graph without a known value is left out
+    run = simulate(
+        "fedavg",
+        graphs,
+        clients=2,
+        setting="graph",
+        model="gin",
+        run_dir=str(tmp_path / "run"),
+        **{**NUMBERS, "target": "0"},
+    )
+    assert sum(row["num_nodes"] for row in run.clients if "num_nodes" in row) == 39
+    assert run.predict(graphs[:3]).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"y": torch.zeros(2)},
+            r"y has shape \(1,\) in graph 0, but \(2,\) in graph 1",
+        ),
+        ({"y": None}, r"graphs 0 and 1 differ in their attributes \(y\)"),
+        ({"edge_attr": torch.ones(4, 1)}, "1 of 2 graphs have edge_attr"),
+    ],
+)
+def test_graphs_of_a_set_that_differ_are_named(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    graphs = [ring(0, y=torch.zeros(1)), ring(1, y=torch.zeros(1))]
+    for key, value in change.items():
+        graphs[1][key] = value
+    with pytest.raises(DataError, match=message):
+        simulate(
+            "fedavg", graphs, setting="graph", run_dir=str(tmp_path / "run"), **NUMBERS
+        )

@@ -415,7 +415,12 @@ class Client(Generic[S]):
         """
         model.eval()
         data = self.data
-        scores: dict[str, AnyScores] = dict.fromkeys(data.sizes, EMPTY)
+        empty: AnyScores = EMPTY
+        if data.scale is not None:
+            from flower_fgl.core.regression import NumberScores
+
+            empty = NumberScores.empty(tuple(data.scale.std.tolist()))
+        scores = dict.fromkeys(data.sizes, empty)
         is_few_shot = self.config.setting == "few-shot"
         if is_few_shot:
             scores[MASKED] = EMPTY

@@ -50,7 +50,8 @@ MOST_NAMES = 5
 """Columns that one message names."""
 NO_LABELS = (
     ' Cells of label may be empty; with setting = "link" or "edge" the column may be '
-    "missing."
+    "missing. In its place label:NAME holds several labels, and target or target:NAME "
+    "numbers."
 )
 
 

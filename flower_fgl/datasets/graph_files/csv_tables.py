@@ -115,7 +115,9 @@ def read_csv_folder(
     path = folder / "nodes.csv"
     if not attempt(_holds_one_graph, path):
         return {}
-    several = attempt(target_columns, path) or ()
+    several = attempt(target_columns, path)
+    if several is None:
+        return {}
     required = ("id", "label") if needs_labels and not several else ("id",)
     nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several))
     if nodes is None:
@@ -146,6 +148,11 @@ def read_csv_folder(
     if needs_labels:
         arrays |= attempt(read_masks, nodes) or {}
     notes = [split_note(nodes), arrays.get("notes")]
+    if several and not needs_labels:
+        unread = (
+            f"{nodes.where}: {', '.join(several)} will not be read: only edges are."
+        )
+        notes.append(np.array([unread]))
     arrays["notes"] = np.concatenate([note for note in notes if note is not None])
     return {key: array for key, array in arrays.items() if array is not None}
 

@@ -38,6 +38,7 @@ def target_columns(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
         return ()
     starts = (TARGET,) if of_edges else (LABEL, TARGET)
     found = [c for c in header if c.startswith(starts) or (c == ALONE and not of_edges)]
+    _reject_similar(path, header, found, of_edges=of_edges)
     kinds = {column.partition(":")[0] + ":" for column in found}
     if len(kinds) > 1 or (found and "label" in header):
         both = [c for c in header if c in found or c == "label"]
@@ -52,6 +53,26 @@ def target_columns(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
             f"{nameless[0]}NAME."
         )
     return tuple(found)
+
+
+def _reject_similar(
+    path: Path, header: Sequence[str], found: Sequence[str], *, of_edges: bool
+) -> None:
+    """Reject a target that would be a feature, because its name is spelled otherwise."""
+    if "label" in header and not found:
+        return
+    for column in header:
+        start, mark, _ = column.partition(":")
+        is_similar = (
+            start.strip().casefold() in ("label", "target") and column != "label"
+        )
+        of_table = of_edges and column == ALONE  # an end of the edge
+        if is_similar and (mark or found) and column not in found and not of_table:
+            form = "target:NAME" if of_edges else "label:NAME or target:NAME"
+            raise DataError(
+                f'{show_path(path)}: the column "{clip(column)}" is not read as a target. '
+                f"Write {form} if it is one, else give it another name."
+            )
 
 
 def read_columns(table: Table, columns: Sequence[str], item: str) -> dict[str, Array]:

@@ -23,7 +23,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS, Target
+from flower_fgl.core.targets import (
+    CLASSES,
+    LABELS,
+    LARGEST_NUMBER,
+    NUMBERS,
+    Target,
+)
 from flower_fgl.datasets.graph_files.archive import Array, integers
 from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.datasets.graph_files.validate import check_class_names
@@ -151,7 +157,7 @@ def read_names(
             'classes, such as one of to_npz without y, is of use with setting = "link" or '
             '"edge" only.'
         )
-    check_class_names(names, f"{where}: {key}")
+    check_class_names(names, f"{where}: {key}", Target(kind, names).noun)
     if kind != CLASSES and not all(name.strip() for name in names):
         raise DataError(f"{where}: {key} holds an empty name. Name every column of y.")
     units: tuple[str, ...] = ()
@@ -201,6 +207,13 @@ def _numbers(
         raise DataError(
             f"{where}: {key} holds {len(bad):,} infinite values, the first at {item} "
             f'{row}, "{clip(names[column])}". Use NaN where a value is unknown.'
+        )
+    if (bad := np.argwhere(np.abs(wide) > LARGEST_NUMBER)).size:
+        row, column = bad[0].tolist()
+        raise DataError(
+            f"{where}: {key} holds {len(bad):,} numbers beyond ±{LARGEST_NUMBER:g}, the "
+            f'first at {item} {row}, "{clip(names[column])}". Choose a larger unit, or '
+            "leave a value out that is unknown."
         )
     if len(wide) and np.isnan(wide).all():
         listed = " or any other target" if len(names) > 1 else ""

@@ -34,8 +34,10 @@ FEWEST_IDS = 10
 """Classes from which labels may be ids: fewer are possible in a small graph."""
 
 
-def check_class_names(names: Sequence[str], where: str) -> None:
+def check_class_names(names: Sequence[str], where: str, noun: str = "class") -> None:
     """Check the class names of a data owner; ``where`` names their file and array.
+
+    ``noun`` is what has the names: a class, a label or a target.
 
     Raises
     ------
@@ -47,15 +49,16 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     _check_texts(names, where)
     if len(names) > MOST_CLASSES:
         raise DataError(
-            f"{where} has {len(names):,} classes, the limit is {MOST_CLASSES:,}. Check "
-            "that the labels are classes, not ids or numbers to predict."
+            f"{where} has {len(names):,} {_plural(noun)}, the limit is {MOST_CLASSES:,}."
+            + " Check that the labels are classes, not ids or numbers to predict."
+            * (noun == "class")
         )
     if len(set(names)) < len(names):
-        raise DataError(f"{where} names a class twice. Give each class its own name.")
+        raise DataError(f"{where} names a {noun} twice. Give each {noun} its own name.")
     for name in names:
         if len(name) > LONGEST_NAME or has_control_characters(name):
             raise DataError(
-                f'{where}: class "{clip(name)}" must be one line of at most '
+                f'{where}: {noun} "{clip(name)}" must be one line of at most '
                 f"{LONGEST_NAME} characters. Shorten it, or remove the control characters."
             )
     spellings: dict[str, str] = {}
@@ -63,10 +66,15 @@ def check_class_names(names: Sequence[str], where: str) -> None:
         other = spellings.setdefault(plain_spelling(name), name)
         if other != name:
             raise DataError(
-                f'{where} spells a class "{clip(other)}" and "{clip(name)}". Spell it in '
-                "one way; two classes need names that differ in more than capital letters, "
-                "blanks, or the form of a number."
+                f'{where} spells a {noun} "{clip(other)}" and "{clip(name)}". Spell it in '
+                f"one way; two {_plural(noun)} need names that differ in more than capital "
+                "letters, blanks, or the form of a number."
             )
+
+
+def _plural(noun: str) -> str:
+    """Return ``classes``, ``labels`` or ``targets``."""
+    return f"{noun}es" if noun == "class" else f"{noun}s"
 
 
 def doubtful_labels(

@@ -74,7 +74,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
 def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
     """Write one client's sets of graphs as a data owner's ``.npz`` file, atomically.
 
-    The file holds its training, validation and test graphs, in this order, with a split;
+    The file holds its training, validation and test graphs, in this order, and their split;
     :func:`~flower_fgl.datasets.graph_files.graph_set.load_graph_set` reads it.
 
     Raises
@@ -94,12 +94,14 @@ def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
         masks.append([graph.masks.get(part, none) for part in PARTS])
         first_node += graph.num_nodes
         first_graph += graph.num_items
+    has_split = any(graph.masks for graph in graphs)
+    parts = zip(PARTS, map(torch.cat, zip(*masks, strict=True)), strict=True)
     pairs = torch.cat(edges, dim=1)
     whole = Graph(
         stack_rows([graph.x for graph in graphs]),
         pairs,
         torch.cat([graph.y for graph in graphs]),
-        dict(zip(PARTS, map(torch.cat, zip(*masks, strict=True)), strict=True)),
+        dict(parts) if has_split else {},
         messages=client.graph.messages and MessageEdges(pairs, torch.cat(features)),
     )
     arrays = _graph_arrays(whole, "") | _feature_arrays(client)

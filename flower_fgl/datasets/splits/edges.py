@@ -179,6 +179,12 @@ def edge_client(
     """
     table = client.edges
     if table is None:
+        if config.predicts_numbers:
+            raise DataError(
+                'setting = "edge" predicts numbers of edges, but the edges of this graph '
+                "have none. Add a column target:NAME to edges.csv; in an .npz file "
+                "edge_target and edge_target_names; in a PyG graph edge_label."
+            )
         raise DataError(
             'setting = "edge" classifies edges, but the edges of this graph have no '
             "classes. Add a column label to edges.csv; in an .npz file edge_label and "

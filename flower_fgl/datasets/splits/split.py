@@ -30,8 +30,8 @@ PUBLIC = "public"
 SPLITS = ("train", "val", "test")
 """Names of the masks of a split."""
 
-VALUES_OF_BIN, MOST_BINS = 5, 10
-"""Known values per bin of a number, and the most bins."""
+MOST_BINS = 10
+"""Bins of a number in a split; each has an item of every part."""
 MAX_DENOMINATOR = 10**6
 
 
@@ -84,19 +84,26 @@ def parse_split(text: str) -> SplitFractions | None:
     return SplitFractions(*shares)
 
 
-def strata(y: Tensor, targets: Tensor | None, num_bins: int = 0) -> Tensor:
+def strata(
+    y: Tensor,
+    targets: Tensor | None,
+    num_bins: int = 0,
+    fractions: Sequence[Fraction] = (Fraction(1, 5),),
+) -> Tensor:
     """Return groups of items that a stratified split treats alike, (I,), int64.
 
     They are the classes ``y``, of several labels or numbers the known items, and of a
-    single number bins of about equal size: ``num_bins``, by default one for 5 known values
-    and at most 10. Unknown items have -1.
+    single number bins of about equal size: ``num_bins``, by default at most 10 and as many
+    as the smallest of the ``fractions`` has items, so that none gets an empty part: one
+    for 5 known values with 20/40/40, for 10 with 80/10/10. Unknown items have -1.
     """
     is_number = targets is not None and targets.is_floating_point()
     if targets is None or not is_number or targets.shape[1] != 1:
         return y
     known = y >= 0
     number = int(known.sum())
-    count = num_bins or max(1, min(MOST_BINS, number // VALUES_OF_BIN))
+    least = min(fraction for fraction in fractions if fraction)
+    count = num_bins or max(1, min(MOST_BINS, int(number * least)))
     group = torch.full_like(y, -1)
     group[known] = _ranks(targets[known, 0]) * count // max(number, 1)
     return group

@@ -561,7 +561,10 @@ def _shown(table: ResultsTable, block: Block) -> list[tuple[str, str, str, str]]
     worst = f"worst_{of_all}"
     if table.metric == "auroc":
         worst = "worst_auroc"
-    out.append((worst, table.column, titled(worst), ""))
+    title = titled(worst)
+    if has_numbers and table.metric not in (of_all, worst):
+        title = title.replace("client", f"client's {TITLES[of_all]}")  # another unit
+    out.append((worst, table.column, title, ""))
     return out[:1] + [entry for entry in out[1:] if entry[:2] != out[0][:2]]
 
 

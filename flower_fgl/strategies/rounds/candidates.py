@@ -140,9 +140,8 @@ class Candidates:
         self._leave_out(_named_twice(self.described, of=number))
         self._keep_kind()
         self._leave_out(_too_many_classes(self.described))
-        if self.config.predicts == CLASSES:
-            self._leave_out(_odd_spellings(self.described))
-        else:
+        self._leave_out(_odd_spellings(self.described))
+        if self.config.predicts != CLASSES:
             self._leave_out(_other_units(self.described))
         for out in self.rejected:
             log.warning("Data owner %s does not take part: %s", out.name, out.reason)
@@ -301,28 +300,43 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that spell a class differently from most.
+    """Return why owners are left out that spell a name differently from most.
 
     Raises
     ------
     RunError
         If at most half of the owners remain without them.
     """
+    if not described:
+        return {}
     nodes = {node_label(node, d): node for node, d in described.items()}
-    odd = odd_spellings({name: described[n].class_names for name, n in nodes.items()})
+    noun = next(iter(described.values())).target.noun
+    names = {name: described[n].class_names for name, n in nodes.items()}
+    odd = odd_spellings(names, noun=noun)
     if odd and 2 * len(odd) >= len(described):
         text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
         raise RunError(
-            f"{len(odd)} of {len(described)} data owners spell a class differently from "
+            f"{len(odd)} of {len(described)} data owners spell a {noun} differently from "
             f"others, without a majority. {text}"
         )
     return {nodes[name]: reason for name, reason in odd.items()}
 
 
 def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that measure a number in another unit than most."""
+    """Return why owners are left out that measure a number in another unit than most.
+
+    Raises a RunError if at most half of the owners remain without them.
+    """
     nodes = {node_label(node, d): node for node, d in described.items()}
+    if not nodes:
+        return {}
     _, odd = agree_targets({name: described[n].target for name, n in nodes.items()})
+    if 2 * len(odd) >= len(described):
+        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
+        raise RunError(
+            f"{len(odd)} of {len(described)} data owners measure a target in another unit "
+            f"than others, without a majority. {text}"
+        )
     return {nodes[name]: reason for name, reason in odd.items()}
 
 

@@ -88,6 +88,14 @@ def test_numbers_of_edges_are_read(tmp_path: Path) -> None:
             TWO | {"y": np.where(np.isnan(TWO["y"]), np.inf, TWO["y"])},
             'holds 3 infinite values, the first at node 0, "density"',
         ),
+        (
+            TWO | {"y": TWO["y"] * 1e300},
+            'holds 5 numbers beyond ±1e+15, the first at node 0, "logS". Choose a larger',
+        ),
+        (
+            TWO | {"target_names": np.array(["logS", "LOGS"])},
+            'spells a target "logS" and "LOGS"',
+        ),
         (TWO | {"y": TWO["y"] * NAN}, 'no node has a value of "logS" or any other'),
         (TWO | {"target_units": np.array(["m"])}, "target_units must be 2 texts"),
         (
@@ -172,12 +180,36 @@ def test_csv_numbers_of_edges(tmp_path: Path) -> None:
         ),
         ("id,f,target:\na,1,1\nb,1,2\nc,1,2\n", 'the column "target:" has no name'),
         ("id,f,label:a\na,1,2\nb,1,1\nc,1,0\n", "expected 0 or 1"),
+        ("id,f,Target:a\na,1,2\nb,1,1\nc,1,0\n", '"Target:a" is not read'),
+        ("id,target:a,target :b\na,1,2\nb,1,1\nc,1,0\n", '"target :b" is not read'),
+        ("id,f,target\na,1,-1e300\nb,1,2\nc,1,2\n", "1 numbers beyond ±1e+15"),
     ],
 )
 def test_a_bad_column_gives_one_error(nodes, message, tmp_path: Path) -> None:
     owned, problems = inspect_graph_file(tables(tmp_path / "own", nodes, EDGES))
     assert owned is None
+    assert len(problems) == 1
     assert message in problems[0]
+
+
+@pytest.mark.parametrize("column", ["label:rating", "Target:rating"])
+def test_a_target_of_edges_in_another_spelling_is_no_feature(
+    column: str, tmp_path: Path
+) -> None:
+    edges = f"source,target,{column}\na,b,5\nb,c,6\n"
+    folder = tables(tmp_path / "own", "id,f\na,1\nb,2\nc,3\n", edges)
+    owned, problems = inspect_graph_file(folder, needs_labels=False)
+    assert owned is None
+    assert [
+        f'"{column}" is not read as a target' in problem for problem in problems
+    ] == [1]
+
+
+def test_a_target_of_nodes_that_is_not_read_is_named(tmp_path: Path) -> None:
+    folder = tables(tmp_path / "own", "id,f,target\na,1,2\nb,1,1\nc,1,0\n", EDGES)
+    owned, _ = inspect_graph_file(folder, needs_labels=False)
+    assert owned is not None
+    assert "nodes.csv: target will not be read" in owned.notes[0]
 
 
 def test_the_kind_of_a_file_must_be_that_of_the_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from flower_fgl import Run, resume, simulate
 from flower_fgl.client_apps.runtime import target_scaling
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.target_scale import Moments, moments
 from flower_fgl.protocols.target_scale import (
     SCALE,
@@ -417,3 +417,36 @@ def test_robust_aggregation_takes_medians(tmp_path: Path) -> None:
         run_owners(files, tmp_path / "robust", **FILE, aggregation="median")
     )
     assert max(robust["mean"]) < 4 < min(plain["mean"])
+
+
+def test_an_owner_without_validation_items_takes_part(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path)
+    path = Path(nodes[2]["graph"])
+    arrays = dict(np.load(path))
+    parts = np.arange(len(arrays["x"])) % 3
+    arrays |= {"train_mask": parts < 2, "val_mask": parts > 2, "test_mask": parts == 2}
+    np.savez(path, **arrays)
+    run = run_owners(nodes, tmp_path / "run", **NUMBERS)
+    assert [row["failures"] for row in run.rounds] == [[], [], []]
+    scored = [row for row in run.clients if row.get("partition_id") == 2]
+    assert [row["metrics"]["local"]["val"]["num_nodes"] for row in scored[-2:]] == [
+        0,
+        0,
+    ]
+    assert all(row["metrics"]["local"]["test"]["rmse"] > 0 for row in scored[-2:])
+
+
+def test_an_owner_that_spells_a_target_otherwise_is_left_out(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path)
+    other = number_files(tmp_path / "other", names=("LogS", "logP"))
+    run = run_owners([*nodes[:2], other[2]], tmp_path / "run", min_clients=2, **FILE)
+    assert run.summary["target"]["names"] == ["logP", "logS"]
+    with pytest.raises(DataError, match='it spells a target "LogS", and a spells it'):
+        simulate(
+            "fedavg",
+            owners=",".join(
+                [*(node["graph"] for node in nodes[:2]), other[2]["graph"]]
+            ),
+            output_dir=str(tmp_path / "runs"),
+            **NUMBERS,
+        )
