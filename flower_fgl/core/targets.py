@@ -95,8 +95,8 @@ def agree_targets(owners: Mapping[str, Target]) -> tuple[Target, dict[str, str]]
         for name, unit in zip(target.names, given, strict=True):
             units.setdefault(name, Counter()).update([unit] if unit else [])
     names = tuple(sorted(units))
-    ranked = {
-        name: sorted(found, key=lambda unit, found=found: (-found[unit], unit)) or [""]
+    ranked = {  # sorted by name first: of equal ones the order stays
+        name: sorted(sorted(found), key=found.__getitem__, reverse=True) or [""]
         for name, found in units.items()
     }
     most = {name: order[0] for name, order in ranked.items()}

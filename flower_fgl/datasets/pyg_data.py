@@ -493,9 +493,11 @@ def _stored(
     try:
         for path, dataset in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() and isinstance(dataset, ClientGraph):
+            if path.exists():
+                continue
+            if isinstance(dataset, ClientGraph):
                 save_client_set(path, dataset)
-            elif not path.exists():
+            else:
                 _save(dataset, path)
     except OSError as error:
         raise DataError(

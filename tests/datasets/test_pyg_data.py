@@ -345,7 +345,7 @@ def test_simulate_reads_numbers_of_nodes_and_of_edges(tmp_path: Path) -> None:
         "fedavg", edges, setting="edge", run_dir=str(tmp_path / "edges"), **common
     )
     assert run.summary["target"]["names"] == ["rating"]
-    with pytest.raises(DataError, match="Add a column target:NAME to edges.csv"):
+    with pytest.raises(DataError, match=r"a column target:NAME to edges\.csv"):
         simulate("fedavg", data, setting="edge", run_dir=str(tmp_path / "no"), **common)
     name = register(dataset=data, name="two-numbers", target_kind="numbers")
     run = simulate("fedavg", name, run_dir=str(tmp_path / "own"), **common)
