@@ -138,15 +138,19 @@ def one_draw(
             strict=True,
         )
     )
-    tested = test_molecules(folder / "pooled" / "all", owners, load(runs["fedavg"]))
+    everyone, output = folder / "pooled" / "all", folder / "predictions"
+    predicted = {
+        row: pool.submit(predict, runs[row], everyone, output / f"{row}-{draw}.csv")
+        for row in ("pooled", "fedavg")
+    }
+    tested = test_molecules(everyone, owners, load(runs["fedavg"]))
+    pairs = {
+        row: tested.assign(predicted=found.result()[tested.index])
+        for row, found in predicted.items()
+    }
     scores = [
         score for row in rows[1:] for score in score_owners(row, draw, load(runs[row]))
     ]
-    pairs = {}
-    for row in ("pooled", "fedavg"):
-        output = folder / "predictions" / f"{row}-{draw}.csv"
-        found = predict(runs[row], folder / "pooled" / "all", output)
-        pairs[row] = tested.assign(predicted=found[tested.index])
     scores += score_pooled(draw, pairs["pooled"])
     return scores, pairs["fedavg"]
 
