@@ -68,7 +68,7 @@ __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 log = logging.getLogger(__name__)
 FORMAT = 3
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
-READER = 2
+READER = 3
 """Version of the checks of graph files; a store of an earlier version is built again."""
 INDEX = "index.json"
 MAPPED_FROM = 1 << 20
