@@ -139,6 +139,7 @@ def test_every_third_party_import_is_declared() -> None:
                     "tune",
                     "ranks",
                     "tables",
+                    "chemistry",
                 )
                 for entry in project["project"]["optional-dependencies"][extra]
             ),

@@ -808,7 +808,9 @@ CSV: dict[str, Callable[[random.Random, dict[str, bytes]], object]] = {
     "unknown id": replaced(
         "edges.csv", "p4", lambda r: r.choice(["p9", "", "9" * 5000])
     ),
-    "edge weights": rewritten("edges.csv", lambda r, d: d.replace(b"\n", b",1\n")),
+    "edge weights without a name": rewritten(
+        "edges.csv", lambda r, d: b"source,target\n" + d[14:].replace(b"\n", b",1\n")
+    ),
     "class not listed": rewritten("classes.csv", lambda r, d: b"name\nant\ncow\n"),
     "class listed twice": rewritten("classes.csv", lambda r, d: d + b"ant\n"),
     "no class": rewritten("classes.csv", lambda r, d: b"name\n"),

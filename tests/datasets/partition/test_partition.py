@@ -298,7 +298,9 @@ def test_another_process_with_other_string_hashes_makes_the_same_partitions():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("rule", NODE_RULES)
+@pytest.mark.parametrize(
+    "rule", sorted(NODE_RULES.keys() - {"quantile"})
+)  # draws nothing
 def test_the_seed_matters_and_the_graph_is_not_changed(rule):
     dataset = blocks()
     before = dataset.edge_index.clone(), dataset.y.clone()
