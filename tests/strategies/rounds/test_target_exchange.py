@@ -27,7 +27,7 @@ from flower_fgl.protocols.target_scale import (
 )
 from flower_fgl.runs.model_file import load_model
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
-from tests.support.numbers import number_files
+from tests.support.number_targets import number_files
 from tests.support.owners import run_owners
 from tests.support.recorded import Node, record
 from tests.support.short_runs import comparable, timeless
