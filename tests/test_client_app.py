@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import cloudpickle  # type: ignore[import-untyped]
+import copy
+
 import pytest
 
 from flower_fgl import client_app
@@ -24,8 +25,8 @@ def test_copies_of_the_app_share_a_dispatcher(monkeypatch: pytest.MonkeyPatch) -
     client_app._dispatcher.cache_clear()
     try:
         for _ in range(3):  # as Flower's simulation does for each message
-            copy = cloudpickle.loads(cloudpickle.dumps(client_app.app))
-            assert copy._handle("message", "context") == ("message", "context")
+            app = copy.deepcopy(client_app.app)
+            assert app._handle("message", "context") == ("message", "context")
         assert made == [None]
         own = client_app.DispatchingClientApp(session := Session())
         own._handle("message", "context")  # type: ignore[arg-type]
