@@ -96,7 +96,7 @@ def train(folder: Path, row: str, draw: int, rounds: int) -> Path:
     torch.set_num_threads(1)
     clock = time.process_time()
     place = folder / "runs" / f"{row}-{draw}"
-    # "pooled" holds one owner, who has all molecules
+    # "pooled" holds one owner with all molecules
     owners = folder / ("pooled" if row == "pooled" else "owners")
     settings = {key.replace("-", "_"): value for key, value in SETTINGS.items()}
     simulate(

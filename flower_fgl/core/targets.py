@@ -16,6 +16,7 @@ __all__ = [
     "Target",
     "TargetKind",
     "agree_targets",
+    "differing_unit",
     "headline",
     "targets_apart",
 ]
@@ -106,14 +107,30 @@ def agree_targets(owners: Mapping[str, Target]) -> tuple[Target, dict[str, str]]
             order, found = ranked[name], units[name]
             rivals = [u for u in order[:2] if u != unit and found[u] >= found[unit]]
             if unit and rivals:
-                reasons[owner] = (
-                    f'its "{name}" is in {unit}, that of the other clients in '
-                    f"{rivals[0]}. Convert it, or leave the unit out if it is only "
-                    "another spelling."
-                )
+                reasons[owner] = _other_unit(name, unit, rivals[0])
     kind = next(iter(owners.values())).kind
     agreed = tuple(most[name] for name in names)
     return Target(kind, names, agreed if any(agreed) else ()), reasons
+
+
+def differing_unit(own: Target, agreed: Target) -> str:
+    """Return why a data owner does not fit that measures a number in another unit.
+
+    The text is empty if all units are the agreed ones, or one of the two has none.
+    """
+    due = dict(zip(agreed.names, agreed.units, strict=False))
+    for name, unit in zip(own.names, own.units, strict=False):
+        if unit and due.get(name, "") not in ("", unit):
+            return _other_unit(name, unit, due[name])
+    return ""
+
+
+def _other_unit(name: str, unit: str, other: str) -> str:
+    """Return the reason for another unit than that of most clients."""
+    return (
+        f'its "{name}" is in {unit}, that of the other clients in {other}. Convert it, or '
+        "leave the unit out if it is only another spelling."
+    )
 
 
 def targets_apart(owners: Mapping[str, Target]) -> str:

@@ -13,6 +13,7 @@ from flower_fgl.core.targets import (
     NUMBERS,
     Target,
     agree_targets,
+    differing_unit,
     headline,
     targets_apart,
 )
@@ -53,6 +54,8 @@ def test_owners_agree_on_the_sorted_union_and_on_the_most_frequent_unit() -> Non
     assert [text[:11] for text in agree_targets(tied)[1].values()] == [
         'its "a" is '
     ] * 2
+    assert differing_unit(owners["odd"], agreed) == odd["odd"]
+    assert not any(differing_unit(owners[o], agreed) for o in ("one", "two", "bare"))
     assert not targets_apart(owners)
     apart = targets_apart({"one": numbers("a"), "two": numbers("b", "c")})
     assert "No target is known at two data owners (one: a; two: b, c)" in apart

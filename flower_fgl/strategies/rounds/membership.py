@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.targets import agree_targets
+from flower_fgl.core.targets import differing_unit
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 from flower_fgl.strategies.federation import Federation
@@ -138,12 +138,7 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
             f"({', '.join(unknown[:5])}). They cannot change during a run: "
             f"{', '.join(names[:20])}. {NEXT_RUN}"
         )
-    both = {
-        "the run": federation.target,
-        "": federation.target,
-        label: candidate.target,
-    }
-    if other_unit := agree_targets(both)[1].get(label):
+    if other_unit := differing_unit(candidate.target, federation.target):
         return f"{label} does not fit: {other_unit}"
     total = federation.num_partitions
     free = [pid for pid in range(total) if pid not in federation.clients]
