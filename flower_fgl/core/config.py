@@ -25,9 +25,11 @@ from flower_fgl.core.model_spec import (
     message_direction,
     read_model,
     reads_messages,
+    reads_types,
     split_models,
 )
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
+from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.core.settings import (
     ALL_TARGETS,
     DATASETS,
@@ -144,12 +146,17 @@ class RunConfig(GeneralSettings, Generic[S]):
             return f"edge:{num_classes}x{num_edge_features}"
         return self.link_decoder if self.predicts_links else ""
 
-    def messages(self, model: str, num_edge_features: int) -> str:
-        """Return direction and width of the messages of a backbone.
+    def messages(
+        self, model: str, num_edge_features: int, schema: Schema | None = None
+    ) -> str:
+        """Return direction and width of the messages of a backbone, or its schema.
 
         The constructor of :class:`flower_fgl.nn.Backbone` reads them. Empty for a
-        backbone that reads undirected edges without features.
+        backbone that reads undirected edges without features. ``schema`` is that of a
+        typed graph.
         """
+        if schema is not None:
+            return TypedModel(schema, self.num_bases, self.reverse_relations).to_text()
         direction = message_direction(self, model)
         return f"{direction}:{num_edge_features}" if direction else ""
 
@@ -157,6 +164,11 @@ class RunConfig(GeneralSettings, Generic[S]):
     def reads_messages(self) -> bool:
         """Whether a backbone of the run reads edges with direction, or with features."""
         return reads_messages(self)
+
+    @property
+    def reads_types(self) -> bool:
+        """Whether a backbone of the run reads kinds of nodes and relations."""
+        return reads_types(self)
 
     @property
     def reads_edge_features(self) -> bool:

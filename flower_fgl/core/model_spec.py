@@ -30,18 +30,27 @@ __all__ = [
     "SAMPLED",
     "SHALLOW",
     "STEPPED",
+    "TYPED",
     "ModelName",
 ]
-__all__ += ["message_direction", "read_model", "reads_messages", "split_models"]
+__all__ += [
+    "message_direction",
+    "read_model",
+    "reads_messages",
+    "reads_types",
+    "split_models",
+]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
-    *("sgc", "sign", "ssgc"),
+    *("rgcn", "sgc", "sign", "ssgc", "typed-gine", "typed-graphsage"),
 ]
 """Our own names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
 """Backbones that count propagation steps separately from layers (a test compares)."""
-SHALLOW = ("gcnii", "gine", "sgc", "sign", "ssgc")
+TYPED = ("rgcn", "typed-gine", "typed-graphsage")
+"""Backbones of typed graphs, which others cannot read (a test compares)."""
+SHALLOW = ("gcnii", "gine", "sgc", "sign", "ssgc", *TYPED)
 """Backbones that work with one layer; the others need two (a test compares)."""
 LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""
@@ -140,8 +149,14 @@ def message_direction(settings: Any, model: str) -> str:
 
 
 def reads_messages(settings: Any) -> bool:
-    """Return whether a backbone of a run reads edges with direction, or with features."""
-    return any(message_direction(settings, m) for m in split_models(settings.model))
+    """Return whether a backbone of a run reads edges as their owner lists them."""
+    models = split_models(settings.model)
+    return reads_types(settings) or any(message_direction(settings, m) for m in models)
+
+
+def reads_types(settings: Any) -> bool:
+    """Return whether a backbone of a run reads kinds of nodes and relations."""
+    return any(read_model(m).name in TYPED for m in split_models(settings.model))
 
 
 def _size(text: str, digits: str, what: str, most: int) -> int:

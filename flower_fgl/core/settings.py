@@ -416,6 +416,34 @@ class GeneralSettings:
         'target only, default: separate for gine with setting = "edge", else both',
         choices="default both separate forward",
     )
+    types: str = option(
+        "use",
+        "what to do with the kinds of nodes and the relations of a typed graph; use: they "
+        "need a model that reads them, ignore: one plain graph of all nodes and edges",
+        choices="use ignore",
+    )
+    target_node: str = option(
+        "",
+        "kind of the nodes to predict in a typed graph; empty: the only kind with labels",
+    )
+    schema_align: str = option(
+        "same",
+        "how data owners agree on kinds and relations; same: all have the same, name: "
+        "compared by name, what an owner lacks is averaged among those that have it, "
+        "private: nothing is told, and what belongs to one kind or relation stays local",
+        choices="same name private",
+    )
+    num_bases: int = option(
+        8,
+        "bases of the weights of relations in rgcn; 0: each relation has a matrix of its "
+        "own",
+        ge=0,
+    )
+    reverse_relations: bool = option(
+        True,
+        "whether backbones of typed graphs pass messages backwards along each relation, "
+        "too, with weights of their own",
+    )
     num_neighbors: str = option(
         "",
         "most neighbors per node that a batch reads in each layer, those of the last layer "

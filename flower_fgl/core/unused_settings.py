@@ -10,7 +10,7 @@ from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.model_spec import DIRECTED, read_model, split_models
+from flower_fgl.core.model_spec import DIRECTED, TYPED, read_model, split_models
 from flower_fgl.core.options import Scalar, nearest, removed_settings
 from flower_fgl.core.settings import (
     TARGETS,
@@ -60,6 +60,11 @@ def _server(*kinds: str) -> Rule:
     """Return the condition that ``server-optimizer`` is one of some rules."""
     words = " or ".join(f'"{kind}"' for kind in kinds)
     return f"server-optimizer = {words}", lambda c: c.server_optimizer in kinds
+
+
+def _reads(models: Collection[str]) -> Callable[[RunConfig], Any]:
+    """Return the condition that a backbone is among some models."""
+    return lambda c: any(read_model(m).name in models for m in split_models(c.model))
 
 
 _NUMBERS: Rule = (
@@ -114,8 +119,11 @@ NEEDED: Mapping[str, Rule] = {
     ),
     "edge-direction": (
         f"a model among {', '.join(DIRECTED)}",
-        lambda c: any(read_model(m).name in DIRECTED for m in split_models(c.model)),
+        _reads(DIRECTED),
     ),
+    "schema-align": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
+    "num-bases": ('model = "rgcn"', _reads(("rgcn",))),
+    "reverse-relations": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "precision-k": ("positive-class", lambda config: config.positive_class),
     "round-patience": (
         "rounds above 1, and validation nodes in split",
@@ -147,6 +155,9 @@ _FILE_SETTINGS = {
     "setting",
     "model",
     "edge-direction",
+    "types",
+    "target-node",
+    "schema-align",
     "time-cuts",
     "shots",
     "split",

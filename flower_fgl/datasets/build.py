@@ -371,6 +371,7 @@ def _node_clients(
             targets=None if dataset.targets is None else dataset.targets[nodes],
             messages=dataset.messages
             and dataset.messages.within(nodes, dataset.num_nodes),
+            node_type=None if dataset.node_type is None else dataset.node_type[nodes],
         )
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id
@@ -381,6 +382,7 @@ def _node_clients(
             dataset.target,
             nodes,
             feature_names=dataset.feature_names,
+            schema=dataset.schema,
         )
         if between:
             own, other = between[partition_id]

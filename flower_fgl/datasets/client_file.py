@@ -26,7 +26,7 @@ from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["GraphSizes", "graph_sizes", "pack_client", "unpack_client"]
 
-OPTIONAL = ("batch", "pairs", "pair_x", "targets")
+OPTIONAL = ("batch", "pairs", "pair_x", "targets", "node_type")
 """Tensors of a graph that may be missing."""
 STATISTICS = ("mean", "std", "edge mean", "edge std")
 CSR = ("indptr", "indices", "values", "shape")
@@ -122,6 +122,8 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
     tensors |= {name: tensor for name, tensor in found.items() if tensor is not None}
     if (edges := graph.messages) is not None:
         tensors |= {"message_index": edges.index, "message_x": edges.x}
+        if edges.relation is not None:
+            tensors["message_relation"] = edges.relation
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -172,6 +174,8 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
     optional: dict[str, Any] = {name: tensors.get(name) for name in OPTIONAL}
     if "message_index" in tensors:
         optional["messages"] = MessageEdges(
-            tensors["message_index"], tensors["message_x"]
+            tensors["message_index"],
+            tensors["message_x"],
+            relation=tensors.get("message_relation"),
         )
     return Graph(x, tensors["edge_index"], tensors["y"], masks, **optional)

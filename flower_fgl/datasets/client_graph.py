@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import NUMBERS, Target
 
 __all__ = [
@@ -117,15 +118,23 @@ class MessageEdges:
         Features of the edges; a may be 0.
     feature_names : tuple of str
         Length a: names of these features; empty if they have none.
+    relation : Tensor of shape (M,), int64, or None
+        In a typed graph the relation of each edge, by its place in the schema.
     """
 
     index: Tensor
     x: Tensor
     feature_names: tuple[str, ...] = ()
+    relation: Tensor | None = None
 
     def select(self, chosen: Tensor) -> MessageEdges:
         """Return the edges of a boolean mask of shape (M,)."""
-        return replace(self, index=self.index[:, chosen], x=self.x[chosen])
+        return replace(
+            self,
+            index=self.index[:, chosen],
+            x=self.x[chosen],
+            relation=None if self.relation is None else self.relation[chosen],
+        )
 
     def in_order(self, columns: Sequence[int]) -> MessageEdges:
         """Return the edges with the columns of their features in another order."""
@@ -186,6 +195,12 @@ class NodeDataset(_Dataset):
     messages : MessageEdges or None
         The edges as listed, with direction and features; ``None`` if the source lists
         undirected edges without features.
+    node_type : Tensor of shape (N,), int64, or None
+        In a typed graph the kind of each node, by its place in ``schema``. ``x`` has a
+        block of columns for each kind, and ``y`` is known for nodes of the kind to predict
+        only.
+    schema : Schema or None
+        Kinds and relations of a typed graph, else ``None``.
     """
 
     name: str
@@ -199,6 +214,8 @@ class NodeDataset(_Dataset):
     edges: EdgeTable | None = None
     targets: Tensor | None = None
     messages: MessageEdges | None = None
+    node_type: Tensor | None = None
+    schema: Schema | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -283,6 +300,8 @@ class Graph:
     messages : MessageEdges or None
         Edges with direction and features if a backbone of the run reads them, without
         those of held-out pairs and later times; else ``None``.
+    node_type : Tensor of shape (N,), int64, or None
+        Kind of each node of a typed graph, as in :class:`NodeDataset`.
     """
 
     x: Tensor
@@ -294,6 +313,7 @@ class Graph:
     pair_x: Tensor | None = None
     targets: Tensor | None = None
     messages: MessageEdges | None = None
+    node_type: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -412,6 +432,8 @@ class ClientGraph(_HasTarget):
     prepared : str
         Hash of the recipe and vocabulary of the file, see ``flower-fgl prepare``; else
         empty.
+    schema : Schema or None
+        Kinds and relations of a typed graph, else ``None``.
     """
 
     partition_id: int
@@ -427,6 +449,7 @@ class ClientGraph(_HasTarget):
     drawn_from: tuple[tuple[str, bool | int | float | str], ...] = ()
     replaces_split: bool = False
     prepared: str = ""
+    schema: Schema | None = None
 
     @property
     def num_features(self) -> int:

@@ -31,6 +31,7 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import known_names
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.settings import has_targets, is_file
 from flower_fgl.core.targets import CLASSES, Target
 from flower_fgl.datasets.build import build_clients
@@ -98,6 +99,8 @@ class StoreIndex:
     notes : list of list of str
         Length K: notes of :func:`suspect_data` on each client's data; none on the
         benchmark datasets of this package.
+    schema : str
+        Kinds and relations of a typed graph that was partitioned, else empty.
     """
 
     partition_sha256: str
@@ -107,6 +110,7 @@ class StoreIndex:
     feature_names: list[str] = field(default_factory=list)
     owners: list[dict[str, Any]] = field(default_factory=list)
     notes: list[list[str]] = field(default_factory=list)
+    schema: str = ""
 
     @property
     def num_clients(self) -> int:
@@ -163,6 +167,7 @@ class ClientStore:
         schema: dict[str, Any] = {
             "target": index.target,
             "feature_names": index.feature_names,
+            "schema": index.schema,
         }
         schema |= index.owners[partition_id] if index.owners else {}
         client = replace(
@@ -170,6 +175,7 @@ class ClientStore:
             feature_names=tuple(schema["feature_names"]),
             name=schema.get("name", ""),
             prepared=schema.get("prepared", ""),
+            schema=Schema.from_text(schema["schema"]) if schema["schema"] else None,
         )
         is_dense = client.graph.x.layout == torch.strided
         if self.config.scale_of_features(is_dense=is_dense) == "rows":
@@ -365,6 +371,10 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["time-cuts"] = config.time_cuts
     if config.needs_cross_edges:
         key["cross_edges"] = True
+    if config.types != "use":
+        key["types"] = config.types
+    if config.target_node:
+        key["target_node"] = config.target_node
     if config.reads_messages:
         key["messages"] = True
     if has_targets(config) or config.predicts != CLASSES:
@@ -486,23 +496,26 @@ def _fill(
         data = pack_client(client)
         (folder / _file_name(client.partition_id)).write_bytes(data)
         hashes.append(hashlib.sha256(data).hexdigest())
+    first = clients[0]
     index = StoreIndex(
         sha256,
         hashes,
-        asdict(clients[0].target),
+        asdict(first.target),
         num_edges,
-        list(clients[0].feature_names),
+        list(first.feature_names),
         [
             {
                 "name": client.name,
                 "target": asdict(client.target),
                 "feature_names": list(client.feature_names),
                 "prepared": client.prepared,
+                **({"schema": client.schema.to_text()} if client.schema else {}),
             }
             for client in clients
             if client.name
         ],
         notes,
+        "" if first.schema is None else first.schema.to_text(),
     )
     text = json.dumps(asdict(index))
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.schema import TypedModel
 from flower_fgl.nn import conv
 from flower_fgl.nn.graph_input import GraphInput, Pooling
 from flower_fgl.nn.messages import Direction
@@ -50,9 +51,10 @@ class Backbone(nn.Module):
         Predict links, or classify edges: ``num_classes`` is then the width of the nodes'
         embeddings, which a decoder turns into scores of pairs, see
         :func:`~flower_fgl.nn.link.make_decoder`. Its parameters start with ``decoder.``.
-    messages : {"", "both:A", "separate:A", "forward:A"}
+    messages : {"", "both:A", "separate:A", "forward:A", "typed:…"}
         Direction of the messages, and width A of the features of edges, for backbones that
-        read :attr:`GraphInput.messages`; others ignore it.
+        read :attr:`GraphInput.messages`; for backbones of typed graphs the text of a
+        :class:`~flower_fgl.core.schema.TypedModel`. Others ignore it.
 
     Raises
     ------
@@ -86,6 +88,9 @@ class Backbone(nn.Module):
     edge_channels: int = 0
     """Width of the features of edges that messages contain."""
 
+    typed: TypedModel | None = None
+    """Kinds and relations that a backbone of typed graphs is built for."""
+
     encoder: nn.Module
     classifier: nn.Module
     decoder: nn.Module | None
@@ -112,8 +117,9 @@ class Backbone(nn.Module):
         messages: str = "",
     ) -> None:
         super().__init__()
+        self.typed = TypedModel.from_text(messages)
         sizes = {
-            "in_channels": (in_channels, 1),
+            "in_channels": (in_channels, 0 if self.typed else 1),
             "hidden_channels": (hidden_channels, 1),
             "num_classes": (num_classes, 1),
             "num_layers": (num_layers, self.min_layers),
@@ -134,7 +140,7 @@ class Backbone(nn.Module):
                 )
             self.steps = steps
         self.hidden_channels = hidden_channels
-        if messages:
+        if messages and self.typed is None:
             direction, _, width = messages.partition(":")
             self.edge_direction = cast(Direction, direction)
             self.edge_channels = int(width)

@@ -13,6 +13,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.messages import Direction, Messages, Ways
+from flower_fgl.nn.relations import Relations
 from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
@@ -96,6 +97,9 @@ class GraphInput:
     messages: Messages | None = None
     """Edges with direction and features, for backbones that read them."""
 
+    relations: Relations | None = None
+    """Kinds of nodes and relations of edges, for backbones of typed graphs."""
+
     _ways: dict[Direction, Ways]
     _directed: dict[Direction, tuple[GraphInput, GraphInput | None]]
 
@@ -107,6 +111,12 @@ class GraphInput:
         """
         out = copy(self)
         out.messages, out._ways, out._directed = Messages(index, x), {}, {}
+        return out
+
+    def with_relations(self, relations: Relations) -> GraphInput:
+        """Return the same graph with kinds of nodes and relations of edges."""
+        out = copy(self)
+        out.relations = relations
         return out
 
     def ways(self, direction: Direction) -> Ways:
@@ -237,6 +247,7 @@ class GraphInput:
         out.pairs = None if self.pairs is None else self.pairs.to(device)
         out.pair_x = None if self.pair_x is None else self.pair_x.to(device)
         out.messages = None if self.messages is None else self.messages.to(device)
+        out.relations = None if self.relations is None else self.relations.to(device)
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:
@@ -330,6 +341,7 @@ class GraphInput:
         out = GraphInput._of(self.topology, x, self.union)
         out.pairs, out.pair_x = self.pairs, self.pair_x
         out.messages, out._ways = self.messages, self._ways
+        out.relations = self.relations
         return out
 
     def with_edges(

@@ -19,6 +19,7 @@ from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.gine import GINE
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 from flower_fgl.nn.module_backbone import backbone_class
+from flower_fgl.nn.typed import RGCN, TypedGINE, TypedGraphSAGE
 
 __all__ = [
     "MODELS",
@@ -42,9 +43,12 @@ MODELS: Table[type[Backbone]] = Table(
         "gine": GINE,
         "graphsage": GraphSAGE,
         "mlp": MLP,
+        "rgcn": RGCN,
         "sgc": SGC,
         "sign": SIGN,
         "ssgc": SSGC,
+        "typed-gine": TypedGINE,
+        "typed-graphsage": TypedGraphSAGE,
     },
     backbone_class,
     is_light=False,

@@ -295,8 +295,10 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
         SAMPLED,
         SHALLOW,
         STEPPED,
+        TYPED,
     )
     from flower_fgl.nn.message_passing import LayeredNet
+    from flower_fgl.nn.typed import TypedNet
 
     assert set(BACKBONES) == set(nn.MODELS)
     assert set(SHALLOW) == {n for n, model in nn.MODELS.items() if model.min_layers < 2}
@@ -305,7 +307,9 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
     assert set(LAYERED) == rows
     sizes: dict[str, Any] = {"in_channels": 3, "hidden_channels": 4, "num_classes": 2}
     sizes |= {"num_layers": 2, "dropout": 0.0, "messages": "both:2"}
-    made = {name: nn.build_model(name, **sizes) for name in nn.MODELS}
+    typed = {name for name, model in nn.MODELS.items() if issubclass(model, TypedNet)}
+    assert set(TYPED) == typed
+    made = {name: nn.build_model(name, **sizes) for name in {*nn.MODELS} - typed}
     assert set(SAMPLED) == {name for name, model in made.items() if model.reach}
 
 

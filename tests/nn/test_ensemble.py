@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from flower_fgl.core.model_spec import TYPED
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model
 from flower_fgl.nn.ensemble import Ensemble
 
@@ -32,7 +33,7 @@ def clients(name: str, *, is_linear: bool = False) -> list[Backbone]:
 
 @pytest.mark.parametrize("is_linear", [False, True])
 @pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("name", [n for n in MODELS if n != "gine"])
+@pytest.mark.parametrize("name", sorted({*MODELS} - {"gine", *TYPED}))
 def test_an_ensemble_predicts_as_its_models(
     make_graph: MakeGraph, name: str, is_sparse: bool, is_linear: bool
 ) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from flower_fgl.algorithms.fedpano.model import build_encoder
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.model_spec import TYPED
 from flower_fgl.nn import (
     MODELS,
     GraphInput,
@@ -34,11 +35,14 @@ SIZES: dict[str, Any] = {
 }
 TRIANGLE = torch.tensor([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]])
 # gine reads features of edges, which these graphs lack: see test_gine.py
-names = pytest.mark.parametrize("name", [n for n in MODELS if n != "gine"])
+names = pytest.mark.parametrize("name", sorted({*MODELS} - {"gine", *TYPED}))
 
 
 def test_the_table_holds_the_published_backbones_sorted() -> None:
-    expected = "appnp gamlp gat gcn gcnii gin gine graphsage mlp sgc sign ssgc"
+    expected = (
+        "appnp gamlp gat gcn gcnii gin gine graphsage mlp rgcn sgc sign ssgc typed-gine "
+        "typed-graphsage"
+    )
     assert list(MODELS) == expected.split()
 
 
@@ -156,7 +160,7 @@ def test_gamlp_has_the_parameters_that_fedpg_counts() -> None:
 
 
 def test_an_unknown_model_is_rejected_with_similar_names() -> None:
-    message = r'"graphsag"\. Did you mean "graphsage"\? Known: appnp, .*ssgc\.'
+    message = r'"graphsag"\. Did you mean "graphsage"\? Known: appnp, .*typed-graphsage\.'
     with pytest.raises(ConfigError, match=message):
         build_model("graphsag", **SIZES)
 

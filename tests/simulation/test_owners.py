@@ -25,6 +25,7 @@ from flower_fgl.client_apps.fedprox import FedProxClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.model_spec import TYPED
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.lab.report.figures import draw_run
 from flower_fgl.lab.results import RunSet, as_run
@@ -213,7 +214,7 @@ def test_another_number_of_clients_is_refused(folder: Path, tmp_path: Path) -> N
         simulate(owners=str(folder), clients=4, output_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize("model", sorted({*MODELS} - {"gine"}))
+@pytest.mark.parametrize("model", sorted({*MODELS} - {"gine", *TYPED}))
 @pytest.mark.parametrize("readout", [False, True])
 def test_the_first_layer_is_all_that_depends_on_the_feature_width(
     model: str, *, readout: bool

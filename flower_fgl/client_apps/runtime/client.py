@@ -144,7 +144,7 @@ class Client(Generic[S]):
             readout=config.classifies_graphs,
             initialise=initialise,
             link=config.decoder(self.data.num_classes, graph.num_edge_features),
-            messages=config.messages(self.model_name, edge_width),
+            messages=config.messages(self.model_name, edge_width, graph.schema),
         )
 
     def settle(self, model: Module) -> Module:

@@ -23,6 +23,7 @@ from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.transforms.columns import order_columns
 from flower_fgl.nn import GraphInput
+from flower_fgl.nn.relations import Relations
 from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement
 
 __all__ = ["ClientData", "file_stamps", "node_place", "open_client_data"]
@@ -147,6 +148,10 @@ def _graph_input(graph: Graph) -> GraphInput:
     """Return a graph, or a batch of graphs, with the edges for messages, as model input."""
     inputs = _plain_input(graph)
     edges = graph.messages
+    if edges is not None and edges.relation is not None:
+        assert graph.node_type is not None
+        relations = Relations(graph.node_type, edges.index, edges.relation)
+        return inputs.with_relations(relations)
     return inputs if edges is None else inputs.with_messages(edges.index, edges.x)
 
 

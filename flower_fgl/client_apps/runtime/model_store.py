@@ -176,7 +176,9 @@ def card_of(
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
         link=config.decoder(graph.num_classes, graph.num_edge_features),
-        messages=config.messages(client.model_name, graph.num_edge_features),
+        messages=config.messages(
+            client.model_name, graph.num_edge_features, graph.schema
+        ),
         scaling=scales[graph.scale],
         round=server_round,
         owner=owner,

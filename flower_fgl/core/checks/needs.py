@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.links import EDGE, LINK
-from flower_fgl.core.model_spec import reads_messages
+from flower_fgl.core.model_spec import reads_messages, reads_types
 from flower_fgl.core.settings import (
     ALL_TARGETS,
     TARGETS,
@@ -118,11 +118,19 @@ NEEDS = (
     ),
     Need(
         'model = "gine", edge-direction',
-        reads_messages,
+        lambda s: reads_messages(s) and not reads_types(s),
         lambda method: method.reads_messages,
         "does not pass messages along edges with direction or features",
         can="do",
         demand='model = "{model}" with edge-direction = "{edge_direction}" is not possible',
+    ),
+    Need(
+        'model = "rgcn" and others of typed graphs',
+        reads_types,
+        lambda method: method.reads_messages,
+        "does not read kinds of nodes and relations",
+        can="do",
+        demand='model = "{model}" is not possible',
     ),
     Need(
         "num-neighbors",

@@ -13,9 +13,10 @@ from flower_fgl.core.model_spec import (
     ModelName,
     message_direction,
     read_model,
+    reads_types,
     split_models,
 )
-from flower_fgl.core.options import nearest
+from flower_fgl.core.options import kebab, nearest
 from flower_fgl.core.settings import (
     TRACKERS,
     GeneralSettings,
@@ -40,6 +41,8 @@ def check_training(settings: GeneralSettings, method: Any) -> None:
         _check_model(text, model, settings, method)
     if settings.num_neighbors:
         _check_neighbors(settings, models)
+    if reads_types(settings):
+        _check_typed(settings)
 
 
 def _check_model(
@@ -66,6 +69,26 @@ def _check_model(
         raise ConfigError(
             f'{settings.method} works with model = "{able}" only, got "{text}".'
         )
+
+
+def _check_typed(settings: GeneralSettings) -> None:
+    """Reject what backbones of typed graphs cannot do."""
+    model = settings.model
+    if settings.setting not in ("transductive", "inductive"):
+        raise ConfigError(
+            f'model = "{model}" reads typed graphs, whose nodes are predicted: set '
+            f'setting = "transductive" or "inductive", got "{settings.setting}".'
+        )
+    if settings.types == "ignore":
+        raise ConfigError(
+            f'types = "ignore" leaves one kind of nodes and edges, but model = "{model}" '
+            "reads several. Use another model, e.g. gcn."
+        )
+    for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
+        if getattr(settings, name):
+            raise ConfigError(
+                f'{kebab(name)} is for plain graphs: remove it for model = "{model}".'
+            )
 
 
 def _check_neighbors(settings: GeneralSettings, models: dict[str, ModelName]) -> None:

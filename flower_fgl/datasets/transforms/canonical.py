@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "SPARSE_BELOW",
+    "SPARSE_WIDTH",
     "compact_features",
     "csr_tensor",
     "quiet_csr",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
+from flower_fgl.datasets.transforms.typed import without_types
 
 __all__ = ["EDGE_PREFIX", "choose_messages", "finish_messages", "joint_names"]
 
@@ -35,6 +36,8 @@ def choose_messages(
         If the dataset lacks features of edges, or directions, that a backbone reads.
     """
     messages, name = dataset.messages, dataset.name
+    if isinstance(dataset, NodeDataset) and (dataset.schema or config.reads_types):
+        return cast(Dataset, _typed(dataset, config))
     width = 0 if messages is None else messages.x.shape[1]
     if config.reads_edge_features and not width:
         raise DataError(
@@ -58,6 +61,32 @@ def choose_messages(
     if messages is not None and not config.reads_edge_features:
         messages = messages.in_order([])
     return replace(dataset, messages=messages)
+
+
+def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
+    """Return a typed graph as the run reads it, and refuse any that does not fit.
+
+    Raises
+    ------
+    DataError
+        If only one of graph and model is typed.
+    """
+    name = dataset.name
+    if config.types == "ignore" and dataset.schema is not None:
+        return without_types(dataset)
+    if dataset.schema is None:
+        raise DataError(
+            f'{name} has one kind of nodes and edges, but model = "{config.model}" reads '
+            "kinds and relations. Use another model, e.g. gcn."
+        )
+    if not config.reads_types:
+        raise DataError(
+            f"{name} has {len(dataset.schema.widths)} kinds of nodes and "
+            f"{len(dataset.schema.relations)} relations, over which model = "
+            f'"{config.model}" passes the same messages. Set model = "rgcn", or types = '
+            '"ignore".'
+        )
+    return dataset
 
 
 def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:

@@ -170,4 +170,5 @@ def induced_graph(graph: Graph | NodeDataset, nodes: Tensor) -> Graph:
         masks={},
         targets=None if graph.targets is None else graph.targets[nodes],
         messages=graph.messages and graph.messages.within(nodes, graph.num_nodes),
+        node_type=None if graph.node_type is None else graph.node_type[nodes],
     )

@@ -1,0 +1,181 @@
+"""``Schema``: the kinds of nodes and the relations of a typed graph."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flower_fgl.core.errors import ConfigError, DataError
+
+__all__ = ["MOST_RELATIONS", "MOST_TYPES", "Schema", "Triple", "TypedModel"]
+
+Triple = tuple[str, str, str]
+"""Kind of the sources, name, and kind of the targets of a relation."""
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
+"""Names of kinds and relations, which are also names of files."""
+MOST_TYPES, MOST_RELATIONS = 100, 1_000
+"""Largest number of kinds of nodes, and of relations, of one graph."""
+TYPED = "typed:"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Kinds of nodes, widths of their features, and relations, in the owner's order.
+
+    Kinds and relations are numbered by their place. The feature matrix of a typed graph
+    has a block of columns for each kind; a node has zeros outside the block of its kind.
+
+    Parameters
+    ----------
+    target : str
+        Kind of the nodes that are predicted.
+    widths : tuple of (str, int)
+        Kinds of nodes with the widths of their features; a width may be 0.
+    relations : tuple of (str, str, str)
+        Kind of the sources, name, and kind of the targets of each relation.
+    private : frozenset of (str, str, str)
+        Relations that the owner keeps to itself.
+    """
+
+    target: str
+    widths: tuple[tuple[str, int], ...]
+    relations: tuple[Triple, ...] = ()
+    private: frozenset[Triple] = frozenset()
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        """The kinds of nodes."""
+        return tuple(name for name, _ in self.widths)
+
+    @property
+    def num_features(self) -> int:
+        """Width of the feature matrix: the sum over kinds."""
+        return sum(width for _, width in self.widths)
+
+    def blocks(self) -> Iterator[tuple[str, slice]]:
+        """Yield each kind with its columns of the feature matrix."""
+        start = 0
+        for name, width in self.widths:
+            yield name, slice(start, start + width)
+            start += width
+
+    def ordered(self) -> Schema:
+        """Return the schema with kinds and relations sorted by name."""
+        return replace(
+            self,
+            widths=tuple(sorted(self.widths)),
+            relations=tuple(sorted(self.relations)),
+        )
+
+    def check(self, where: str) -> None:
+        """Reject a schema that no typed graph may have; ``where`` begins the errors.
+
+        Raises
+        ------
+        DataError
+            If a name is malformed or given twice, there are too many, or a relation or
+            the target has a kind that is not listed.
+        """
+        types = self.node_types
+        for what, found, most in (
+            ("kinds of nodes", types, MOST_TYPES),
+            ("relations", self.relations, MOST_RELATIONS),
+        ):
+            if len(found) > most:
+                raise DataError(
+                    f"{where}: {len(found):,} {what}, expected at most {most:,}."
+                )
+            if twice := sorted({str(one) for one in found if found.count(one) > 1}):
+                raise DataError(f"{where}: {what} are listed twice: {twice[0]}.")
+        for name in (*types, *(name for _, name, _ in self.relations)):
+            if not NAME.fullmatch(name):
+                raise DataError(
+                    f"{where}: {name[:80]!r} is no name of a kind or relation. Use 1 to 64 "
+                    "of the characters A-Z a-z 0-9 _ . - and begin with no dot."
+                )
+        folded: dict[str, str] = {}
+        for name in types:
+            other = folded.setdefault(name.lower(), name)
+            if other != name:
+                raise DataError(
+                    f'{where}: the kinds "{other}" and "{name}" differ only by case. '
+                    "Rename one."
+                )
+        for source, name, target in self.relations:
+            for end in (source, target):
+                if end not in types:
+                    raise DataError(
+                        f'{where}: the relation "{name}" has the kind "{end}", which is no '
+                        f"kind of nodes. Kinds: {', '.join(types)}."
+                    )
+        if self.target not in types:
+            raise DataError(
+                f'{where}: the kind to predict, "{self.target}", is no kind of nodes. '
+                f"Kinds: {', '.join(types)}."
+            )
+
+    def to_text(self) -> str:
+        """Return the schema as one line of JSON."""
+        private = [one for one in self.relations if one in self.private]
+        parts = [self.target, self.widths, self.relations]
+        return json.dumps(parts + [private] * bool(private))
+
+    @classmethod
+    def from_text(cls, text: str) -> Schema:
+        """Read :meth:`to_text`.
+
+        Raises
+        ------
+        ConfigError
+            If it is malformed.
+        """
+        try:
+            target, widths, *triples = json.loads(text)
+            relations, private = (
+                tuple((str(a), str(name), str(b)) for a, name, b in found)
+                for found in (*triples, [])[:2]
+            )
+            made = cls(
+                str(target),
+                tuple((str(name), int(width)) for name, width in widths),
+                relations,
+                frozenset(private),
+            )
+            made.check("schema")
+        except (ValueError, TypeError, DataError) as error:
+            raise ConfigError(f"Malformed schema of a typed graph: {error}") from error
+        return made
+
+
+@dataclass(frozen=True)
+class TypedModel:
+    """What a typed backbone is built for.
+
+    Parameters
+    ----------
+    schema : Schema
+        Kinds and relations of its graphs.
+    num_bases : int
+        Bases B of the weights of relations in RGCN; 0: each relation has its own.
+    has_reverse : bool
+        Whether messages also run backwards along each relation, with weights of their own.
+    """
+
+    schema: Schema
+    num_bases: int = 8
+    has_reverse: bool = True
+
+    def to_text(self) -> str:
+        """Return the argument ``messages`` of a typed backbone."""
+        schema = replace(self.schema, private=frozenset()).to_text()
+        return f"{TYPED}{self.num_bases}:{int(self.has_reverse)}:{schema}"
+
+    @classmethod
+    def from_text(cls, text: str) -> TypedModel | None:
+        """Read :meth:`to_text`; ``None`` for the messages of another backbone."""
+        if not text.startswith(TYPED):
+            return None
+        bases, reverse, schema = text.removeprefix(TYPED).split(":", 2)
+        return cls(Schema.from_text(schema), int(bases), reverse == "1")

@@ -1,0 +1,279 @@
+"""Build a typed graph from tables of nodes and relations, and change its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema, Triple
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import Graph, MessageEdges, NodeDataset
+from flower_fgl.datasets.transforms.canonical import (
+    SPARSE_BELOW,
+    SPARSE_WIDTH,
+    csr_tensor,
+    scipy_csr,
+    undirected_simple,
+)
+
+__all__ = [
+    "NodeTable",
+    "TypedTarget",
+    "column_name",
+    "in_schema",
+    "move_columns",
+    "offsets",
+    "typed_dataset",
+    "without_types",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTable:
+    """The nodes of one kind.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d), float32
+        Features, strided or sparse CSR; d may be 0.
+    feature_names : tuple of str
+        Length d: names of the columns; empty if they have none.
+    """
+
+    x: Tensor
+    feature_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TypedTarget:
+    """What is predicted of the n nodes of one kind; as in :class:`NodeDataset`."""
+
+    y: Tensor
+    target: Target
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    targets: Tensor | None = None
+
+
+def column_name(node_type: str, name: str) -> str:
+    """Return the name of a column of the joint feature matrix."""
+    return f"{node_type}.{name}"
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Return the number of the first node of each kind, and the number of all nodes."""
+    return [0, *np.cumsum(sizes).tolist()]
+
+
+def typed_dataset(
+    name: str,
+    tables: Mapping[str, NodeTable],
+    relations: Mapping[Triple, Tensor],
+    target_type: str,
+    wanted: TypedTarget,
+    private: frozenset[Triple] = frozenset(),
+) -> NodeDataset:
+    """Build one graph from its tables; kinds and relations keep their order.
+
+    Parameters
+    ----------
+    name : str
+        Name for errors.
+    tables : mapping of str to NodeTable
+        Nodes by kind.
+    relations : mapping of (str, str, str) to Tensor of shape (2, M), int64
+        Edges by relation, as row numbers of the tables of their two kinds. Repeats are
+        merged.
+    target_type : str
+        Kind to predict.
+    wanted : TypedTarget
+        Labels and masks of its nodes.
+    private : frozenset of (str, str, str)
+        Relations that the owner keeps to itself.
+
+    Returns
+    -------
+    NodeDataset
+        Nodes are numbered kind by kind.
+
+    Raises
+    ------
+    DataError
+        If the schema is malformed, or an edge names a node that does not exist.
+    """
+    schema = Schema(
+        target_type,
+        tuple((kind, int(table.x.shape[1])) for kind, table in tables.items()),
+        tuple(relations),
+        private,
+    )
+    schema.check(name)
+    start = dict(
+        zip(tables, offsets([len(t.x) for t in tables.values()]), strict=False)
+    )
+    size = {kind: len(table.x) for kind, table in tables.items()}
+    number = sum(size.values())
+    parts, numbers = [], []
+    for place, ((source, relation, target), edges) in enumerate(relations.items()):
+        for end, kind in ((0, source), (1, target)):
+            outside = (edges[end] < 0) | (edges[end] >= size[kind])
+            if bool(outside.any()):
+                raise DataError(
+                    f'{name}: the relation "{relation}" names node '
+                    f"{int(edges[end][outside][0])} of the kind {kind}, which has "
+                    f"{size[kind]} nodes."
+                )
+        moved = edges + torch.tensor([[start[source]], [start[target]]])
+        code = torch.unique(moved[0] * number + moved[1])
+        parts.append(torch.stack([code // max(number, 1), code % max(number, 1)]))
+        numbers.append(torch.full((len(code),), place))
+    none = torch.empty((2, 0), dtype=torch.int64)
+    index = torch.cat([none, *parts], dim=1)
+    relation_of = torch.cat([none[0], *numbers])
+    first = start[target_type]
+    rows = slice(first, first + size[target_type])
+    return NodeDataset(
+        name,
+        _joint_features([table.x for table in tables.values()]),
+        undirected_simple(index, number),
+        _expand(wanted.y, rows, number, -1),
+        wanted.target,
+        {n: _expand(mask, rows, number, False) for n, mask in wanted.masks.items()},
+        feature_names=_joint_names(tables),
+        targets=None
+        if wanted.targets is None
+        else _expand(
+            wanted.targets,
+            rows,
+            number,
+            torch.nan if wanted.targets.is_floating_point() else -1,
+        ),
+        messages=MessageEdges(
+            index, torch.empty(index.shape[1], 0), relation=relation_of
+        ),
+        node_type=torch.repeat_interleave(
+            torch.arange(len(tables)), torch.tensor(list(size.values()))
+        ),
+        schema=schema,
+    )
+
+
+def _expand(values: Tensor, rows: slice, number: int, unknown: float) -> Tensor:
+    """Return values of all nodes, ``unknown`` outside the rows of the kind to predict."""
+    out = values.new_full((number, *values.shape[1:]), unknown)
+    out[rows] = values
+    return out
+
+
+def _joint_names(tables: Mapping[str, NodeTable]) -> tuple[str, ...]:
+    """Return the names of all columns; empty if a kind with features has none."""
+    if any(len(t.feature_names) != t.x.shape[1] for t in tables.values()):
+        return ()
+    return tuple(
+        column_name(kind, name)
+        for kind, t in tables.items()
+        for name in t.feature_names
+    )
+
+
+def _joint_features(parts: Sequence[Tensor]) -> Tensor:
+    """Return the block-diagonal feature matrix, in the smaller of two layouts."""
+    rows, width = sum(len(x) for x in parts), sum(x.shape[1] for x in parts)
+    used = sum(
+        len(x.values()) if x.layout == torch.sparse_csr else int(x.count_nonzero())
+        for x in parts
+    )
+    if width >= SPARSE_WIDTH and used < SPARSE_BELOW * rows * width:
+        blocks = [
+            scipy_csr(x)
+            if x.layout == torch.sparse_csr
+            else scipy.sparse.csr_matrix(x.numpy())
+            for x in parts
+        ]
+        return csr_tensor(scipy.sparse.block_diag(blocks, format="csr"))
+    out = torch.zeros(rows, width)
+    row = column = 0
+    for x in parts:
+        block = x.to_dense() if x.layout == torch.sparse_csr else x
+        out[row : row + len(x), column : column + x.shape[1]] = block
+        row, column = row + len(x), column + x.shape[1]
+    return out
+
+
+def move_columns(x: Tensor, places: Sequence[int], width: int) -> Tensor:
+    """Return features (N, width) with column i of ``x`` (N, d) at ``places[i]``, else 0."""
+    place = torch.tensor(list(places), dtype=torch.int64)
+    if x.layout != torch.sparse_csr:
+        out = x.new_zeros(len(x), width)
+        out[:, place] = x
+        return out
+    matrix = scipy_csr(x).copy()
+    matrix.indices = place.numpy()[matrix.indices]
+    return csr_tensor(
+        scipy.sparse.csr_matrix(
+            (matrix.data, matrix.indices, matrix.indptr), shape=(x.shape[0], width)
+        )
+    )
+
+
+def without_types(dataset: NodeDataset) -> NodeDataset:
+    """Return a typed graph as a plain one, with ``types = "ignore"``.
+
+    Raises
+    ------
+    DataError
+        If the kinds have features of different width.
+    """
+    assert dataset.schema is not None
+    assert dataset.node_type is not None
+    widths = {width for _, width in dataset.schema.widths}
+    if len(widths) > 1:
+        raise DataError(
+            f'{dataset.name}: types = "ignore" needs features of one width, but the kinds '
+            f"of nodes have {dict(dataset.schema.widths)}. Give each the same columns, or "
+            'set model = "rgcn".'
+        )
+    width = widths.pop()
+    parts = []
+    for number, (_, columns) in enumerate(dataset.schema.blocks()):
+        rows = (dataset.node_type == number).nonzero().flatten()
+        dense = (
+            dataset.x.to_dense() if dataset.x.layout == torch.sparse_csr else dataset.x
+        )
+        parts.append((rows, dense[rows][:, columns]))
+    x = torch.zeros(dataset.num_nodes, max(width, 1))
+    for rows, block in parts:
+        x[rows] = block if width else torch.ones(len(rows), 1)
+    return replace(
+        dataset, x=x, feature_names=(), messages=None, node_type=None, schema=None
+    )
+
+
+def in_schema(graph: Graph, own: Schema, agreed: Schema) -> Graph:
+    """Return a graph with kinds, relations and columns at their places in another schema.
+
+    ``agreed`` holds all kinds and relations of ``own``, with the same widths.
+    """
+    assert graph.node_type is not None
+    assert graph.messages is not None
+    assert graph.messages.relation is not None
+    kinds = torch.tensor([agreed.node_types.index(kind) for kind in own.node_types])
+    place = {triple: number for number, triple in enumerate(agreed.relations)}
+    relations = torch.tensor([place[triple] for triple in own.relations] or [0])
+    blocks = dict(agreed.blocks())
+    columns = [
+        column
+        for kind, _ in own.widths
+        for column in range(blocks[kind].start, blocks[kind].stop)
+    ]
+    return replace(
+        graph,
+        x=move_columns(graph.x, columns, agreed.num_features),
+        node_type=kinds[graph.node_type],
+        messages=replace(graph.messages, relation=relations[graph.messages.relation]),
+    )

@@ -1,0 +1,283 @@
+"""Backbones of typed graphs: RGCN, GraphSAGE and GINE with weights per relation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import sqrt
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.relations import RelationPairs, relation_sum
+from flower_fgl.nn.sparse import index_sum
+
+__all__ = ["RGCN", "SCHEMA_PARTS", "TypedGINE", "TypedGraphSAGE", "TypedNet"]
+
+SCHEMA_PARTS = ("types", "relations", "reverse")
+"""Parts of the encoder whose tensors belong to one kind or one relation each."""
+
+
+class OneType(nn.Module):
+    """Linear map of the features of one kind of nodes: ``h = W x + b``.
+
+    ``weight`` is (p, d), and ``bias`` (p,), the vector of all nodes of a kind without
+    features.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden, width))
+        self.bias = nn.Parameter(torch.empty(hidden))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw Glorot weights; the bias is 0, and drawn for a kind without features."""
+        hidden, width = self.weight.shape
+        if width:
+            nn.init.xavier_uniform_(self.weight)
+            nn.init.zeros_(self.bias)
+        else:
+            nn.init.uniform_(self.bias, -sqrt(6 / (hidden + 1)), sqrt(6 / (hidden + 1)))
+
+
+class Weight(nn.Module):
+    """One tensor with Glorot weights: matrices (…, p, q), or a vector."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw each matrix with gain √2, and a vector as a row of a matrix."""
+        shape = self.weight.shape
+        fans = shape[-2] + shape[-1] if len(shape) > 1 else 1 + shape[0]
+        bound = sqrt(2) * sqrt(6 / fans)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+
+class TypedNet(Backbone):
+    """Network of a typed graph: a linear map per kind of nodes, layers, a linear head.
+
+    ``num_layers``, at least 1, counts the layers that pass messages. ReLU and dropout
+    follow each one but the last::
+
+        h⁰_i = W_a x_i + b_a                    for a node i of kind a
+        h'_i = root(h_i) + Σ_r messages_r(i)    over relations r, both ways
+
+    Tensors of a kind or relation are named by its number in the schema:
+    ``encoder.types.3.weight``, ``encoder.relations.12.0.weight`` (layer 0),
+    ``encoder.reverse.12.0.weight``.
+    """
+
+    min_layers = 1
+    reach = None
+    """A receptive field has no relations."""
+
+    weight_of_relation: ClassVar[str] = ""
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Construct the shared parts first, so that their draws depend on no schema."""
+        if self.typed is None:
+            raise ConfigError(
+                f"{type(self).__name__} needs a typed graph, but this graph has one kind "
+                "of nodes and edges. Use another model, e.g. gcn."
+            )
+        schema, hidden = self.typed.schema, self.hidden_channels
+        parts: dict[str, nn.Module] = self.make_shared(num_layers)
+        parts["types"] = nn.ModuleList(
+            OneType(width, hidden) for _, width in schema.widths
+        )
+        ways = ("relations", "reverse") if self.typed.has_reverse else ("relations",)
+        for way in ways:
+            parts[way] = nn.ModuleList(
+                nn.ModuleList(self.make_relation() for _ in range(num_layers))
+                for _ in schema.relations
+            )
+        return nn.ModuleDict(parts), nn.Linear(hidden, num_classes)
+
+    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
+        """Construct the parts that belong to no kind or relation, a list per layer each."""
+        raise NotImplementedError
+
+    def make_relation(self) -> nn.Module:
+        """Construct what one relation has in one layer."""
+        raise NotImplementedError
+
+    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+        """Map the nodes' own representations (N, p)."""
+        raise NotImplementedError
+
+    def messages(
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+    ) -> Tensor:
+        """Sum the messages (N, p) along relations with the tensors ``own``."""
+        raise NotImplementedError
+
+    def finish(self, layer: int, total: Tensor) -> Tensor:
+        """Map the sum of root and messages (N, p)."""
+        return total
+
+    def represent(self, graph: GraphInput) -> Tensor:
+        """Return the last layer's output: (N, hidden_channels)."""
+        encoder: Any = self.encoder
+        relations = graph.relations
+        if relations is None:
+            raise ValueError("A typed network got a graph without relations.")
+        weight = torch.cat([one.weight for one in encoder["types"]], dim=1)
+        biases = torch.stack([one.bias for one in encoder["types"]])
+        h = biases.index_select(0, relations.node_type)
+        if weight.shape[1]:
+            h = h + graph.linear(None, weight)
+        ways = [
+            (relations.pairs(len(encoder[name]), is_back=name == "reverse"), name)
+            for name in ("relations", "reverse")
+            if name in encoder
+        ]
+        num_layers = len(encoder["roots"])
+        for layer in range(num_layers):
+            h = self._relu_dropout(h) if layer else h
+            total = self.root(layer, h, relations.node_type)
+            for pairs, name in ways:
+                own = [one[layer].weight for one in encoder[name]]
+                if own:
+                    total = total + self.messages(layer, h, pairs, own)
+            h = self.finish(layer, total)
+        return h
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return :meth:`represent`."""
+        return self.represent(graph)
+
+
+class RGCN(TypedNet):
+    """Relational GCN with bases, Schlichtkrull et al., ESWC 2018.
+
+    ``h'_i = W_0 h_i + b + Σ_r (1/|N_r(i)|) Σ_j W_r h_j`` with ``W_r = Σ_b a_rb V_b``: B
+    bases V are common to all relations, and each has B coefficients. Without bases each
+    relation has a matrix of its own.
+
+    Notes
+    -----
+    1. The paper takes the mean per relation and the sum over relations, as here.
+    2. Weight decay acts on coefficients and bases alike.
+    """
+
+    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
+        """Construct bases and root weights."""
+        assert self.typed is not None
+        hidden, bases = self.hidden_channels, self.typed.num_bases
+        parts: dict[str, nn.Module] = {
+            "roots": nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(num_layers))
+        }
+        if bases:
+            parts["bases"] = nn.ModuleList(
+                Weight(bases, hidden, hidden) for _ in range(num_layers)
+            )
+        return parts
+
+    def make_relation(self) -> nn.Module:
+        """Construct the coefficients (B,), or the matrix (p, p)."""
+        assert self.typed is not None
+        hidden, bases = self.hidden_channels, self.typed.num_bases
+        return Weight(bases) if bases else Weight(hidden, hidden)
+
+    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+        """Return ``W_0 h + b``."""
+        encoder: Any = self.encoder
+        out: Tensor = encoder["roots"][layer](h)
+        return out
+
+    def messages(
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+    ) -> Tensor:
+        """Return the sum over relations of the mean over neighbours."""
+        encoder: Any = self.encoder
+        weights: Iterable[Tensor] = own
+        if "bases" in encoder:
+            bases = encoder["bases"][layer].weight
+            weights = torch.einsum("rb,bio->rio", torch.stack(own), bases)
+        return relation_sum(h, pairs, weights)
+
+
+class TypedGraphSAGE(TypedNet):
+    """GraphSAGE with a matrix per relation and the same root weights for all kinds.
+
+    Hamilton et al., NeurIPS 2017; means of neighbours per relation are summed, as in
+    PyG's ``to_hetero`` with ``aggr = "sum"``.
+
+    Notes
+    -----
+    1. ``to_hetero`` has root weights per relation. Here all kinds share them: a mean over
+       owners then weighs no owner by its number of relations.
+    """
+
+    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
+        """Construct the root weights."""
+        hidden = self.hidden_channels
+        return {
+            "roots": nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(num_layers))
+        }
+
+    def make_relation(self) -> nn.Module:
+        """Construct the matrix (p, p)."""
+        return Weight(self.hidden_channels, self.hidden_channels)
+
+    root = RGCN.root
+
+    def messages(
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+    ) -> Tensor:
+        """Return the sum over relations of the mean over neighbours."""
+        return relation_sum(h, pairs, own)
+
+
+class TypedGINE(TypedNet):
+    """GINE whose edges have a learned vector per relation instead of features.
+
+    ``h'_i = MLP(h_i + Σ_r Σ_{j∈N_r(i)} ReLU(h_j + e_r))``, Hu et al., ICLR 2020, in PyG's
+    form; e_r (p,) is the vector of relation r. The MLP has two linear layers, and ε is 0,
+    as in :class:`~flower_fgl.nn.GINE`.
+    """
+
+    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
+        """Construct the MLPs."""
+        hidden = self.hidden_channels
+        return {
+            "roots": nn.ModuleList(
+                nn.Sequential(
+                    nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
+                )
+                for _ in range(num_layers)
+            )
+        }
+
+    def make_relation(self) -> nn.Module:
+        """Construct the vector e_r (p,)."""
+        return Weight(self.hidden_channels)
+
+    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+        """Return the representations."""
+        return h
+
+    def messages(
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+    ) -> Tensor:
+        """Return the sum over all edges."""
+        relation = pairs.relation.index_select(0, pairs.pair)
+        vectors = torch.stack(own).index_select(0, relation)
+        found = (h.index_select(0, pairs.source) + vectors).relu()
+        target = pairs.target.index_select(0, pairs.pair)
+        return index_sum(found, target, len(h))
+
+    def finish(self, layer: int, total: Tensor) -> Tensor:
+        """Apply the layer's MLP."""
+        encoder: Any = self.encoder
+        out: Tensor = encoder["roots"][layer](total)
+        return out

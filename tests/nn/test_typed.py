@@ -1,0 +1,167 @@
+"""Backbones of typed graphs against numbers derived by hand and PyG's layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import RGCNConv
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.schema import Schema, TypedModel
+from flower_fgl.nn import GraphInput, build_model
+from flower_fgl.nn.relations import RelationPairs, Relations, relation_sum
+
+H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+INDEX = torch.tensor([[0, 1, 0], [2, 2, 1]])
+RELATION = torch.tensor([0, 0, 1])
+BASES = torch.stack([torch.eye(2), torch.eye(2).flip(0)])
+COEFFICIENTS = torch.tensor([[1.0, 0.5], [-1.0, 2.0]])
+SCHEMA = Schema(
+    "a", (("a", 2), ("b", 0)), (("a", "r", "b"), ("b", "s", "a"), ("a", "t", "a"))
+)
+
+
+def typed_input(seed: int = 0) -> GraphInput:
+    """Return a graph with three nodes of kind a and two of kind b."""
+    x = torch.zeros(5, 2)
+    x[:3] = torch.randn(3, 2, generator=torch.Generator().manual_seed(seed))
+    node_type = torch.tensor([0, 0, 0, 1, 1])
+    index = torch.tensor([[0, 1, 3, 4, 2], [3, 4, 1, 2, 0]])
+    relation = torch.tensor([0, 0, 1, 1, 2])
+    graph = GraphInput(x, torch.empty((2, 0), dtype=torch.int64))
+    return graph.with_relations(Relations(node_type, index, relation))
+
+
+def build(name: str, schema: Schema = SCHEMA, **changes: Any) -> Any:
+    """Return a typed backbone with drawn weights."""
+    text = TypedModel(schema, changes.pop("num_bases", 2), True).to_text()
+    torch.manual_seed(0)
+    values = {
+        "in_channels": schema.num_features,
+        "hidden_channels": 4,
+        "num_classes": 3,
+        "num_layers": 2,
+        "dropout": 0.0,
+    }
+    return build_model(name, messages=text, **(values | changes))
+
+
+def test_means_per_relation_are_summed_as_computed_by_hand() -> None:
+    weights = torch.einsum("rb,bio->rio", COEFFICIENTS, BASES)
+    root = H @ torch.tensor([[1.0, 1.0], [0.0, 1.0]]) + torch.tensor([0.1, -0.1])
+    pairs = RelationPairs.of(INDEX, RELATION, 2)
+    out = root + relation_sum(H, pairs, weights)
+    expected = torch.tensor([[1.1, 0.9], [-0.9, 2.9], [1.85, 2.65]])
+    torch.testing.assert_close(out, expected)
+
+
+def test_layer_equals_rgcnconv_of_pyg() -> None:
+    layer = RGCNConv(2, 2, 2, num_bases=2)
+    with torch.no_grad():
+        layer.weight.copy_(BASES)
+        layer.comp.copy_(COEFFICIENTS)
+    weights = torch.einsum("rb,bio->rio", COEFFICIENTS, BASES)
+    pairs = RelationPairs.of(INDEX, RELATION, 2)
+    out = H @ layer.root + layer.bias + relation_sum(H, pairs, weights)
+    torch.testing.assert_close(out, layer(H, INDEX, RELATION))
+
+
+@pytest.mark.parametrize("name", ["rgcn", "typed-graphsage", "typed-gine"])
+def test_order_of_edges_kinds_and_relations_changes_no_output(name: str) -> None:
+    graph, model = typed_input(), build(name)
+    out = model(graph)
+    assert out.shape == (5, 3)
+    other = Schema(SCHEMA.target, SCHEMA.widths[::-1], SCHEMA.relations[::-1])
+    moved = build(name, other)
+    own = model.state_dict()
+    renamed = {}
+    for key, tensor in own.items():
+        parts = key.split(".")
+        if parts[1] in ("types", "relations", "reverse"):
+            last = {"types": 1}.get(parts[1], 2)
+            parts[2] = str(last - int(parts[2]))
+        renamed[".".join(parts)] = tensor
+    moved.load_state_dict(renamed)
+    relations = graph.relations
+    assert relations is not None
+    order = torch.tensor([4, 2, 0, 1, 3])
+    swapped = graph.with_relations(
+        Relations(
+            1 - relations.node_type,
+            relations.index[:, order],
+            2 - relations.relation[order],
+        )
+    )
+    torch.testing.assert_close(moved(swapped), out)
+
+
+@pytest.mark.parametrize("name", ["rgcn", "typed-graphsage", "typed-gine"])
+def test_relation_without_edges_gets_no_gradient_and_changes_nothing(name: str) -> None:
+    graph = typed_input()
+    relations = graph.relations
+    assert relations is not None
+    kept = relations.relation != 2
+    graph = graph.with_relations(
+        Relations(
+            relations.node_type, relations.index[:, kept], relations.relation[kept]
+        )
+    )
+    model = build(name)
+    out = model(graph)
+    out.sum().backward()
+    for layer in range(2):
+        for way in ("relations", "reverse"):
+            gradient = model.encoder[way][2][layer].weight.grad
+            assert gradient is None or not gradient.any()
+            gradient = model.encoder[way][0][layer].weight.grad
+            assert gradient is not None
+    with torch.no_grad():
+        model.encoder["relations"][2][0].weight.add_(5)
+    torch.testing.assert_close(model(graph), out)
+
+
+def test_kinds_have_input_maps_of_their_own() -> None:
+    graph, model = typed_input(), build("rgcn", num_layers=1)
+    with torch.no_grad():
+        model.encoder["types"][0].bias.fill_(1.0)
+        model.encoder["types"][1].bias.fill_(2.0)
+    seen: list[torch.Tensor] = []
+    model.root = lambda layer, h, kinds: seen.append(h) or torch.zeros_like(h)
+    model(graph)
+    kind = model.encoder["types"][0]
+    torch.testing.assert_close(seen[0][:3], graph.x[:3] @ kind.weight.T + 1)
+    torch.testing.assert_close(seen[0][3:], torch.full((2, 4), 2.0))
+
+
+def test_without_bases_each_relation_has_a_matrix() -> None:
+    shapes = {
+        k: tuple(v.shape) for k, v in build("rgcn", num_bases=0).state_dict().items()
+    }
+    assert shapes["encoder.relations.2.1.weight"] == (4, 4)
+    assert not any("bases" in key for key in shapes)
+
+
+def test_parameters_are_those_of_the_formula() -> None:
+    schema = Schema("a", (("a", 5), ("b", 3)), (("a", "r", "b"), ("b", "s", "a")))
+    text = TypedModel(schema, 2, True).to_text()
+    model = build_model(
+        "rgcn", in_channels=8, hidden_channels=8, num_classes=3, num_layers=2,
+        dropout=0.0, messages=text,
+    )  # fmt: skip
+    assert sum(p.numel() for p in model.parameters()) == 523
+
+
+def test_plain_graph_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a typed graph"):
+        build_model(
+            "rgcn", in_channels=2, hidden_channels=4, num_classes=2, num_layers=2,
+            dropout=0.0,
+        )  # fmt: skip
+
+
+def test_model_survives_its_text() -> None:
+    model = TypedModel(SCHEMA, 3, False)
+    assert TypedModel.from_text(model.to_text()) == model
+    assert TypedModel.from_text("both:3") is None
