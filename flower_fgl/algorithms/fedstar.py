@@ -176,7 +176,7 @@ class FedStarNet(Backbone):
 def build_network(
     method_config: FedStarSettings,
     *,
-    readout: bool = False,
+    readout: bool | str = False,
     **sizes: Unpack[NetworkSizes],
 ) -> FedStarNet:
     """Build FedStar's network of given sizes; torch's global generator draws weights."""

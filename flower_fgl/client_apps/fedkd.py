@@ -61,7 +61,7 @@ class FedKDClientApp(FglClientApp):
             num_classes=data.num_classes,
             num_layers=config.num_layers,
             dropout=config.dropout,
-            readout=config.classifies_graphs,
+            readout=config.graph_readout,
             initialise=False,
         )
         return client.settle(student)

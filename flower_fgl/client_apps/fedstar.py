@@ -24,7 +24,7 @@ class FedStarClientApp(PartlySharedClientApp):
 
     def build(self, client: Client) -> FedStarNet:
         """Build FedStar's network with initial weights."""
-        readout = client.config.classifies_graphs
+        readout = client.config.graph_readout
         return client.build_own(build_network, readout=readout)
 
     def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:

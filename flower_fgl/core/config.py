@@ -102,6 +102,11 @@ class RunConfig(GeneralSettings, Generic[S]):
         return self.setting == "graph"
 
     @property
+    def graph_readout(self) -> bool | str:
+        """Argument ``readout`` of the run's backbones."""
+        return self.classifies_graphs and self.readout
+
+    @property
     def has_unseen(self) -> bool:
         """Whether the run also scores nodes that clients do not have in training."""
         return self.setting in UNSEEN_SETTINGS

@@ -379,6 +379,12 @@ class GeneralSettings:
         2, "number of layers or propagation steps", ge=1, le=MOST_LAYERS, auto=True
     )
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
+    readout: str = option(
+        "default",
+        "how the nodes of a graph become its embedding with setting = graph; sum: grows "
+        "with the graph, mean: does not, default: sum for gin, gine and FedStar, else mean",
+        choices="default sum mean",
+    )
     rounds: int = option(100, "number of federated rounds", ge=1, auto=True)
     round_patience: int = option(
         0,

@@ -39,6 +39,8 @@ _SECURE: Rule = (
 
 _LINKS: Rule = ('setting = "link"', lambda config: config.predicts_links)
 
+_GRAPHS: Rule = ('setting = "graph"', lambda config: config.classifies_graphs)
+
 _PARTITIONED: Rule = (
     "a dataset that is partitioned, not owners",
     lambda config: not config.owners,
@@ -112,7 +114,8 @@ NEEDED: Mapping[str, Rule] = {
     "target-std": _GIVEN,
     "share-target-statistics": _SHARED,
     "min-target-count": _SHARED,
-    "graph-features": ('setting = "graph"', lambda config: config.classifies_graphs),
+    "graph-features": _GRAPHS,
+    "readout": _GRAPHS,
     "max-degree": (
         'setting = "graph" and graph-features = "degree"',
         lambda c: c.classifies_graphs and c.graph_features == "degree",

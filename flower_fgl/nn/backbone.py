@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from copy import deepcopy
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,9 @@ class Backbone(nn.Module):
     steps : int, optional
         Propagation steps, instead of the backbone's default; only for backbones that
         count steps apart from layers.
-    readout : bool
+    readout : bool or {"default", "sum", "mean"}
         Classify whole graphs: pool the nodes of each graph, then apply a linear
-        classifier to the pooled embedding.
+        classifier to the pooled embedding. ``"sum"`` and ``"mean"`` replace ``pooling``.
     has_linear_head : bool
         Use a linear classifier for nodes too in a :class:`LayeredNet`. Other backbones
         ignore it.
@@ -63,7 +63,7 @@ class Backbone(nn.Module):
     """
 
     min_layers: ClassVar[int] = 2
-    pooling: ClassVar[Pooling] = "mean"
+    pooling: Pooling = "mean"
     """Aggregation over the nodes of a graph in a readout. The mean keeps graphs of all
     sizes on one scale, as networks that average neighbours expect."""
 
@@ -111,7 +111,7 @@ class Backbone(nn.Module):
         num_layers: int,
         dropout: float,
         steps: int | None = None,
-        readout: bool = False,
+        readout: bool | str = False,
         has_linear_head: bool = False,
         link: str = "",
         messages: str = "",
@@ -145,8 +145,12 @@ class Backbone(nn.Module):
             self.edge_direction = cast(Direction, direction)
             self.edge_channels = int(width)
         self.dropout = dropout
-        self.readout = readout
-        self.has_linear_head = has_linear_head or readout
+        self.readout = bool(readout)
+        if isinstance(readout, str) and readout != "default":
+            if readout not in get_args(Pooling):
+                raise ConfigError(f'readout must be "sum" or "mean", got "{readout}".')
+            self.pooling = cast(Pooling, readout)
+        self.has_linear_head = has_linear_head or self.readout
         self.encoder, self.classifier = self.make(in_channels, num_classes, num_layers)
         self.decoder = None
         if link:

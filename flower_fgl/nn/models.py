@@ -66,7 +66,7 @@ def build_model(
     num_classes: int,
     num_layers: int,
     dropout: float,
-    readout: bool = False,
+    readout: bool | str = False,
     has_linear_head: bool = False,
     initialise: bool = True,
     link: str = "",
@@ -90,9 +90,11 @@ def build_model(
         and minimum.
     dropout : float in [0, 1)
         Rate for hidden representations.
-    readout, has_linear_head : bool
-        Classify whole graphs, or classify nodes by a linear map; see :class:`Backbone`.
-        The name can also request the linear head.
+    readout : bool or {"default", "sum", "mean"}
+        Classify whole graphs, with the backbone's or another pooling, see
+        :class:`Backbone`.
+    has_linear_head : bool
+        Classify nodes by a linear map; the name can also request it.
     initialise : bool
         Draw initial parameters from torch's global generator. Otherwise parameters are
         uninitialised memory: load a complete state before use. On ``torch.device("meta")``
@@ -154,7 +156,7 @@ def backbone_shapes(
     hidden_channels: int,
     num_classes: int,
     num_layers: int,
-    readout: bool = False,
+    readout: bool | str = False,
     link: str = "",
     messages: str = "",
 ) -> dict[str, tuple[int, ...]]:

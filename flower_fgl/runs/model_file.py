@@ -58,6 +58,7 @@ CHOICES = {
     "scaling": ("none", "rows", "kept", "own", "lost"),
     "rep_norm": ("", "l2", "tanh", "none"),
     "target_kind": KINDS,
+    "readout": ("default", "sum", "mean"),
     "target_scale": ("", "kept", "lost", "none"),
 }
 LINKS = r"(dot|mlp|edge:[0-9]{1,9}x[0-9]{1,9})?"
@@ -107,6 +108,8 @@ class ModelCard:
     messages : {"", "both:A", "separate:A", "forward:A"}
         Direction of messages and width A of the features of edges, of a backbone that
         reads them, see :class:`~flower_fgl.nn.Backbone`; else empty.
+    readout : {"default", "sum", "mean"}
+        Pooling of the nodes of a graph; by default that of the backbone.
     target_kind : {"classes", "labels", "numbers"}
         What the model predicts: one of the classes, any of the labels, or numbers.
     target_units : tuple of str
@@ -136,6 +139,7 @@ class ModelCard:
     features_sha256: str = ""
     link: str = ""
     messages: str = ""
+    readout: str = "default"
     target_kind: TargetKind = CLASSES
     target_units: tuple[str, ...] = ()
     target_scale: str = ""
@@ -158,8 +162,8 @@ class ModelCard:
             del values["target-kind"], values["target-units"], values["target-scale"]
             if self.multi_label:
                 values["multi-label"] = True
-        for key in ("messages", "prepared"):
-            if not values[key]:
+        for key, absent in (("messages", ""), ("readout", "default"), ("prepared", "")):
+            if values[key] == absent:
                 del values[key]
         return json.dumps(values)
 
@@ -177,7 +181,7 @@ class ModelCard:
         # absent from files of earlier versions
         later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
         later |= {"target_kind", "target_units", "target_scale", "prepared"}
-        later |= {"messages"}
+        later |= {"messages", "readout"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
@@ -476,7 +480,7 @@ def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
         num_classes=num_outputs,
         num_layers=card.num_layers,
         dropout=0.0,
-        readout=card.classifies_graphs,
+        readout=card.classifies_graphs and card.readout,
         initialise=False,
         link=card.link,
         messages=card.messages,
@@ -518,7 +522,7 @@ def _build_own(card: ModelCard) -> Backbone:
         )
     method_config = parse_settings(method.settings, card.settings, prefix=card.method)
     # networks of methods that classify nodes only do not take this argument
-    readout = {"readout": True} if card.classifies_graphs else {}
+    readout = {"readout": card.readout} if card.classifies_graphs else {}
     with torch.random.fork_rng(devices=[]):  # initial weights are overwritten
         network: Backbone = method.load_network()(
             method_config,

@@ -80,7 +80,7 @@ def draw_model(
         num_classes=num_outputs or federation.num_classes,
         num_layers=config.num_layers,
         dropout=config.dropout,
-        readout=config.classifies_graphs,
+        readout=config.graph_readout,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
         messages=config.messages(model, edge_width),
     )

@@ -27,7 +27,7 @@ class FedStar(PartlyShared):
             self.config,
             self.federation,
             model,
-            readout=self.config.classifies_graphs,
+            readout=self.config.graph_readout,
         )
 
     def shared_names(self, names: Collection[str]) -> Collection[str]:

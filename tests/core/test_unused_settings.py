@@ -54,6 +54,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "time-cuts": {"setting": "edge"},
     "graph-features": {"setting": "graph"},
     "max-degree": {"setting": "graph", "graph-features": "degree"},
+    "readout": {"setting": "graph"},
     "precision-k": {"positive-class": "yes"},
     "target": {"dataset": "yelp", "target": "37"},
     "loss": NUMBERS,

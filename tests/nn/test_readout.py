@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms import fedstar
 from flower_fgl.client_apps.runtime.training import TrainingSet, train_epochs
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.model_spec import TYPED
+from flower_fgl.methods.fedstar import FedStarSettings
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model, state_shapes
 from tests.support.sparse import sparse
 
@@ -21,7 +23,7 @@ Graphs = list[tuple[Tensor, Tensor]]
 MapX = Callable[[Tensor], Tensor]
 
 
-def build(name: str, *, dropout: float = 0.0, readout: bool = True) -> Backbone:
+def build(name: str, *, dropout: float = 0.0, readout: bool | str = True) -> Backbone:
     torch.manual_seed(0)
     return build_model(
         name,
@@ -140,6 +142,32 @@ def test_gin_pools_by_sum_and_the_others_by_mean(graphs: Graphs) -> None:
         once, double = model.embed(unite([(x, edges)])), model.embed(unite([twice]))
         factor = 2 if name == "gin" else 1
         torch.testing.assert_close(double, factor * once, atol=1e-5, rtol=1e-5)
+
+
+@names
+def test_a_readout_can_be_chosen(name: str, graphs: Graphs) -> None:
+    whole = unite(graphs)
+    own = build(name).eval()
+    assert torch.equal(build(name, readout="default").eval()(whole), own(whole))
+    sizes = torch.tensor([[len(x)] for x, _ in graphs])
+    total, mean = (build(name, readout=how).eval() for how in ("sum", "mean"))
+    assert torch.equal(total.embed(whole) / sizes, mean.embed(whole))
+    assert own.pooling == ("sum" if name == "gin" else "mean")
+
+
+def test_the_network_of_fedstar_takes_the_readout() -> None:
+    sizes = {"num_features": 5, "num_classes": 3, "width": 8, "num_layers": 2}
+    for how, pooling in ((True, "sum"), ("default", "sum"), ("mean", "mean")):
+        network = fedstar.build_network(
+            FedStarSettings(), model="gin", dropout=0.0, readout=how, **sizes
+        )
+        assert network.readout
+        assert network.pooling == pooling
+
+
+def test_an_unknown_readout_is_refused() -> None:
+    with pytest.raises(ConfigError, match='readout must be "sum" or "mean", got "max"'):
+        build("gin", readout="max")
 
 
 def test_a_graph_without_nodes_pools_to_zero() -> None:

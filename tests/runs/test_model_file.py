@@ -288,6 +288,8 @@ STATISTICS = {
         {"classifies-graphs": 1},
         {"settings": ["a"]},
         {"settings": {"\x1b[31m": 1}},
+        {"readout": "max"},
+        {"readout": ["sum"]},
         {"link": "edge:9999999999x1"},
         {"link": "edge:999999999x1"},
         {"rep-norm": "l2"},
@@ -327,6 +329,7 @@ def test_the_card_says_what_is_predicted_and_older_cards_are_read() -> None:
     assert ModelCard.from_json(card.to_json()) == card
     assert card.target == Target("numbers", CLASSES, units)
     assert "target" not in CARD.to_json()  # as in files of earlier versions
+    assert "readout" not in CARD.to_json()
     assert ModelCard.from_json(CARD.to_json()).target.has_classes
     labels = replace(CARD, target_kind="labels")
     assert json.loads(labels.to_json())["multi-label"] is True

@@ -211,10 +211,13 @@ def arrays_of(graph: Graph) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("readout", ["default", "mean"])
 def test_predictions_for_graphs_have_the_accuracy_of_the_run(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    readout: str, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tiny |= {"readout": readout}
     run = simulate("fedavg", output_dir=str(tmp_path / "runs"), **tiny)
+    assert run.model().pooling == {"default": "sum", "mean": "mean"}[readout]
     path, frames = tmp_path / "set.npz", []
     for size in (1 << 16, 7):  # a graph has about 6 nodes
         monkeypatch.setattr(predict, "NODES_AT_ONCE", size)

@@ -141,7 +141,7 @@ class Client(Generic[S]):
             num_classes=num_outputs or self.data.num_classes,
             num_layers=config.num_layers,
             dropout=config.dropout,
-            readout=config.classifies_graphs,
+            readout=config.graph_readout,
             initialise=initialise,
             link=config.decoder(self.data.num_classes, graph.num_edge_features),
             messages=config.messages(self.model_name, edge_width, graph.schema),

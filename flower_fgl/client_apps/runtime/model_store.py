@@ -175,6 +175,7 @@ def card_of(
         num_layers=config.num_layers,
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
+        readout=config.readout,
         link=config.decoder(graph.num_classes, graph.num_edge_features),
         messages=config.messages(
             client.model_name, graph.num_edge_features, graph.schema

@@ -33,6 +33,7 @@ def describe_model(
         num_layers=config.num_layers,
         class_names=federation.class_names,
         classifies_graphs=config.classifies_graphs,
+        readout=config.readout,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
         messages=config.messages(model, federation.num_edge_features),
         scaling=scaling,
