@@ -78,6 +78,7 @@ def inspect_graph(
         share_class_counts=True,
         share_feature_names=config.share_feature_names,
         counts_entries=config.weight_by == "entries",
+        schema_align=config.schema_align,
     )
     try:
         check_description(description)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flower_fgl.core.errors import ConfigError, DataError
@@ -69,6 +70,44 @@ class Schema:
             relations=tuple(sorted(self.relations)),
         )
 
+    def hashed(self) -> Schema:
+        """Return the schema with hashes in place of all names.
+
+        They are the same for two owners exactly if the names are; short names can be
+        guessed.
+        """
+        names = {kind: _hash(kind) for kind in self.node_types}
+        return Schema(
+            names[self.target],
+            tuple((names[kind], width) for kind, width in self.widths),
+            tuple((names[a], _hash(name), names[b]) for a, name, b in self.relations),
+        )
+
+    def only(self, kinds: Collection[str], relations: Collection[Triple]) -> Schema:
+        """Return the part with some kinds and relations, in the same order."""
+        return replace(
+            self,
+            widths=tuple(one for one in self.widths if one[0] in kinds),
+            relations=tuple(one for one in self.relations if one in relations),
+            private=self.private & set(relations),
+        )
+
+    def places_in(self, agreed: Schema) -> tuple[set[int], set[int]]:
+        """Return the numbers that kinds and relations have in a larger schema."""
+        kinds = {agreed.node_types.index(kind) for kind in self.node_types}
+        return kinds, {agreed.relations.index(one) for one in self.relations}
+
+    @classmethod
+    def union(cls, parts: Sequence[Schema]) -> Schema:
+        """Return all kinds and relations of some schemas, sorted by name.
+
+        The schemas agree on the target and on the width of each kind.
+        """
+        widths = {one for part in parts for one in part.widths}
+        relations = {one for part in parts for one in part.relations}
+        target = parts[0].target
+        return cls(target, tuple(sorted(widths)), tuple(sorted(relations)))
+
     def check(self, where: str) -> None:
         """Reject a schema that no typed graph may have; ``where`` begins the errors.
 
@@ -110,7 +149,7 @@ class Schema:
                         f'{where}: the relation "{name}" has the kind "{end}", which is no '
                         f"kind of nodes. Kinds: {', '.join(types)}."
                     )
-        if self.target not in types:
+        if self.target not in types and (self.target or types):
             raise DataError(
                 f'{where}: the kind to predict, "{self.target}", is no kind of nodes. '
                 f"Kinds: {', '.join(types)}."
@@ -179,3 +218,8 @@ class TypedModel:
             return None
         bases, reverse, schema = text.removeprefix(TYPED).split(":", 2)
         return cls(Schema.from_text(schema), int(bases), reverse == "1")
+
+
+def _hash(name: str) -> str:
+    """Return the first 64 bits of a name's SHA-256."""
+    return hashlib.sha256(name.encode()).hexdigest()[:16]

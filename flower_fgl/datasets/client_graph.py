@@ -477,7 +477,13 @@ class ClientGraph(_HasTarget):
 
     @property
     def num_items(self) -> int:
-        """Number of nodes of ``graph``; with ``batch``, number of all graphs."""
+        """Number of nodes of ``graph``; with ``batch``, number of all graphs.
+
+        In a typed graph, number of nodes of the kind to predict.
+        """
+        if self.schema is not None and self.graph.node_type is not None:
+            kind = self.schema.node_types.index(self.schema.target)
+            return int((self.graph.node_type == kind).sum())
         return sum(graph.num_items for graph in self.held)
 
     @property

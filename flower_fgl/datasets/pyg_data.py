@@ -516,6 +516,7 @@ def _save(dataset: NodeDataset, path: Path) -> None:
         dict(dataset.masks),
         targets=dataset.targets,
         messages=dataset.messages,
+        node_type=dataset.node_type,
     )
     nodes = torch.arange(dataset.num_nodes)
     client = ClientGraph(
@@ -525,6 +526,7 @@ def _save(dataset: NodeDataset, path: Path) -> None:
         nodes,
         feature_names=dataset.feature_names,
         edges=dataset.edges,
+        schema=dataset.schema,
     )
     save_client_graph(path, client)
 
@@ -550,6 +552,11 @@ def _digest(dataset: NodeDataset | GraphDataset) -> str:
     elif (messages := dataset.messages) is not None:
         found.update(repr(messages.feature_names).encode())
         masks += [messages.index, messages.x]
+    if isinstance(dataset, NodeDataset) and dataset.node_type is not None:
+        found.update(repr(dataset.schema).encode())
+        assert dataset.messages is not None
+        assert dataset.messages.relation is not None
+        masks += [dataset.node_type, dataset.messages.relation]
     for tensor in (*parts, dataset.edge_index, dataset.y, *masks):
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
         found.update(tensor.contiguous().numpy().tobytes())

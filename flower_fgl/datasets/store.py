@@ -136,6 +136,12 @@ class ClientStore:
     config: RunConfig
     index: StoreIndex
 
+    @property
+    def schema(self) -> Schema | None:
+        """Kinds and relations of the first client's typed graph, else ``None``."""
+        text = self.index.schema
+        return Schema.from_text(text) if text else None
+
     def load(self, partition_id: int) -> ClientGraph:
         """Load one client's graph.
 

@@ -42,5 +42,6 @@ METHOD = Method(
     multi_label=True,
     numbers=True,
     reads_messages=True,
+    shares_parts=True,
     samples_neighbors=True,
 )

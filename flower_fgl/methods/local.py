@@ -22,6 +22,7 @@ METHOD = Method(
     multi_label=True,
     numbers=True,
     reads_messages=True,
+    shares_parts=True,
     samples_neighbors=True,
     unread=("weight-by",),
 )

@@ -89,6 +89,10 @@ class Method:
         Whether the backbone may read edges with direction and features (``model =
         "gine"``, ``edge-direction``): both halves build the plain backbone, and none
         changes the edges of a graph.
+    shares_parts : bool
+        Whether clients may have different kinds of nodes and relations (``schema-align =
+        "name"`` and ``"private"``): each tensor is averaged over the clients that have it,
+        and some stay local.
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -138,6 +142,7 @@ class Method:
     numbers: bool = False
     multi_label: bool = False
     reads_messages: bool = False
+    shares_parts: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
     counts_steps: bool = False

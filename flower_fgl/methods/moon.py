@@ -44,4 +44,5 @@ METHOD = Method(
     multi_label=True,
     numbers=True,
     reads_messages=True,
+    shares_parts=True,
 )

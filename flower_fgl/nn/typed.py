@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -16,9 +16,22 @@ from flower_fgl.nn.relations import RelationPairs, relation_sum
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["RGCN", "SCHEMA_PARTS", "TypedGINE", "TypedGraphSAGE", "TypedNet"]
+__all__ += ["unheld_names"]
 
 SCHEMA_PARTS = ("types", "relations", "reverse")
 """Parts of the encoder whose tensors belong to one kind or one relation each."""
+
+
+def unheld_names(
+    names: Iterable[str], kinds: Collection[int], relations: Collection[int]
+) -> Iterator[str]:
+    """Yield the tensors of kinds and relations other than some, given by number."""
+    for name in names:
+        _, part, *rest = name.split(".")
+        if part in SCHEMA_PARTS:
+            held = kinds if part == "types" else relations
+            if int(rest[0]) not in held:
+                yield name
 
 
 class OneType(nn.Module):

@@ -13,8 +13,9 @@ from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.core.feature_names import hash_names
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
 from flower_fgl.protocols.base import INFO, Payload
 
@@ -49,6 +50,11 @@ EDGE_FEATURES = "num-edge-features"
 ENTRIES = "num-entries"
 PREPARED = "prepared-sha256"
 KIND, UNITS = "target-kind", "target-units"
+SCHEMA, TYPE_FEATURES = "schema", "type-features"
+PRIVATE, HASHED = "private", "hashed:"
+"""Schema of a typed graph whose owner tells none; begin of one with hashed names."""
+MAX_SCHEMA = 400_000
+"""Largest number of characters of a schema."""
 _INTEGERS = {
     "partition-id": MAX_PARTITIONS - 1,
     "num-partitions": MAX_PARTITIONS,
@@ -111,6 +117,13 @@ class Description(Payload):
         What ``class_names`` names; the record has it only if it is not ``classes``.
     target_units : tuple of str
         Length T: units of the numbers. The record has them only if one is given.
+    schema : str
+        With a typed graph, its schema as far as ``schema-align`` tells it: names hashed
+        with ``same``, without private relations and those without edges with ``name``,
+        ``"private"`` with ``private``. The record has it only then.
+    type_features : tuple of str
+        With ``schema-align = "name"``, hash of the names of the features of each kind of
+        nodes, empty for a kind without names.
     """
 
     partition_id: int
@@ -135,7 +148,15 @@ class Description(Payload):
     prepared: str = ""
     target_kind: TargetKind = CLASSES
     target_units: tuple[str, ...] = ()
+    schema: str = ""
+    type_features: tuple[str, ...] = ()
     records = (INFO,)
+
+    @property
+    def told(self) -> Schema | None:
+        """The schema that the client tells; ``None`` if it is private or not typed."""
+        is_told = self.schema not in ("", PRIVATE)
+        return Schema.from_text(self.schema.removeprefix(HASHED)) if is_told else None
 
     @property
     def is_owned(self) -> bool:
@@ -170,6 +191,10 @@ class Description(Payload):
             values[KIND] = self.target_kind
         if self.target_units:
             values[UNITS] = list(self.target_units)
+        if self.schema:
+            values[SCHEMA] = self.schema
+        if self.type_features:
+            values[TYPE_FEATURES] = list(self.type_features)
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -239,7 +264,10 @@ class Description(Payload):
         if len(prepared) not in (0, 64):
             raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
         kind = _read_kind(info)
+        schema, type_features = _read_schema(info)
         return cls(
+            schema=schema,
+            type_features=type_features,
             feature_names=feature_names,
             features_sha256=features_sha256,
             class_names=names,
@@ -266,6 +294,7 @@ class Description(Payload):
         texts = [self.model, self.partition_sha256, self.name, self.scale]
         texts += self.target_units
         texts += [self.target_kind] * (self.target_kind != CLASSES)
+        texts += [self.schema, *self.type_features]
         names += len(self.features_sha256) + len(self.prepared)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         numbers = len(_INTEGERS) + len(self.class_counts)
@@ -316,13 +345,15 @@ class ClassAgreement(Payload):
     """Numbering of clients and classes that the server assigns to data owners.
 
     The C classes and d features are in the common order of all clients; the names of
-    features are empty without ``share-feature-names``.
+    features are empty without ``share-feature-names``. ``schema`` is the text of all
+    clients' kinds and relations with ``schema-align = "name"``, else empty.
     """
 
     partition_id: int
     num_partitions: int
     class_names: tuple[str, ...]
     feature_names: tuple[str, ...] = ()
+    schema: str = ""
     records = (AGREEMENT,)
 
     def to_record(self) -> RecordDict:
@@ -334,6 +365,8 @@ class ClassAgreement(Payload):
         }
         if self.feature_names:  # Flower cannot count the bytes of an empty list
             values["feature-names"] = list(self.feature_names)
+        if self.schema:
+            values[SCHEMA] = self.schema
         return RecordDict({AGREEMENT: ConfigRecord(values)})
 
     @classmethod
@@ -345,13 +378,15 @@ class ClassAgreement(Payload):
         total = _read_integer(info, "num-partitions", lowest=1, most=most)
         if number >= total:
             raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
-        return cls(number, total, _read_names(info), _read_feature_names(info))
+        schema, _ = _read_schema(info)
+        names, features = _read_names(info), _read_feature_names(info)
+        return cls(number, total, names, features, schema)
 
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of the names."""
         names = (*self.class_names, *self.feature_names)
-        return 16 + sum(len(name.encode()) for name in names)
+        return 16 + len(self.schema) + sum(len(name.encode()) for name in names)
 
 
 def _record(content: RecordDict, name: str) -> ConfigRecord:
@@ -434,6 +469,28 @@ def _read_feature_names(info: ConfigRecord) -> tuple[str, ...]:
             f"{MAX_TEXT} characters each."
         )
     return tuple(names)
+
+
+def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
+    """Read the schema of a typed graph, and the hashes of its features."""
+    text: Any = info.get(SCHEMA, "")
+    if not isinstance(text, str) or len(text) > MAX_SCHEMA:
+        raise PayloadError(
+            f'"{SCHEMA}" must be a text of at most {MAX_SCHEMA:,} characters.'
+        )
+    number = 0
+    if text not in ("", PRIVATE):
+        try:
+            number = len(Schema.from_text(text.removeprefix(HASHED)).widths)
+        except ConfigError as error:
+            raise PayloadError(f'"{SCHEMA}": {error}') from error
+    values: Any = info.get(TYPE_FEATURES, [])
+    is_text = isinstance(values, list) and all(isinstance(v, str) for v in values)
+    if not is_text or len(values) not in (0, number) or {*map(len, values)} - {0, 64}:
+        raise PayloadError(
+            f'"{TYPE_FEATURES}" must be {number} hashes of 64 characters, or none.'
+        )
+    return text, tuple(values)
 
 
 def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:

@@ -193,7 +193,7 @@ def _shapes(
         num_layers=config.num_layers,
         readout=config.classifies_graphs,
         link=config.decoder(len(store.index.target["names"]), sizes.num_edge_features),
-        messages=config.messages(name, sizes.num_edge_features),
+        messages=config.messages(name, sizes.num_edge_features, store.schema),
     )
 
 

@@ -12,7 +12,13 @@ from flower_fgl.algorithms import robust_means
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 
-__all__ = ["mean_of_sums", "mean_pairwise_distance", "robust_mean", "weighted_mean"]
+__all__ = [
+    "mean_of_holders",
+    "mean_of_sums",
+    "mean_pairwise_distance",
+    "robust_mean",
+    "weighted_mean",
+]
 
 MOST = 256
 """Clients whose pairwise distances are computed: time and memory grow with the square."""
@@ -50,6 +56,33 @@ def weighted_mean(
     for state, weight in zip(states, weights, strict=True):
         for name, tensor in state.items():
             mean[name].add_(tensor, alpha=weight / total)
+    return mean
+
+
+def mean_of_holders(
+    states: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float],
+    before: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Average each tensor over the states that have it, ``Σ_{i∈K} n_i θ_i / Σ_{i∈K} n_i``.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        One state per client, each with some of the names in ``before``.
+    weights : sequence of float
+        n_i, not negative.
+    before : mapping of str to Tensor, float32
+        Tensors that stay as they are if no state, or none of positive weight, has them.
+    """
+    mean = {}
+    for name, old in before.items():
+        found = [
+            ({name: state[name]}, weight)
+            for state, weight in zip(states, weights, strict=True)
+            if name in state and weight > 0
+        ]
+        mean[name] = weighted_mean(*zip(*found, strict=True))[name] if found else old
     return mean
 
 

@@ -21,10 +21,12 @@ from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.body_head import BODY
 from flower_fgl.nn.models import local_names
+from flower_fgl.nn.typed import unheld_names
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import (
+    mean_of_holders,
     mean_of_sums,
     mean_pairwise_distance,
     robust_mean,
@@ -82,7 +84,7 @@ def draw_model(
         dropout=config.dropout,
         readout=config.graph_readout,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
-        messages=config.messages(model, edge_width),
+        messages=config.messages(model, edge_width, federation.schema),
     )
 
 
@@ -165,18 +167,29 @@ class FedAvg(FglStrategy):
         return draw_model(self.config, self.federation, model)
 
     def download(self, server_round: int, partition_id: int) -> Weights:
-        """Send the aggregated weights."""
-        return self.weights
+        """Send the aggregated weights, those of kinds and relations that the client has."""
+        if not self.federation.has_parts:
+            return self.weights
+        names = self.upload_spec(partition_id)
+        return Weights({n: t for n, t in self.weights.tensors.items() if n in names})
 
     def upload_spec(self, partition_id: int) -> Mapping[str, tuple[int, ...]]:
-        """Expect the names and shapes of the aggregated weights."""
-        return self.shapes
+        """Expect the names and shapes of the downloaded weights."""
+        told = self.federation.clients[partition_id].told
+        if told is None or not self.federation.has_parts:
+            return self.shapes
+        assert self.federation.schema is not None
+        kinds, relations = told.places_in(self.federation.schema)
+        rest = {*unheld_names(self.shapes, kinds, relations)}
+        return {name: shape for name, shape in self.shapes.items() if name not in rest}
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Replace the weights by the weighted mean of the uploads, or a robust one."""
         states = [upload.payload.tensors for upload in uploads.values()]
         weights = [upload.num_examples for upload in uploads.values()]
-        if self.config.aggregation == "mean":
+        if self.federation.has_parts:
+            mean = mean_of_holders(states, weights, self.weights.tensors)
+        elif self.config.aggregation == "mean":
             mean = weighted_mean(states, weights)
         else:
             mean, numbers = robust_mean(
@@ -185,7 +198,8 @@ class FedAvg(FglStrategy):
             self.log(**numbers)
         self.move_to(mean, server_round)
         if len(states) > 1:
-            names = [name for name in states[0] if name.startswith(BODY)]
+            common = set.intersection(*(set(state) for state in states))
+            names = [n for n in states[0] if n.startswith(BODY) and n in common]
             encoders = [{name: state[name] for name in names} for state in states]
             self.log(distance=mean_pairwise_distance(encoders))
 
@@ -239,6 +253,9 @@ class FedAvg(FglStrategy):
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
         is_partial = self.config.owners and self.config.keeps_layers
+        is_partial |= self.federation.schema is not None and (
+            self.config.schema_align == "private"
+        )
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:

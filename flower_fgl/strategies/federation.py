@@ -9,8 +9,15 @@ from typing import Any
 from flwr.app import RecordDict
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
-from flower_fgl.protocols.describe import ClassAgreement, Description, Rejection
+from flower_fgl.protocols.describe import (
+    HASHED,
+    PRIVATE,
+    ClassAgreement,
+    Description,
+    Rejection,
+)
 from flower_fgl.protocols.target_scale import AgreedScale
 
 __all__ = ["Federation", "client_lines", "node_label"]
@@ -32,6 +39,10 @@ class Federation:
         Ids of nodes that described themselves and are not clients.
     scale : AgreedScale or None
         Scale of the numbers to predict, from the statistics of the clients; else ``None``.
+    schema : Schema or None
+        Kinds and relations of typed graphs: with ``schema-align = "same"`` with hashed
+        names, with ``name`` all that some client has, with ``private`` none. ``None`` for
+        plain graphs.
 
     Attributes
     ----------
@@ -49,11 +60,19 @@ class Federation:
     refused: tuple[Rejection, ...] = ()
     turned_away: frozenset[int] = frozenset()
     scale: AgreedScale | None = None
+    schema: Schema | None = None
     partitions: dict[int, int] = field(init=False)
     trainable: list[int] = field(init=False)
     agreements: dict[int, ClassAgreement] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.clients and self.schema is None and self._first.schema:
+            first = self._first
+            told = [c.told for c in self.clients.values()] if self.has_parts else []
+            parts = [one for one in told if one is not None]
+            schema = Schema.union(parts) if parts else first.told or Schema("", ())
+            object.__setattr__(self, "schema", schema)
+        schema_text = self.schema.to_text() if self.schema and self.has_parts else ""
         facts = {
             "partitions": {node: pid for pid, node in self.nodes.items()},
             "trainable": [pid for pid, c in self.clients.items() if c.num_train > 0],
@@ -63,9 +82,10 @@ class Federation:
                     client.num_partitions,
                     client.class_names,
                     client.feature_names,
+                    schema_text,
                 )
                 for pid, client in self.clients.items()
-                if client.is_owned
+                if client.is_owned or schema_text
             },
         }
         for name, value in facts.items():
@@ -112,6 +132,12 @@ class Federation:
     def capacity(self, config: RunConfig) -> int:
         """Return the largest number of clients."""
         return config.clients or self.num_partitions
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether clients have typed graphs, each with some of the kinds and relations."""
+        text = self._first.schema
+        return text not in ("", PRIVATE) and not text.startswith(HASHED)
 
     @property
     def _first(self) -> Description:
@@ -175,7 +201,7 @@ def client_lines(
     for client in clients:
         about = asdict(client)
         del about["public_key"]  # new in every run
-        for key in ("num_entries", "prepared"):
+        for key in ("num_entries", "prepared", "schema", "type_features"):
             if not about[key]:
                 del about[key]
         lines.append({"round": server_round, **about, "trains": client.num_train > 0})

@@ -160,7 +160,9 @@ def test_gamlp_has_the_parameters_that_fedpg_counts() -> None:
 
 
 def test_an_unknown_model_is_rejected_with_similar_names() -> None:
-    message = r'"graphsag"\. Did you mean "graphsage"\? Known: appnp, .*typed-graphsage\.'
+    message = (
+        r'"graphsag"\. Did you mean "graphsage"\? Known: appnp, .*typed-graphsage\.'
+    )
     with pytest.raises(ConfigError, match=message):
         build_model("graphsag", **SIZES)
 

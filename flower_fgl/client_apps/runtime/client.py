@@ -39,6 +39,7 @@ from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.models import local_names
 from flower_fgl.nn.sparse import lay_out_for_sparse
+from flower_fgl.nn.typed import unheld_names
 
 __all__ = ["Client"]
 
@@ -189,6 +190,8 @@ class Client(Generic[S]):
     def local_names(self) -> frozenset[str]:
         """Return the weights that stay on this client; none in most runs."""
         config, key = self.config, ("local names", self.model_name)
+        if self.data.graph.schema is not None and config.schema_align != "same":
+            return self.cached(key, self._untold_names)
         if not config.owners or not config.keeps_layers:
             return frozenset()
         return self.cached(
@@ -200,6 +203,20 @@ class Client(Generic[S]):
                 head=config.has_local_heads,
             ),
         )
+
+    def _untold_names(self) -> frozenset[str]:
+        """Return the weights of kinds and relations that other clients do not have."""
+        from flower_fgl.datasets.transforms.typed import held_parts
+
+        schema = self.data.graph.schema
+        assert schema is not None
+        kinds: set[int] = set()
+        relations: set[int] = set()
+        if self.config.schema_align == "name":
+            held = held_parts(self.data.graph)
+            shared = [one for one in held.relations if one not in schema.private]
+            kinds, relations = held.only(held.node_types, shared).places_in(schema)
+        return frozenset(unheld_names(self.state_shapes(), kinds, relations))
 
     def shared(self, state: Mapping[str, Entry]) -> dict[str, Entry]:
         """Return the entries of a state that are exchanged, without the local layers."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError, RunError
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owned import client_from_file
@@ -201,15 +202,30 @@ def open_client_data(
             graph = graph.renumbered(agreement.partition_id, agreement.class_names)
             graph = order_columns(graph, agreement.feature_names)
             place = agreement.partition_id, agreement.num_partitions
+        graph = _in_agreed_schema(graph, config, agreement)
         return ClientData.build(graph, device, place=place)
     partition_id, num_partitions = node_place(node)
     store = open_store(config, num_partitions)
     return ClientData.build(
-        store.load(partition_id),
+        _in_agreed_schema(store.load(partition_id), config, agreement),
         device,
         store.index.partition_sha256,
         (partition_id, num_partitions),
     )
+
+
+def _in_agreed_schema(
+    graph: ClientGraph, config: RunConfig, agreement: ClassAgreement | None
+) -> ClientGraph:
+    """Return a typed graph with kinds and relations numbered as all clients do."""
+    if graph.schema is None:
+        return graph
+    # other runs do not load the code of typed graphs
+    from flower_fgl.datasets.transforms.typed import agreed_graph
+
+    text = "" if agreement is None else agreement.schema
+    agreed = Schema.from_text(text) if text else None
+    return agreed_graph(graph, config.schema_align, agreed)
 
 
 def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:

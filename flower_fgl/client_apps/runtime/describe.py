@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
@@ -13,10 +14,13 @@ from flower_fgl.client_apps.runtime.data import ClientData, node_place
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.options import Scalar
+from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.protocols.describe import (
     AGREEMENT,
+    HASHED,
     MAX_TEXT,
+    PRIVATE,
     ClassAgreement,
     Description,
     Rejection,
@@ -113,6 +117,7 @@ def describe(
     share_feature_names: bool = False,
     min_class_count: int = 1,
     counts_entries: bool = False,
+    schema_align: str = "same",
     public_key: bytes = b"",
 ) -> Description:
     """Describe a client's graph by counts that may leave the client.
@@ -127,6 +132,12 @@ def describe(
     is_counted = share_class_counts and graph.graph.targets is None  # one class each
     counts = tuple(graph.class_counts("train").tolist()) if is_counted else ()
     counts = enough(counts, min_class_count)
+    names = graph.feature_names
+    is_joint = graph.schema is None or schema_align == "same"
+    names = names if is_joint else ()
+    schema, type_features = "", ()
+    if graph.schema is not None:
+        schema, type_features = _told_schema(graph, schema_align)
     return Description(
         partition_id=place[0],
         num_partitions=place[1],
@@ -135,7 +146,7 @@ def describe(
         num_train=int(data.training.index.numel()),
         num_val=data.sizes.get("val", 0),
         num_test=data.sizes.get("test", 0),
-        num_features=graph.num_features,
+        num_features=graph.num_features if is_joint else 0,
         class_names=graph.class_names,
         class_counts=counts,
         model=model,
@@ -143,11 +154,34 @@ def describe(
         public_key=public_key,
         name=name,
         scale=graph.scale,
-        feature_names=graph.feature_names if share_feature_names else (),
-        features_sha256=hash_names(graph.feature_names),
+        feature_names=names if share_feature_names else (),
+        features_sha256=hash_names(names),
         num_edge_features=graph.num_edge_features,
         num_entries=data.num_entries if counts_entries else 0,
         prepared=graph.prepared,
         target_kind=graph.target.kind,
         target_units=graph.target.units,
+        schema=schema,
+        type_features=type_features,
     )
+
+
+def _told_schema(graph: ClientGraph, align: str) -> tuple[str, tuple[str, ...]]:
+    """Return what a client tells of its schema, and the hashes of the features of kinds.
+
+    Private relations, and with ``schema-align = "private"`` all, stay untold.
+    """
+    from flower_fgl.datasets.transforms.typed import held_parts
+
+    schema = graph.schema
+    assert schema is not None
+    if align == "private":
+        return PRIVATE, ()
+    if align == "same":
+        return f"{HASHED}{schema.hashed().to_text()}", ()
+    part = held_parts(graph)
+    shared = [one for one in part.relations if one not in schema.private]
+    part = replace(part.only(part.node_types, shared), private=frozenset()).ordered()
+    blocks, names = dict(schema.blocks()), graph.feature_names
+    hashes = [hash_names(names[blocks[kind]]) for kind in part.node_types]
+    return part.to_text(), tuple(hashes) if names else ()

@@ -186,6 +186,14 @@ NEEDS = (
         remedy='If all owners mean the same, use feature-align = "name".',
     ),
     Need(
+        'schema-align = "name" or "private"',
+        lambda s: s.schema_align != "same",
+        lambda method: method.shares_parts,
+        "needs the same weights at all clients",
+        can="do not",
+        demand='schema-align = "{schema_align}" is not possible',
+    ),
+    Need(
         'class-align = "local"',
         has_local_heads,
         lambda method: method.keeps_head,

@@ -84,6 +84,23 @@ def _check_typed(settings: GeneralSettings) -> None:
             f'types = "ignore" leaves one kind of nodes and edges, but model = "{model}" '
             "reads several. Use another model, e.g. gcn."
         )
+    if settings.schema_align != "same":
+        align = f'schema-align = "{settings.schema_align}"'
+        if settings.evaluate != "local":
+            raise ConfigError(
+                f"With {align} clients have different parts of a model: use evaluate = "
+                f'"local", got "{settings.evaluate}".'
+            )
+        if settings.schema_align == "name" and settings.secure_aggregation:
+            raise ConfigError(
+                f"{align} uploads other tensors at each owner, which secure-aggregation "
+                'cannot sum. Use schema-align = "same" or "private".'
+            )
+        if settings.schema_align == "name" and settings.aggregation != "mean":
+            raise ConfigError(
+                f"{align} averages each tensor over the owners that have it: aggregation = "
+                f'"{settings.aggregation}" is not possible. Use "mean".'
+            )
     for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
         if getattr(settings, name):
             raise ConfigError(

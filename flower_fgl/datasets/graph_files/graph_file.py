@@ -46,6 +46,9 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     and the classification of edges read.
 ``edge_train_mask``, ``edge_val_mask``, ``edge_test_mask``
     (M,) bool, optional: a split of the edges.
+``node_types``, ``node_type_widths``, ``relations``, ``node_type``, ``edge_type``,
+``target_type``, ``private_relations``
+    Kinds of nodes and relations of a typed graph, see ``typed_arrays.py``.
 ``prepared``
     Text, optional, written by ``flower-fgl prepare``: the hash of its recipe and
     vocabulary, which owners compare.
@@ -90,6 +93,7 @@ from flower_fgl.datasets.graph_files.npz import (
 )
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
+from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS
 from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
@@ -188,6 +192,7 @@ class LocalGraphFile:
                 dict(masks),
                 targets=self.dataset.targets,
                 messages=self.dataset.messages,
+                node_type=self.dataset.node_type,
             ),
             target=self.dataset.target,
             node_ids=self.node_ids,
@@ -197,6 +202,7 @@ class LocalGraphFile:
             outside=self.outside,
             edges=self.dataset.edges,
             prepared=self.prepared,
+            schema=self.dataset.schema,
         )
 
 
@@ -390,6 +396,7 @@ def is_known(key: str) -> bool:
         *SCALING,
         *EDGE_KEYS,
         *SET,
+        *SCHEMA_KEYS,
     )
     return key in single or (nested[2] if nested else key) in GRAPH_KEYS
 
@@ -531,7 +538,8 @@ def _evaluation_graphs(
     graphs = []
     for i in range(len(nested)):
         part = f"{where}, evaluation_{i}"
-        dataset = node_dataset(nested[i], part, target)
+        shared = {key: arrays[key] for key in SCHEMA_KEYS if key in arrays}
+        dataset = node_dataset(nested[i] | shared, part, target)
         if dataset.num_features != num_features:
             raise DataError(
                 f"{part}: expected {num_features} features as in the graph itself, got "
@@ -545,6 +553,7 @@ def _evaluation_graphs(
                 dataset.masks,
                 targets=dataset.targets,
                 messages=dataset.messages,
+                node_type=dataset.node_type,
             )
         )
     return tuple(graphs)

@@ -26,6 +26,11 @@ from flower_fgl.datasets.graph_files.target_arrays import (
     read_names,
     read_values,
 )
+from flower_fgl.datasets.graph_files.typed_arrays import (
+    TYPE_KEYS,
+    read_schema,
+    with_types,
+)
 from flower_fgl.datasets.graph_files.validate import (
     check_edge_features,
     doubtful_labels,
@@ -59,6 +64,7 @@ GRAPH_KEYS = {
     "edges",
     "y",
     "edge_attr",
+    *TYPE_KEYS,
     *(f"{m}_mask" for m in MASKS),
 }
 
@@ -161,7 +167,11 @@ def try_node_dataset(
         found.problems or read is None or edge_index is None or masks is None
     )
     is_valid &= messages is not None
-    return dataset if is_valid else None
+    is_typed = any(key in arrays for key in TYPE_KEYS)
+    schema = attempt(read_schema, arrays, where) if is_typed else None
+    if is_valid and schema is not None:
+        return attempt(with_types, dataset, arrays, schema, where)
+    return dataset if is_valid and not is_typed else None
 
 
 def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
@@ -300,7 +310,8 @@ def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
         matrix = _csr_matrix(arrays, where)
         check_whole_numbers(values, f"{where}: x_data", names, arrays["x_indices"])
         return csr_tensor(matrix)
-    if values.ndim != 2 or 0 in values.shape:
+    is_empty = 0 in values.shape[: 1 if "node_types" in arrays else 2]
+    if values.ndim != 2 or is_empty:
         raise DataError(
             f"{where}: x must be (nodes, features), neither of them 0, got shape "
             f"{values.shape}."

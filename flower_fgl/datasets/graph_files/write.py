@@ -20,6 +20,7 @@ from flower_fgl.datasets.client_graph import (
 from flower_fgl.datasets.graph_files.npz import MASKS
 from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.graph_files.target_arrays import target_arrays
+from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays, type_arrays
 from flower_fgl.datasets.graph_files.validate import doubtful_labels
 from flower_fgl.datasets.transforms.canonical import scipy_csr, stack_rows
 
@@ -61,6 +62,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     arrays |= _feature_arrays(client)
     if client.edges is not None:
         arrays |= _edge_arrays(client.edges)
+    arrays |= schema_arrays(client.schema)
     if client.prepared:
         arrays["prepared"] = np.array(client.prepared)
     for i, graph in enumerate(client.evaluation):
@@ -163,5 +165,6 @@ def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
         arrays["edge_index"] = edges.index.numpy()
         if edges.x.shape[1]:
             arrays["edge_attr"] = edges.x.numpy()
+    arrays |= type_arrays(graph)
     arrays |= {f"{name}_mask": mask.numpy() for name, mask in graph.masks.items()}
     return {prefix + key: array for key, array in arrays.items()}

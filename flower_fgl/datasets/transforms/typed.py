@@ -13,7 +13,12 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Schema, Triple
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import Graph, MessageEdges, NodeDataset
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    MessageEdges,
+    NodeDataset,
+)
 from flower_fgl.datasets.transforms.canonical import (
     SPARSE_BELOW,
     SPARSE_WIDTH,
@@ -21,11 +26,14 @@ from flower_fgl.datasets.transforms.canonical import (
     scipy_csr,
     undirected_simple,
 )
+from flower_fgl.datasets.transforms.columns import select_columns
 
 __all__ = [
     "NodeTable",
     "TypedTarget",
+    "agreed_graph",
     "column_name",
+    "held_parts",
     "in_schema",
     "move_columns",
     "offsets",
@@ -251,6 +259,139 @@ def without_types(dataset: NodeDataset) -> NodeDataset:
         x[rows] = block if width else torch.ones(len(rows), 1)
     return replace(
         dataset, x=x, feature_names=(), messages=None, node_type=None, schema=None
+    )
+
+
+def held_parts(client: ClientGraph) -> Schema:
+    """Return the part of a client's schema with nodes, and with edges.
+
+    Evaluation graphs count.
+    """
+    schema = client.schema
+    assert schema is not None
+    graphs = (client.graph, *client.evaluation)
+    kinds = {
+        schema.node_types[number]
+        for g in graphs
+        if g.node_type is not None
+        for number in torch.unique(g.node_type).tolist()
+    }
+    relations = {
+        schema.relations[number]
+        for g in graphs
+        if g.messages is not None and g.messages.relation is not None
+        for number in torch.unique(g.messages.relation).tolist()
+    }
+    return schema.only(kinds, relations)
+
+
+def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> ClientGraph:
+    """Return a typed graph with kinds and relations numbered as all clients number them.
+
+    Parameters
+    ----------
+    client : ClientGraph
+        Graph with the owner's schema; a plain graph is returned as it is.
+    align : {"same", "name", "private"}
+        The setting ``schema-align``. With ``same`` the order is that of the names; with
+        ``private`` the owner's own.
+    agreed : Schema or None
+        With ``name``, the kinds and relations of all clients, which the server sends;
+        ``None`` before it does. The owner's private relations follow them.
+
+    Raises
+    ------
+    DataError
+        If the graph has kinds or relations that were not agreed on.
+    """
+    own = client.schema
+    if own is None or align == "private" or (align == "name" and agreed is None):
+        return client
+    schema = own.ordered()
+    if align == "name":
+        assert agreed is not None
+        held = held_parts(client)
+        part = own.only(held.node_types, held.relations)
+        client = replace(
+            client,
+            graph=_reduced(client.graph, own, part),
+            evaluation=tuple(_reduced(g, own, part) for g in client.evaluation),
+            feature_names=(),
+        )
+        # another owner may share a relation of the same name
+        own = replace(
+            held,
+            relations=tuple(
+                (a, f"{name[:50]}{OWN}", b)
+                if (a, name, b) in held.private
+                else (a, name, b)
+                for a, name, b in held.relations
+            ),
+        )
+        private = tuple(one for one in own.relations if one not in held.relations)
+        schema = replace(
+            agreed,
+            relations=(*agreed.relations, *private),
+            private=frozenset(private),
+        )
+        missing = {*own.widths} - {*schema.widths} or {*own.relations} - {
+            *schema.relations
+        }
+        if missing:
+            raise DataError(
+                f"The graph has {sorted(map(str, missing))[0]}, on which the clients did "
+                "not agree. A graph file must not change during a run; start it again."
+            )
+        own = own.only([k for k, _ in held.widths], held.relations)
+        client = replace(
+            client,
+            graph=_reduced(client.graph, client.schema, own),
+            evaluation=tuple(
+                _reduced(g, client.schema, own) for g in client.evaluation
+            ),
+            feature_names=(),
+        )
+    names = client.feature_names
+    if names:
+        blocks = dict(own.blocks())
+        names = tuple(n for kind in schema.node_types for n in names[blocks[kind]])
+    scaling = client.scaling
+    if scaling is not None and scaling.statistics is not None:
+        raise DataError(
+            "A typed graph with standardized features cannot be put into another order."
+        )
+    return replace(
+        client,
+        graph=in_schema(client.graph, own, schema),
+        evaluation=tuple(in_schema(g, own, schema) for g in client.evaluation),
+        schema=schema,
+        feature_names=names,
+    )
+
+
+def _reduced(graph: Graph, schema: Schema | None, part: Schema) -> Graph:
+    """Return a graph without kinds and relations that it has no node or edge of."""
+    assert schema is not None
+    assert graph.node_type is not None
+    assert graph.messages is not None
+    assert graph.messages.relation is not None
+    blocks = dict(schema.blocks())
+    columns = [
+        c
+        for kind in part.node_types
+        for c in range(blocks[kind].start, blocks[kind].stop)
+    ]
+    kinds = torch.full((len(schema.widths),), -1)
+    for new, kind in enumerate(part.node_types):
+        kinds[schema.node_types.index(kind)] = new
+    relations = torch.full((max(len(schema.relations), 1),), -1)
+    for new, one in enumerate(part.relations):
+        relations[schema.relations.index(one)] = new
+    return replace(
+        graph,
+        x=select_columns(graph.x, columns),
+        node_type=kinds[graph.node_type],
+        messages=replace(graph.messages, relation=relations[graph.messages.relation]),
     )
 
 

@@ -28,6 +28,7 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     number_owners,
     without_own_name,
 )
+from flower_fgl.strategies.rounds.typed_agreement import differing_schemas
 
 __all__ = ["Candidates", "shared", "short"]
 
@@ -152,6 +153,10 @@ class Candidates:
     def _agree_on_features(self) -> None:
         """Leave out data owners with other features of nodes or edges than most."""
         names = {node: node_label(node, d) for node, d in self.described.items()}
+        if any(d.schema for d in self.described.values()):
+            self._leave_out(differing_schemas(self.described, self.config))
+            if not self.described:
+                return
         width = agree_width(
             {names[n]: d.num_features for n, d in self.described.items()}
         )

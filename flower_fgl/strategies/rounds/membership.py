@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import differing_unit
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import UNNUMBERED, Description
@@ -14,6 +15,7 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     differing_features,
     in_agreed_order,
 )
+from flower_fgl.strategies.rounds.typed_agreement import unfit_part
 
 __all__ = ["admit_new_client", "match_known_client"]
 
@@ -121,6 +123,11 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
             f"the edges of {label} have {candidate.num_edge_features} features, those of "
             f"the other clients have {federation.num_edge_features}."
         )
+    if federation.schema is not None or candidate.schema:
+        first = next(iter(federation.clients.values()))
+        schema = federation.schema or Schema("", ())
+        if unfit := unfit_part(candidate, first, schema):
+            return f"{label} does not fit: {unfit}"
     named = [d for d in federation.clients.values() if d.features_sha256]
     named.sort(key=lambda d: not d.prepared)  # one with a recipe can be compared
     reason = differing_features(candidate, named[0]) if named else ""

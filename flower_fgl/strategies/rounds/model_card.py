@@ -35,7 +35,9 @@ def describe_model(
         classifies_graphs=config.classifies_graphs,
         readout=config.readout,
         link=config.decoder(federation.num_classes, federation.num_edge_features),
-        messages=config.messages(model, federation.num_edge_features),
+        messages=config.messages(
+            model, federation.num_edge_features, federation.schema
+        ),
         scaling=scaling,
         round=server_round,
         feature_names=named[0].feature_names if named else (),

@@ -1,0 +1,208 @@
+"""Kinds of nodes and relations in an ``.npz`` graph file.
+
+``node_types``, ``node_type_widths``
+    (A,) text and (A,) integers: kinds of nodes, and the columns of ``x`` that each has.
+    Columns follow each other in this order; a node has zeros outside those of its kind.
+``relations``
+    (R, 3) text: kind of the sources, name, and kind of the targets of each relation.
+``node_type``, ``edge_type``
+    (N,) and (M,) integers: kind of each node, and relation of each edge in ``edges``.
+``target_type``
+    Text: kind of the nodes to predict; only these have classes, and are in masks.
+``private_relations``
+    (R,) bool, optional: relations that the owner keeps to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
+from flower_fgl.datasets.client_graph import Graph, MessageEdges, NodeDataset
+from flower_fgl.datasets.graph_files.archive import Array, integers
+
+__all__ = ["SCHEMA_KEYS", "TYPE_KEYS", "read_schema", "schema_arrays"]
+__all__ += ["type_arrays", "with_types"]
+
+TYPE_KEYS = ("node_type", "edge_type")
+"""Arrays of each typed graph of a file."""
+SCHEMA_KEYS = (
+    *("node_types", "node_type_widths", "relations", "target_type"),
+    "private_relations",
+)
+"""Arrays that all graphs of a file share."""
+
+
+def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
+    """Return the schema of a file; ``None`` without any of its arrays.
+
+    Raises
+    ------
+    DataError
+        If an array is missing or malformed.
+    """
+    needed = (*SCHEMA_KEYS[:4], *TYPE_KEYS)
+    held = [key for key in (*SCHEMA_KEYS, *TYPE_KEYS) if key in arrays]
+    if not held:
+        return None
+    if missing := [key for key in needed if key not in arrays]:
+        raise DataError(
+            f"{where}: {held[0]} is given, but {', '.join(missing)} is missing. A typed "
+            f"graph has {', '.join(needed)}; remove all of them if all nodes and edges are "
+            "alike."
+        )
+    types, relations, target = (
+        arrays[key] for key in needed[:4] if key != "node_type_widths"
+    )
+    widths = integers(arrays, "node_type_widths", where)
+    private = arrays.get("private_relations", np.zeros(len(relations), dtype=bool))
+    for key, array, shape in (
+        ("node_types", types, (len(types),)),
+        ("relations", relations, (len(relations), 3)),
+        ("target_type", target, ()),
+    ):
+        if array.dtype.kind != "U" or array.shape != shape:
+            raise DataError(
+                f"{where}: {key} must be text of shape {shape}, got {array.dtype} of shape "
+                f"{array.shape}."
+            )
+    if widths.shape != types.shape or (widths < 0).any():
+        raise DataError(
+            f"{where}: node_type_widths must be {len(types)} numbers of columns, one for "
+            "each of node_types."
+        )
+    if private.dtype != np.bool_ or private.shape != (len(relations),):
+        raise DataError(f"{where}: private_relations must be {len(relations)} bools.")
+    triples = tuple((str(a), str(name), str(b)) for a, name, b in relations)
+    pairs = zip(types.tolist(), widths.tolist(), strict=True)
+    own = frozenset(t for t, kept in zip(triples, private, strict=True) if kept)
+    schema = Schema(str(target), tuple(pairs), triples, own)
+    schema.check(where)
+    return schema
+
+
+def with_types(
+    dataset: NodeDataset, arrays: Mapping[str, Array], schema: Schema, where: str
+) -> NodeDataset:
+    """Return a graph of a file with kinds and relations; repeated edges are merged.
+
+    Raises
+    ------
+    DataError
+        If an array does not fit the others, or the schema.
+    """
+    kinds = torch.from_numpy(integers(arrays, "node_type", where))
+    relation = torch.from_numpy(integers(arrays, "edge_type", where))
+    messages = dataset.messages
+    assert messages is not None
+    for key, found, number, most in (
+        ("node_type", kinds, dataset.num_nodes, len(schema.widths)),
+        ("edge_type", relation, messages.index.shape[1], len(schema.relations)),
+    ):
+        what = "nodes" if key == "node_type" else "edges"
+        if found.shape != (number,):
+            raise DataError(
+                f"{where}: {key} has {found.numel()} entries for {number} {what}."
+            )
+        if number and not 0 <= int(found.min()) <= int(found.max()) < most:
+            names = "node_types" if key == "node_type" else "relations"
+            raise DataError(
+                f"{where}: {key} holds {int(found.max())}, but there are only {most} "
+                f"{names}, numbered from 0."
+            )
+    if dataset.num_features != schema.num_features:
+        raise DataError(
+            f"{where}: node_type_widths add up to {schema.num_features} columns, but x "
+            f"has {dataset.num_features}."
+        )
+    _check_ends(messages.index, kinds, relation, schema, where)
+    _check_blocks(dataset.x, kinds, schema, where)
+    other = kinds != schema.node_types.index(schema.target)
+    wrong = int((other & (dataset.y >= 0)).sum())
+    if wrong:
+        raise DataError(
+            f"{where}: {wrong} nodes of other kinds than {schema.target} have a class. Set "
+            "their y to -1."
+        )
+    number = max(dataset.num_nodes, 1)
+    code = (relation * number + messages.index[0]) * number + messages.index[1]
+    code = torch.unique(code)
+    index = torch.stack([code // number % number, code % number])
+    edges = MessageEdges(index, torch.empty(len(code), 0), relation=code // number**2)
+    return replace(dataset, node_type=kinds, schema=schema, messages=edges)
+
+
+def _check_ends(
+    index: Tensor, kinds: Tensor, relation: Tensor, schema: Schema, where: str
+) -> None:
+    """Reject edges between other kinds than their relation says."""
+    places = {kind: number for number, kind in enumerate(schema.node_types)}
+    due = torch.tensor(
+        [[places[a], places[b]] for a, _, b in schema.relations] or [[0, 0]]
+    ).T
+    wrong = (kinds[index] != due[:, relation]).any(dim=0).nonzero().flatten()
+    if len(wrong):
+        edge = int(wrong[0])
+        source, name, target = schema.relations[int(relation[edge])]
+        ends = [schema.node_types[k] for k in kinds[index[:, edge]].tolist()]
+        raise DataError(
+            f"{where}: edge {edge} of the relation {source} -{name}-> {target} joins nodes "
+            f"of the kinds {' and '.join(ends)}."
+        )
+
+
+def _check_blocks(x: Tensor, kinds: Tensor, schema: Schema, where: str) -> None:
+    """Reject features outside the columns of the kind of their node."""
+    sizes = torch.tensor([width for _, width in schema.widths])
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    if x.layout == torch.sparse_csr:
+        counts = x.crow_indices().diff()
+        rows = torch.repeat_interleave(torch.arange(len(x)), counts)
+        columns, used = x.col_indices(), x.values() != 0
+        rows, columns = rows[used], columns[used]
+    else:
+        rows, columns = x.nonzero().T
+    wrong = (owner[columns] != kinds[rows]).nonzero().flatten()
+    if len(wrong):
+        row, column = int(rows[wrong[0]]), int(columns[wrong[0]])
+        raise DataError(
+            f"{where}: node {row} is of the kind {schema.node_types[int(kinds[row])]}, but "
+            f"has a value in column {column}, which belongs to "
+            f"{schema.node_types[int(owner[column])]}."
+        )
+
+
+def type_arrays(graph: Graph) -> dict[str, Any]:
+    """Return the arrays of a typed graph that :func:`with_types` reads; else none."""
+    if graph.node_type is None or graph.messages is None:
+        return {}
+    assert graph.messages.relation is not None
+    return {
+        "node_type": graph.node_type.numpy(),
+        "edge_type": graph.messages.relation.numpy(),
+    }
+
+
+def schema_arrays(schema: Schema | None) -> dict[str, Any]:
+    """Return the arrays that :func:`read_schema` reads; none for a plain graph."""
+    if schema is None:
+        return {}
+    arrays = {
+        "node_types": np.array(schema.node_types, dtype=np.str_),
+        "node_type_widths": np.array(
+            [width for _, width in schema.widths], dtype=np.int64
+        ),
+        "relations": np.array(schema.relations, dtype=np.str_).reshape(-1, 3),
+        "target_type": np.array(schema.target),
+    }
+    if schema.private:
+        kept = [triple in schema.private for triple in schema.relations]
+        arrays["private_relations"] = np.array(kept)
+    return arrays
