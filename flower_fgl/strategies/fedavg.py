@@ -252,10 +252,10 @@ class FedAvg(FglStrategy):
 
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
-        is_partial = self.config.owners and self.config.keeps_layers
-        is_partial |= self.federation.schema is not None and (
-            self.config.schema_align == "private"
-        )
+        config = self.config
+        is_partial = bool(config.owners) and config.keeps_layers
+        if self.federation.schema is not None:
+            is_partial |= config.schema_align != "same"
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:

@@ -135,7 +135,7 @@ def describe(
     names = graph.feature_names
     is_joint = graph.schema is None or schema_align == "same"
     names = names if is_joint else ()
-    schema, type_features = "", ()
+    schema, type_features = "", tuple[str, ...]()
     if graph.schema is not None:
         schema, type_features = _told_schema(graph, schema_align)
     return Description(

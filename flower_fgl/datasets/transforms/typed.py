@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+OWN = ".own"
+"""End of the names of private relations beside those of all clients."""
+
+
 @dataclass(frozen=True, eq=False)
 class NodeTable:
     """The nodes of one kind.
@@ -342,15 +346,6 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
                 f"The graph has {sorted(map(str, missing))[0]}, on which the clients did "
                 "not agree. A graph file must not change during a run; start it again."
             )
-        own = own.only([k for k, _ in held.widths], held.relations)
-        client = replace(
-            client,
-            graph=_reduced(client.graph, client.schema, own),
-            evaluation=tuple(
-                _reduced(g, client.schema, own) for g in client.evaluation
-            ),
-            feature_names=(),
-        )
     names = client.feature_names
     if names:
         blocks = dict(own.blocks())
@@ -369,9 +364,8 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
     )
 
 
-def _reduced(graph: Graph, schema: Schema | None, part: Schema) -> Graph:
+def _reduced(graph: Graph, schema: Schema, part: Schema) -> Graph:
     """Return a graph without kinds and relations that it has no node or edge of."""
-    assert schema is not None
     assert graph.node_type is not None
     assert graph.messages is not None
     assert graph.messages.relation is not None
