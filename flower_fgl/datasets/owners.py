@@ -27,6 +27,7 @@ from flower_fgl.core.feature_names import (
     differing_names,
     differing_recipes,
 )
+from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.core.settings import TARGETS, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import default_split
@@ -367,10 +368,33 @@ def _agree_on_targets(clients: Sequence[ClientGraph]) -> tuple[str, ...]:
     return agreed.names
 
 
+def _agree_on_schema(
+    clients: Sequence[ClientGraph], config: RunConfig
+) -> list[ClientGraph]:
+    """Reject typed graphs whose kinds or relations do not fit; else return all."""
+    from flower_fgl.datasets.transforms.typed import held_parts
+
+    align, told = config.schema_align, dict[str, Told | None]()
+    for client in clients:
+        if client.schema is None:
+            told[client.name] = None
+        elif align == "same":
+            told[client.name] = Told(client.schema.ordered())
+        else:
+            held = held_parts(client)
+            shared = [one for one in held.relations if one not in held.private]
+            told[client.name] = Told(held.only(held.node_types, shared))
+    odd = differing_schemas(told, align)
+    _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
+    return list(clients)
+
+
 def _agree_on_features(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> list[ClientGraph]:
     """Put the features of all owners into one order, by name; reject other features."""
+    if any(client.schema for client in clients):
+        return _agree_on_schema(clients, config)
     if config.feature_align == "project" and not config.classifies_edges:
         return list(clients)  # the layers that read features stay local
     edges = {client.name: client.num_edge_features for client in clients}

@@ -86,6 +86,11 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
             f'"{config.model}" passes the same messages. Set model = "rgcn", or types = '
             '"ignore".'
         )
+    if dataset.schema.private and config.schema_align == "same":
+        raise DataError(
+            f'{name} keeps relations private, but schema-align = "same" shares all. Set '
+            'schema-align = "name", or "private".'
+        )
     return dataset
 
 

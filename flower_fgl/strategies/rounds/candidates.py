@@ -11,6 +11,7 @@ from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spelli
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import NOT_PREPARED
+from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.core.targets import CLASSES, Target, agree_targets, targets_apart
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import (
@@ -28,7 +29,6 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     number_owners,
     without_own_name,
 )
-from flower_fgl.strategies.rounds.typed_agreement import differing_schemas
 
 __all__ = ["Candidates", "shared", "short"]
 
@@ -154,7 +154,11 @@ class Candidates:
         """Leave out data owners with other features of nodes or edges than most."""
         names = {node: node_label(node, d) for node, d in self.described.items()}
         if any(d.schema for d in self.described.values()):
-            self._leave_out(differing_schemas(self.described, self.config))
+            told = {
+                node: Told(d.told, d.type_features) if d.told else None
+                for node, d in self.described.items()
+            }
+            self._leave_out(differing_schemas(told, self.config.schema_align))
             if not self.described:
                 return
         width = agree_width(

@@ -9,13 +9,12 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import differing_unit
 from flower_fgl.nn import assign_models
-from flower_fgl.protocols.describe import UNNUMBERED, Description
+from flower_fgl.protocols.describe import HASHED, UNNUMBERED, Description
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.schema_agreement import (
     differing_features,
     in_agreed_order,
 )
-from flower_fgl.strategies.rounds.typed_agreement import unfit_part
 
 __all__ = ["admit_new_client", "match_known_client"]
 
@@ -126,7 +125,7 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
     if federation.schema is not None or candidate.schema:
         first = next(iter(federation.clients.values()))
         schema = federation.schema or Schema("", ())
-        if unfit := unfit_part(candidate, first, schema):
+        if unfit := _unfit_schema(candidate, first, schema):
             return f"{label} does not fit: {unfit}"
     named = [d for d in federation.clients.values() if d.features_sha256]
     named.sort(key=lambda d: not d.prepared)  # one with a recipe can be compared
@@ -157,6 +156,23 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
         partition_id=number,
         num_partitions=total,
     )
+
+
+def _unfit_schema(candidate: Description, first: Description, agreed: Schema) -> str:
+    """Return why the schema of a late owner does not fit a run; empty if it does."""
+    told = candidate.told
+    if told is None or first.told is None:
+        is_alike = candidate.schema == first.schema
+        return "" if is_alike else "its graph is not typed as those of the others."
+    if candidate.schema.startswith(HASHED):
+        is_alike = candidate.schema == first.schema
+        return "" if is_alike else "its kinds of nodes and relations differ."
+    known = {*agreed.widths, *agreed.relations}
+    unknown = {*told.widths, *told.relations} - known
+    if unknown or told.target != agreed.target:
+        one = min(map(str, unknown), default=told.target)
+        return f"it has {one}, which no client had when the run began."
+    return ""
 
 
 def _label(candidate: Description) -> str:

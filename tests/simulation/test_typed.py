@@ -1,0 +1,250 @@
+"""Runs on typed graphs whose owners share kinds and relations, or only some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl import METHODS, simulate
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.describe import describe
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.transforms.typed import agreed_graph
+from flower_fgl.protocols.describe import Description
+from flower_fgl.strategies.fedavg import FedAvg
+from tests.support.typed_graphs import (
+    OWNS,
+    PAYS,
+    USED,
+    client_of,
+    typed_bank,
+    typed_owners,
+)
+
+SIZES: dict[str, Any] = {
+    "rounds": 2,
+    "hidden_channels": 8,
+    "dropout": 0.0,
+    "model": "rgcn",
+}
+SAME = sorted(name for name in METHODS if METHODS[name].reads_messages)
+PARTS = sorted(name for name in METHODS if METHODS[name].shares_parts)
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write three owners with the same kinds and relations."""
+    return typed_owners(
+        tmp_path_factory.mktemp("alike") / "own", *map(typed_bank, range(3))
+    )
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write three owners, of which one has devices, and one keeps its own to itself."""
+    return typed_owners(
+        tmp_path_factory.mktemp("unlike") / "own",
+        typed_bank(0),
+        typed_bank(1, has_device=True),
+        typed_bank(2, has_device=True, private={USED}),
+    )
+
+
+@pytest.mark.parametrize("method", SAME)
+def test_methods_that_say_so_train_on_equal_schemas(
+    method: str, alike: str, tmp_path: Path
+) -> None:
+    run = simulate(method, owners=alike, output_dir=str(tmp_path), **SIZES)
+    assert len(run.rounds) >= 2
+    assert run.summary["best"]["test"]["num_nodes"] == 24
+
+
+@pytest.mark.parametrize("align", ["name", "private"])
+@pytest.mark.parametrize("method", PARTS)
+def test_methods_that_say_so_train_on_different_schemas(
+    method: str, align: str, unlike: str, tmp_path: Path
+) -> None:
+    run = simulate(
+        method, owners=unlike, schema_align=align, output_dir=str(tmp_path), **SIZES
+    )
+    assert len(run.rounds) >= 2
+    assert run.summary["best"]["test"]["num_nodes"] == 24
+
+
+@pytest.mark.parametrize("model", ["rgcn", "typed-graphsage", "typed-gine"])
+def test_relations_tell_what_nodes_do_not(
+    model: str, alike: str, tmp_path: Path
+) -> None:
+    values = SIZES | {"model": model, "rounds": 15, "lr": 0.02}
+    run = simulate("fedavg", owners=alike, output_dir=str(tmp_path), **values)
+    assert run.summary["best"]["test"]["accuracy"] > 0.9
+
+
+def test_different_schemas_are_refused_by_default(tmp_path: Path) -> None:
+    banks = typed_bank(3), typed_bank(4), typed_bank(5, has_device=True)
+    folder = typed_owners(tmp_path / "own", *banks)
+    with pytest.raises(
+        DataError, match='bank2: its kinds .* Set schema-align = "name"'
+    ):
+        simulate("fedavg", owners=folder, output_dir=str(tmp_path), **SIZES)
+
+
+def test_private_relations_need_another_alignment(unlike: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="keeps relations private"):
+        simulate("fedavg", owners=unlike, output_dir=str(tmp_path), **SIZES)
+
+
+def test_an_untyped_model_is_refused(alike: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'Set model = "rgcn", or types = "ignore"'):
+        simulate("fedavg", owners=alike, output_dir=str(tmp_path), rounds=1)
+
+
+def test_a_plain_graph_is_refused_for_a_typed_model(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has one kind of nodes and edges"):
+        simulate("fedavg", dataset="synthetic", output_dir=str(tmp_path), **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"schema_align": "name", "secure_aggregation": True}, "cannot sum"),
+        (
+            {"schema_align": "name", "aggregation": "median"},
+            "over the owners that have it",
+        ),
+        ({"schema_align": "private", "evaluate": "both"}, "different parts of a model"),
+        ({"setting": "link"}, "whose nodes are predicted"),
+        ({"types": "ignore"}, "leaves one kind of nodes and edges"),
+    ],
+)
+def test_settings_that_contradict_typed_graphs_are_refused(
+    values: dict[str, Any], text: str, alike: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        simulate("fedavg", owners=alike, output_dir=str(tmp_path), **SIZES, **values)
+
+
+def described(graph: ClientGraph, align: str) -> Description:
+    """Return what a client tells of its graph."""
+    return describe(
+        ClientData.build(graph, torch.device("cpu")),
+        place=(0, 3),
+        model="rgcn",
+        name="owner",
+        share_class_counts=True,
+        schema_align=align,
+    )
+
+
+def test_names_leave_an_owner_only_where_the_setting_says_so() -> None:
+    graph = client_of(typed_bank(2, has_device=True, private={USED}))
+    texts = {
+        a: repr(described(graph, a).to_record()) for a in ("same", "name", "private")
+    }
+    names = ("card", "person", "shop", "pays", "owns")
+    assert all(name in texts["name"] for name in names)
+    assert "used" not in texts["name"]
+    for align in ("same", "private"):
+        assert not any(name in texts[align] for name in (*names, "used", "device"))
+    private = described(graph, "private")
+    assert (private.num_features, private.feature_names) == (0, ())
+    for align in texts:
+        found = described(graph, align)
+        assert Description.from_record(found.to_record()) == found
+
+
+def test_owners_in_another_order_agree_with_hashed_names() -> None:
+    graph = client_of(typed_bank(0))
+    ordered = agreed_graph(graph, "same", None)
+    assert (
+        described(ordered, "same").schema
+        == described(
+            agreed_graph(client_of(typed_bank(1)), "same", None), "same"
+        ).schema
+    )
+    assert ordered.schema is not None
+    assert ordered.schema.node_types == ("card", "person", "shop")
+    assert ordered.feature_names[0] == "card.a"
+    kind = ordered.graph.node_type
+    assert kind is not None
+    torch.testing.assert_close(
+        ordered.graph.x[kind == 0][:, :3], graph.graph.x[graph.graph.y >= 0][:, 2:5]
+    )
+
+
+def test_private_relations_follow_the_agreed_ones() -> None:
+    plain, own = (
+        client_of(typed_bank(0)),
+        typed_bank(2, has_device=True, private={USED}),
+    )
+    agreed = plain.schema.ordered() if plain.schema else None
+    with pytest.raises(DataError, match="did not agree"):
+        agreed_graph(client_of(own), "name", agreed)  # the kind device is told
+    told = described(client_of(own), "name").told
+    assert told is not None
+    assert (told.node_types, told.relations) == (
+        ("card", "device", "person", "shop"),
+        (PAYS, OWNS),
+    )
+    found = agreed_graph(client_of(own), "name", told).schema
+    assert found is not None
+    assert found.relations == (PAYS, OWNS, ("card", "used.own", "device"))
+
+
+def test_server_averages_a_relation_over_those_that_have_it(
+    unlike: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads: list[dict[int, Mapping[str, Tensor]]] = []
+    averaged: list[Mapping[str, Tensor]] = []
+    aggregate = FedAvg.aggregate
+
+    def watch(self: Any, server_round: int, found: Any) -> None:
+        uploads.append({pid: dict(u.payload.tensors) for pid, u in found.items()})
+        aggregate(self, server_round, found)
+        averaged.append(dict(self.weights.tensors))
+
+    monkeypatch.setattr(FedAvg, "aggregate", watch)
+    values = SIZES | {"rounds": 1}
+    simulate(
+        "fedavg", owners=unlike, schema_align="name", output_dir=str(tmp_path), **values
+    )
+    used = "encoder.relations.1.0.weight"  # pays, used, owns in the order of names
+    (sent,), (mean,) = uploads, averaged
+    assert [pid for pid, tensors in sent.items() if used in tensors] == [1]
+    torch.testing.assert_close(mean[used], sent[1][used])
+    pays = "encoder.relations.0.0.weight"
+    torch.testing.assert_close(
+        mean[pays], sum(24 * tensors[pays] for tensors in sent.values()) / 72
+    )
+    assert not any("relations.3" in name for name in mean)
+
+
+def test_private_schemas_upload_only_what_no_schema_names(
+    unlike: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[Mapping[str, Any]] = []
+    aggregate = FedAvg.aggregate
+
+    def watch(self: Any, server_round: int, found: Any) -> None:
+        shapes.extend(
+            {n: t.shape for n, t in u.payload.tensors.items()} for u in found.values()
+        )
+        aggregate(self, server_round, found)
+
+    monkeypatch.setattr(FedAvg, "aggregate", watch)
+    simulate(
+        "fedavg",
+        owners=unlike,
+        schema_align="private",
+        output_dir=str(tmp_path),
+        **SIZES,
+    )
+    assert all(one == shapes[0] for one in shapes)
+    kinds = {name.split(".")[1] for name in shapes[0] if name.startswith("encoder")}
+    assert kinds == {"roots", "bases"}
