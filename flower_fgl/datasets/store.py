@@ -379,6 +379,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["cross_edges"] = True
     if config.types != "use":
         key["types"] = config.types
+    if config.schema_align != "same":
+        key["schema_align"] = config.schema_align
     if config.target_node:
         key["target_node"] = config.target_node
     if config.reads_messages:

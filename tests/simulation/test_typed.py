@@ -90,7 +90,7 @@ def test_different_schemas_are_refused_by_default(tmp_path: Path) -> None:
     banks = typed_bank(3), typed_bank(4), typed_bank(5, has_device=True)
     folder = typed_owners(tmp_path / "own", *banks)
     with pytest.raises(
-        DataError, match='bank2: its kinds .* Set schema-align = "name"'
+        DataError, match=r'bank2: its kinds .* Set schema-align = "name"'
     ):
         simulate("fedavg", owners=folder, output_dir=str(tmp_path), **SIZES)
 
