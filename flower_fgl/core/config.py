@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from flower_fgl.core.checks import check_names, check_settings
+from flower_fgl.core.checks.data import check_data
+from flower_fgl.core.checks.names import check_names
+from flower_fgl.core.checks.needs import check_needs
+from flower_fgl.core.checks.rounds import check_rounds
+from flower_fgl.core.checks.training import check_numbers, check_training
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import (
@@ -265,7 +269,11 @@ class RunConfig(GeneralSettings, Generic[S]):
         }
         method_config: Any = settings.get(chosen)
         read = parse_settings(GeneralSettings, general)
-        check_settings(read, method, methods)
+        check_data(read)
+        check_numbers(read)
+        check_needs(read, method, methods)
+        check_training(read, method)
+        check_rounds(read, method)
         is_one = has_targets(read) and read.target != ALL_TARGETS
         if not read.positive_class and is_one and read.setting != LINK:
             read = replace(read, positive_class=read.target)

@@ -28,8 +28,10 @@ __all__ = [
     "auprc",
     "auroc",
     "link_ranking",
+    "mean_area",
     "pool",
     "precision_recall_area",
+    "roc_area",
     "score",
     "score_areas",
     "score_links",
@@ -188,16 +190,8 @@ def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
        mean omits such a class; ``torchmetrics`` would warn and count 0.
     2. With two classes this is the usual binary AUROC.
     """
-    from torchmetrics.functional.classification import binary_auroc
-
     probabilities, labels, defined = _one_against_rest(logits, y, mask, num_classes)
-    if not defined:
-        return math.nan
-    areas = [
-        binary_auroc(probabilities[:, c], (labels == c).long(), validate_args=False)
-        for c in defined
-    ]
-    return min(1.0, float(torch.stack(areas).mean()))  # a float32 sum may be above 1
+    return mean_area(roc_area(probabilities[:, c], labels == c) for c in defined)
 
 
 def auprc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
@@ -213,13 +207,24 @@ def auprc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
     2. A constant score has the share of the class as its area, not 0.5.
     """
     probabilities, labels, defined = _one_against_rest(logits, y, mask, num_classes)
-    if not defined:
-        return math.nan
-    areas = [
-        precision_recall_area(probabilities[:, c], labels == c)
-        for c in (defined if num_classes > 2 else [1])
-    ]
-    return min(1.0, float(torch.stack(areas).mean()))
+    chosen = defined if num_classes > 2 else defined[1:]  # of two, both are defined
+    return mean_area(
+        precision_recall_area(probabilities[:, c], labels == c) for c in chosen
+    )
+
+
+def mean_area(areas: Iterable[Tensor]) -> float:
+    """Return the mean of areas under curves, NaN without any."""
+    found = list(areas)
+    # a float32 sum may be above 1
+    return min(1.0, float(torch.stack(found).mean())) if found else math.nan
+
+
+def roc_area(score: Tensor, is_member: Tensor) -> Tensor:
+    """Return the area under the ROC curve of one class, of shape (), from n items."""
+    from torchmetrics.functional.classification import binary_auroc
+
+    return binary_auroc(score, is_member.long(), validate_args=False)
 
 
 def precision_recall_area(probability: Tensor, is_member: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import tomli_w
 
@@ -29,26 +29,6 @@ from flower_fgl.core.settings import GeneralSettings
 __all__ = ["NodeSettings", "broken_floors", "floors_in_force", "node_config_text"]
 __all__ += ["parse_node_config", "read_node_config"]
 
-FLOORS = (
-    "min-class-count",
-    "min-target-count",
-    "upload-clip",
-    "upload-noise",
-    "share-class-counts",
-    "share-target-statistics",
-    "share-feature-names",
-    "secure-aggregation",
-    "secure-threshold",
-    "fixed-roster",
-    "max-releases",
-    "own-split",
-    "min-train-nodes",
-    "min-scored-nodes",
-    "scores",
-    "methods",
-    "settings",
-)
-"""Keys that limit the runs in which a node takes part."""
 WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
 PAIR = re.compile(r"""[^\s=#]+=(?:"[^"]*"|'[^']*'|[^\s"'#]+)""")
 
@@ -103,6 +83,7 @@ class NodeSettings:
         "message size in 10⁶ bytes above which this node refuses a message",
         gt=0,
     )
+    # FLOORS are the fields from here on
     min_class_count: int = option(
         1, "smallest min-class-count of a run that this node takes part in", ge=1
     )
@@ -189,6 +170,11 @@ class NodeSettings:
         return not allowed or name in allowed
 
 
+KEYS = [kebab(f.name) for f in fields(NodeSettings)]
+FLOORS = tuple(KEYS[KEYS.index("min-class-count") :])
+"""Keys that limit the runs in which a node takes part."""
+
+
 def read_node_config(text: str) -> dict[str, Scalar]:
     """Read the text of ``--node-config`` as Flower does, and refuse what Flower drops.
 
@@ -252,11 +238,10 @@ def node_config_text(values: Mapping[str, Scalar]) -> str:
 def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the floors that a node config sets; RunError if it is wrong."""
     settings = parse_node_config(values)
-    floors = {
-        f.name: f.default for f in fields(NodeSettings) if kebab(f.name) in FLOORS
+    found = {
+        kebab(f.name): (f.default, getattr(settings, f.name)) for f in fields(settings)
     }
-    found = {kebab(name): getattr(settings, name) for name in floors}
-    return {k: v for k, v in found.items() if v != floors[k.replace("-", "_")]}
+    return {key: found[key][1] for key in FLOORS if found[key][1] != found[key][0]}
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
@@ -269,18 +254,10 @@ def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
         or out of range, a path that is relative or holds a control character, or
         ``max-releases`` or ``fixed-roster`` without what it needs.
     """
-    return _parse(tuple(sorted((k, type(v).__name__, v) for k, v in values.items())))
-
-
-@lru_cache(maxsize=1024)
-def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
-    """Parse a node config once; the type tells ``True`` from ``1``."""
-    values = {key: value for key, _, value in items}
-    known = [kebab(f.name) for f in fields(NodeSettings)]
     for key in values:
-        if key not in known:
+        if key not in KEYS:
             raise RunError(
-                f'Unknown key "{key[:50]}" in the node config. {nearest(key, known)} '
+                f'Unknown key "{key[:50]}" in the node config. {nearest(key, KEYS)} '
                 "Correct --node-config and restart the SuperNode."
             )
     try:

@@ -115,10 +115,7 @@ class NumberScores:
     def as_dict(self) -> dict[str, Any]:
         """Return the scores by name, and under ``targets`` those of each target."""
         found = self.targets
-        each: dict[str, Sequence[float]] = {
-            "num_values": found.n,
-            "rmse": found.rmse,
-        }
+        each: dict[str, Sequence[float]] = {"num_values": found.n, "rmse": found.rmse}
         if found.mae:
             each |= {"mae": found.mae, "sst": found.sst, "r2": found.r2}
             each |= {"spearman": found.spearman}

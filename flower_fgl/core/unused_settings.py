@@ -32,24 +32,12 @@ __all__ = [
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
 
-_SECURE: Rule = (
-    "secure-aggregation = true",
-    lambda config: config.secure_aggregation,
-)
 
-_LINKS: Rule = ('setting = "link"', lambda config: config.predicts_links)
-
-_GRAPHS: Rule = ('setting = "graph"', lambda config: config.classifies_graphs)
-
-_PARTITIONED: Rule = (
-    "a dataset that is partitioned, not owners",
-    lambda config: not config.owners,
-)
-
-
-def _aggregation(rule: str) -> Rule:
-    """Return the condition that ``aggregation`` is a rule."""
-    return f'aggregation = "{rule}"', lambda config: config.aggregation == rule
+def _when(key: str, *values: str) -> Rule:
+    """Return the condition that a setting has one of some values."""
+    words = " or ".join(f'"{value}"' for value in values)
+    name = key.replace("-", "_")
+    return f"{key} = {words}", lambda config: getattr(config, name) in values
 
 
 def _has_validation(split: str) -> bool:
@@ -58,31 +46,22 @@ def _has_validation(split: str) -> bool:
     return len(shares) == 1 or (len(shares) > 2 and shares[1].strip(" 0.") != "")
 
 
-def _server(*kinds: str) -> Rule:
-    """Return the condition that ``server-optimizer`` is one of some rules."""
-    words = " or ".join(f'"{kind}"' for kind in kinds)
-    return f"server-optimizer = {words}", lambda c: c.server_optimizer in kinds
-
-
 def _reads(models: Collection[str]) -> Callable[[RunConfig], Any]:
     """Return the condition that a backbone is among some models."""
     return lambda c: any(read_model(m).name in models for m in split_models(c.model))
 
 
-_NUMBERS: Rule = (
-    'target-kind = "numbers"',
-    lambda config: config.predicts_numbers,
+_SECURE: Rule = ("secure-aggregation = true", lambda c: c.secure_aggregation)
+_PARTITIONED: Rule = (
+    "a dataset that is partitioned, not owners",
+    lambda config: not config.owners,
 )
-
+_NUMBERS: Rule = ('target-kind = "numbers"', lambda c: c.predicts_numbers)
 _SHARED: Rule = (
     'target-kind = "numbers" and target-scale = "shared"',
     lambda config: config.predicts_numbers and config.target_scale == "shared",
 )
-
-_GIVEN: Rule = (
-    'target-scale = "given"',
-    lambda config: config.target_scale == "given",
-)
+_NOISE: Rule = ("upload-noise above 0", lambda config: config.upload_noise)
 
 
 NEEDED: Mapping[str, Rule] = {
@@ -93,29 +72,23 @@ NEEDED: Mapping[str, Rule] = {
         'target-kind = "numbers"',
         lambda config: has_targets(config) or predicted_kind(config) == NUMBERS,
     ),
-    "dirichlet-alpha": (
-        'partition = "dirichlet"',
-        lambda config: config.partition == "dirichlet",
-    ),
-    "expansion-hops": (
-        'setting = "closed-set" or "open-set"',
-        lambda config: config.setting in UNSEEN_SETTINGS,
-    ),
-    "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
-    "link-decoder": _LINKS,
-    "link-features": _LINKS,
-    "link-k": _LINKS,
-    "time-cuts": ('setting = "edge"', lambda config: config.classifies_edges),
+    "dirichlet-alpha": _when("partition", "dirichlet"),
+    "expansion-hops": _when("setting", *UNSEEN_SETTINGS),
+    "shots": _when("setting", "few-shot"),
+    "link-decoder": _when("setting", "link"),
+    "link-features": _when("setting", "link"),
+    "link-k": _when("setting", "link"),
+    "time-cuts": _when("setting", "edge"),
     "loss": _NUMBERS,
-    "huber-delta": ('loss = "huber"', lambda config: config.loss == "huber"),
+    "huber-delta": _when("loss", "huber"),
     "target-weight": _NUMBERS,
     "target-scale": _NUMBERS,
-    "target-mean": _GIVEN,
-    "target-std": _GIVEN,
+    "target-mean": _when("target-scale", "given"),
+    "target-std": _when("target-scale", "given"),
     "share-target-statistics": _SHARED,
     "min-target-count": _SHARED,
-    "graph-features": _GRAPHS,
-    "readout": _GRAPHS,
+    "graph-features": _when("setting", "graph"),
+    "readout": _when("setting", "graph"),
     "max-degree": (
         'setting = "graph" and graph-features = "degree"',
         lambda c: c.classifies_graphs and c.graph_features == "degree",
@@ -133,21 +106,18 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.rounds > 1 and _has_validation(config.split),
     ),
     "patience": ("check-every above 0", lambda config: config.check_every),
-    "final-local-epochs": (
-        'eval-policy = "refresh" or "refresh-all"',
-        lambda config: config.eval_policy != "stale",
-    ),
-    "trimmed-share": _aggregation("trimmed-mean"),
-    "krum-attackers": _aggregation("krum"),
-    "krum-keep": _aggregation("krum"),
-    "norm-bound": _aggregation("norm-clip"),
-    "server-lr": _server("momentum", "adam", "yogi", "adagrad"),
-    "server-momentum": _server("momentum", "adam", "yogi"),
-    "server-beta2": _server("adam", "yogi"),
-    "server-tau": _server("adam", "yogi", "adagrad"),
-    "server-moments": _server("adam", "yogi", "adagrad"),
-    "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
-    "upload-noise-model": ("upload-noise above 0", lambda config: config.upload_noise),
+    "final-local-epochs": _when("eval-policy", "refresh", "refresh-all"),
+    "trimmed-share": _when("aggregation", "trimmed-mean"),
+    "krum-attackers": _when("aggregation", "krum"),
+    "krum-keep": _when("aggregation", "krum"),
+    "norm-bound": _when("aggregation", "norm-clip"),
+    "server-lr": _when("server-optimizer", "momentum", "adam", "yogi", "adagrad"),
+    "server-momentum": _when("server-optimizer", "momentum", "adam", "yogi"),
+    "server-beta2": _when("server-optimizer", "adam", "yogi"),
+    "server-tau": _when("server-optimizer", "adam", "yogi", "adagrad"),
+    "server-moments": _when("server-optimizer", "adam", "yogi", "adagrad"),
+    "upload-delta": _NOISE,
+    "upload-noise-model": _NOISE,
     "secure-threshold": _SECURE,
     "secure-fraction-bits": _SECURE,
 }
