@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.sampling import num_sampled
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.targets import CLASSES
@@ -84,37 +85,15 @@ def run_server(
 ) -> Path:
     """Run a method's server half and write its run folder.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid, or the local engine's.
-    values : mapping of str to bool, int, float or str
-        Flower's flat run config.
-    engine : str
-        Where the clients are: ``local``, ``ray`` or ``deployment``.
-    states : StateKeeper, optional
-        Saves and restores the clients' states for checkpoints; ``None`` in a deployment,
-        whose clients store their own.
-    on_round : callable, optional
-        Called with the row of each round.
-    config : RunConfig, optional
-        ``values``, if the caller has checked them already.
-    trackers : sequence of Tracker
-        Trackers besides those that the setting ``track`` names.
+    ``values`` is Flower's flat run config, ``config`` the same if the caller has checked
+    it. ``engine`` says where the clients are: ``local``, ``ray`` or ``deployment``, whose
+    clients store their own ``states``; those of others are saved for checkpoints.
+    ``on_round`` gets the row of each round, as ``trackers`` do besides those that the
+    setting ``track`` names. Returns the run folder.
 
-    Returns
-    -------
-    Path
-        The run folder.
-
-    Raises
-    ------
-    ConfigError
-        If the settings are wrong; no folder is made then.
-    RunError
-        If the run fails; ``status`` in its ``summary.json`` is ``failed``, with the error.
-        If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
-        remains unchanged.
+    Raises a ConfigError if the settings are wrong, before a folder is made; a RunError if
+    the run fails, which ``summary.json`` then holds; or if ``resume`` is set and the run in
+    ``run-dir`` cannot be resumed, whose folder remains unchanged.
     """
     config = config or parse_config(values)
     if config.stacked == "true" and engine != "local":
@@ -144,13 +123,9 @@ def run_server(
             writer = RunWriter(folder, on_round)
             _run(grid, config, writer, engine, states, resumed, group)
         return folder
-    folder = (
-        Path(config.run_dir)
-        if config.run_dir
-        else default_folder(
-            Path(config.output_dir), config.method, config.data_name, config.seed
-        )
-    )
+    base, data = Path(config.output_dir), config.data_name
+    new = config.run_dir or default_folder(base, config.method, data, config.seed)
+    folder = Path(new)
     writer = RunWriter.create(
         folder,
         config=config.flat(),
@@ -209,7 +184,8 @@ def _run(
         load = METHODS[config.method].load_strategy()
         require_half(config.method, load, FglStrategy)
         strategy = load(config, writer, checkpoints)
-        with prefer_stop(grid.get_node_ids):
+        # Flower stops no run of the local engine
+        with nullcontext() if engine == "local" else prefer_stop(grid.get_node_ids):
             strategy.start(grid, should_stop=_stop_early(config, writer))
         state = strategy.best_state()
         if state is not None:
@@ -223,10 +199,8 @@ def _run(
         error = str(reason) if isinstance(reason, FglError) else repr(reason)
         raise
     except BaseException as reason:
-        if (
-            isinstance(reason, SystemExit)
-            and RunFolder.load(writer.folder).status == "running"
-        ):
+        is_exit = isinstance(reason, SystemExit)
+        if is_exit and RunFolder.load(writer.folder).status == "running":
             error = f"Code of the server half called sys.exit({reason.code!r})."
         else:  # Flower ends a stopped run by exceptions like these
             status = "interrupted"
@@ -339,8 +313,7 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
     """Log what Flower's simulation of over 200 clients costs, and what is faster."""
     if clients <= MANY_CLIENTS:
         return
-    sampled = math.ceil(config.participation * clients)
-    sampled = min(config.participants or sampled, clients)
+    sampled = num_sampled(config, clients)
     low, high = (2 * sampled * seconds for seconds in MESSAGE_SECONDS)
     log.warning(
         "Flower's simulation of %s clients spends about %.0f to %.0f s per round on "
@@ -360,11 +333,8 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
 def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """Parse the run config of ``flwr run``; log it, and reject settings without effect.
 
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong, has no effect and differs from its default, or if Flower
-        ignores the table of the settings because its name is misspelt.
+    Raises a ConfigError if a setting is wrong, has no effect and differs from its default,
+    or if Flower ignores the table of the settings because its name is misspelt.
     """
     check_app_table(sys.path)
     config = parse_config(values)

@@ -20,6 +20,7 @@ killed run is always readable. NaN (a metric without nodes) becomes ``null``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ from flower_fgl.core.errors import RunError
 __all__ = [
     "CLIENTS_FILE",
     "CONFIG_FILE",
+    "ENDED",
     "HEADER",
     "MEND",
     "MODEL",
@@ -49,6 +51,7 @@ __all__ = [
     "read_text",
     "require_whole",
     "settings_toml",
+    "status_of",
 ]
 
 CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
@@ -56,6 +59,8 @@ ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.json
 IN_RUN_FOLDER = {CONFIG_FILE, SUMMARY, MODEL, ROUNDS, CLIENTS_FILE, RELEASES}
 ORIGIN = ("started", "environment")
 """Entries of the summary that stay when it is replaced."""
+ENDED = ("completed", "failed", "interrupted")
+"""Values of ``status`` of a run that has ended."""
 MEND = "Restore the file, or remove its folder and run the command again."
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
@@ -130,6 +135,13 @@ def read_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise RunError(f"{path} is damaged: {error}. {MEND}") from error
+
+
+def status_of(folder: Path) -> str:
+    """Return the status of a run that may be writing its folder; empty if it has none."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads((folder / SUMMARY).read_text("utf-8"))["status"])
+    return ""
 
 
 def parse_row(text: str, where: str, key: str) -> dict[str, Any]:

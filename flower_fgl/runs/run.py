@@ -16,6 +16,7 @@ from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
+    ENDED,
     HEADER,
     MEND,
     ROUNDS,
@@ -38,7 +39,7 @@ from flower_fgl.runs.summary import is_scored, select_round, summarise
 __all__ = ["RunFolder", "require_rounds"]
 
 AUROC = "test AUROC"
-STATUSES = ("running", "completed", "failed", "interrupted")
+STATUSES = ("running", *ENDED)
 IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"]
 
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["RunWriter", "default_folder", "finite", "replace_file"]
-__all__ += ["write_lines", "writing"]
-
+__all__ += ["require_empty", "write_lines", "writing"]
 
 ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
@@ -104,6 +103,15 @@ def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Pa
     return folder
 
 
+def require_empty(folder: Path) -> None:
+    """Raise a RunError if a new run's folder exists and is not empty."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise RunError(
+            f"The run folder {folder} is not empty. Set another run-dir, or leave it unset "
+            "to create a new folder in output-dir."
+        )
+
+
 class RoundCallback(Protocol):
     """What the writer calls of :class:`flower_fgl.runs.trackers.Tracker`."""
 
@@ -148,12 +156,7 @@ class RunWriter:
         removed again and a RunError is raised.
         """
         with writing(folder):
-            is_taken = folder.is_dir() and any(folder.iterdir())
-        if is_taken:
-            raise RunError(
-                f"The run folder {folder} is not empty. Set another run-dir, or leave it "
-                "unset to create a new folder in output-dir."
-            )
+            require_empty(folder)
         writer = cls(folder, on_round)
         writer._settings = (config, sources)
         if environment is not None:

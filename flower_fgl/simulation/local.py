@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.serverapp import Grid
@@ -22,15 +22,17 @@ from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import StateKeeper
-from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local_grid import LocalGrid, frozen_objects, task_identity
-from flower_fgl.simulation.memory import graph_sizes, require_memory
+from flower_fgl.simulation.memory import graph_sizes, has_stacked_form, require_memory
 from flower_fgl.simulation.resources import num_cpus, on_cluster
+
+if TYPE_CHECKING:
+    from flower_fgl.runs.trackers import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +123,10 @@ def check_run(
     config = config or parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
-    open_trackers(config.track)  # reports a missing package before a folder is made
+    if config.track:  # further files: a plain run does not run through them
+        from flower_fgl.runs.trackers import open_trackers
+
+        open_trackers(config.track)  # reports a missing package before a folder is made
     store = open_store(config, config.clients)
     if logs_notes:
         store.log_notes()
@@ -132,7 +137,7 @@ def refuse_unstackable(config: RunConfig) -> None:
     """Raise a ConfigError with the reason if no client of a run could be stacked."""
     from flower_fgl.client_apps.stacked.grouping import why_not_run
 
-    able = [name for name, row in METHODS.items() if _has_stacked_form(row)]
+    able = [name for name, row in METHODS.items() if has_stacked_form(row)]
     reason = why_not_run(config, {})
     if config.method not in able:
         reason = f"only these methods have a stacked form: {', '.join(able)}"
@@ -141,11 +146,6 @@ def refuse_unstackable(config: RunConfig) -> None:
             f"stacked = true is not possible with method = {config.method}: {reason}. "
             'Use stacked = "auto".'
         )
-
-
-def _has_stacked_form(row: Method) -> bool:
-    """Return whether a method's client half declares a stacked form."""
-    return bool(vars(row.load_client_app()).get("stacked"))
 
 
 def pick_workers(config: RunConfig) -> int:
@@ -162,7 +162,7 @@ def pick_workers(config: RunConfig) -> int:
     if number < 2 or config.rounds < LONG_RUN:
         return 1
     has_stacks = (
-        _has_stacked_form(METHODS[config.method]) and config.clients >= FEWEST_STACKED
+        has_stacked_form(METHODS[config.method]) and config.clients >= FEWEST_STACKED
     )
     if has_stacks and config.stacked != "false" and not why_not_run(config, {}):
         return 1

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,29 +23,30 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.node_settings import node_config_text
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS
-from flower_fgl.runs.files import ROUNDS, SUMMARY, OnRound, read_lines
+from flower_fgl.runs.files import ENDED, ROUNDS, OnRound, read_lines, status_of
 from flower_fgl.simulation.flower.certificates import make_certificates
 from flower_fgl.simulation.flower.flower_simulation import write_app_folder
-from flower_fgl.simulation.flower.superlink import free_port, tail
+from flower_fgl.simulation.flower.superlink import (
+    FLOWER_SETTINGS,
+    PROGRAMS,
+    find_program,
+    free_port,
+    tail,
+)
 from flower_fgl.simulation.flower.supervisor import die_with_parent
 
-__all__ = ["Rehearsal", "status_of"]
+__all__ = ["Rehearsal"]
 
-PROGRAMS = Path(sys.executable).parent
 CONNECTION = "federation"
 """Name of the SuperLink connection in the home's ``config.toml``."""
-ENDED = ("completed", "failed", "interrupted")
 START_SECONDS = 60.0
 LAST_SECONDS = 10.0
 """Seconds for which the processes may end by themselves."""
 ASK_SECONDS = 10.0
 """Seconds between two questions to Flower for the status of a run without a folder."""
 ENVIRONMENT = {
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    **FLOWER_SETTINGS,
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
-    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ADDRESS": "local",
     "OMP_NUM_THREADS": "1",
 }
@@ -66,11 +65,7 @@ class Rehearsal:
     def __init__(
         self, folder: Path, owners: Sequence[str], *, tls: bool, worker_idle: int = 600
     ) -> None:
-        if shutil.which("flower-superlink", path=str(PROGRAMS)) is None:
-            raise RunError(
-                f"flower-superlink was not found in {PROGRAMS}, the folder of this "
-                "Python. Install flower-fgl for it (pip install flower-fgl)."
-            )
+        find_program("flower-superlink")
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise RunError(f"{folder} is not empty: choose a new folder.")
         self.folder = folder
@@ -273,10 +268,3 @@ class Rehearsal:
                 member.kill()
         for process in self.processes:
             process.wait(timeout=20)
-
-
-def status_of(run: Path) -> str:
-    """Return the status of a run folder, empty if there is none yet."""
-    with contextlib.suppress(OSError, ValueError):
-        return str(json.loads((run / SUMMARY).read_text("utf-8"))["status"])
-    return ""

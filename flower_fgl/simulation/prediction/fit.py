@@ -30,7 +30,8 @@ from flower_fgl.datasets.transforms.normalize_features import (
     scale_features,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.runs.model_file import ModelCard, SavedModel
+from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.runs.saved_model import SavedModel
 from flower_fgl.simulation.prediction.table import task_of
 
 __all__ = [
@@ -47,18 +48,9 @@ __all__ = [
 class Features:
     """Features of a graph, or of a set of graphs.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features of the nodes, strided or sparse CSR.
-    names : tuple of str
-        Length d: names of the columns; empty if they have none.
-    scaling : Scaling or None
-        Normalization of ``x`` before it was written; ``None`` for raw features.
-    edges : MessageEdges or None
-        The edges with the features that the model reads, raw; ``None`` if it reads none.
-    pair_x : Tensor of shape (M, a), float32, or None
-        The features of these edges as those of edges to classify.
+    ``x`` (N, d), strided or sparse CSR, has the normalization ``scaling`` (``None``: raw).
+    ``edges`` have the features that the model reads, raw; ``pair_x`` (M, a) are the same
+    features as those of edges to classify.
     """
 
     x: Tensor
@@ -134,21 +126,10 @@ def check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
 def fit_features(
     found: Features, edge_index: Tensor, saved: SavedModel, where: Path | str
 ) -> tuple[Features, list[str]]:
-    """Order and scale features as in training.
+    """Order and scale features as in training, or raise a DataError if they differ.
 
-    ``edge_index`` (2, 2E) are the edges over which messages pass.
-
-    Returns
-    -------
-    Features
-        What the model reads.
-    list of str
-        Sentences on what was not checked, or was changed or assumed.
-
-    Raises
-    ------
-    DataError
-        If the features differ from those in training.
+    ``edge_index`` (2, 2E) are the edges over which messages pass. Also returns sentences on
+    what was not checked, or was changed or assumed.
     """
     if task_of(saved.card) == "links":
         x = links.degree_features(edge_index, len(found.x))
