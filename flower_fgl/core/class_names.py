@@ -52,10 +52,11 @@ def odd_spellings(
 ) -> dict[str, str]:
     """Find data owners that spell a class differently from most owners that have it.
 
-    ``lists`` holds each owner's class names by its label in messages. ``is_trusted`` finds
-    all such owners, and not the few without which the others agree. Returns why an owner
-    does not fit. If two spellings of a class are equally frequent, all owners of that class
-    are in the result. ``noun`` is what has the names: a class, a label or a target.
+    ``lists`` holds each owner's class names by its label in messages. Returns why an
+    owner does not fit. If two spellings of a class are equally frequent, all owners of
+    that class are in the result. ``is_trusted`` finds all such owners, and not the few
+    without which the others agree. ``noun`` is what has the names: a class, a label or a
+    target.
 
     Notes
     -----
@@ -63,7 +64,6 @@ def odd_spellings(
     2. Owners are found by descending number of odd names, those of equal number together.
        Owners that then agree with all others stay. So an owner that imitates classes of
        many others removes only itself, unless all owners are trusted.
-    3. The work grows with the number of names of all owners.
     """
     plain = {name: _across_owners(name) for own in lists.values() for name in own}
     spellings: dict[str, Counter[str]] = {}

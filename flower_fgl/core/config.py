@@ -1,13 +1,9 @@
 """``RunConfig``: Flower's flat run config as checked, frozen dataclasses.
 
-Flower passes a flat mapping of strings, numbers and booleans and checks no types. Each
-setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and the
-generated app folder repeat its default (a test compares them).
-
-General settings declared with ``auto=True`` have the value ``"auto"`` in
-``pyproject.toml``. It stands for the method's default (its paper's value), else for the
-dataset's or the task's default, else for the general default. :attr:`RunConfig.sources`
-records which.
+Each setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and
+the generated app folder repeat its default (a test compares them). Settings with
+``auto=True`` are ``"auto"`` there: the method's default (its paper's value), else that of
+the dataset or the task, else the general one. :attr:`RunConfig.sources` records which.
 """
 
 from __future__ import annotations
@@ -200,19 +196,11 @@ class RunConfig(GeneralSettings, Generic[S]):
         return owners_name(self.owners) if self.owners else self.dataset
 
     def scale_of_features(self, *, is_dense: bool) -> str:
-        """Resolve ``feature-norm``; ``"default"`` follows the paper of the setting.
+        """Resolve ``feature-norm`` to ``none``, ``rows`` or ``columns``.
 
-        Parameters
-        ----------
-        is_dense : bool
-            Whether features are dense. Shifting sparse features would fill them.
-
-        Returns
-        -------
-        {"none", "rows", "columns"}
-            The default is ``rows`` if unseen nodes are scored (FedLoG Appendix A.12),
-            ``columns`` in the inductive setting with dense features (O-pFGL's published
-            code), and ``none`` otherwise.
+        The default is ``rows`` if unseen nodes are scored (FedLoG Appendix A.12),
+        ``columns`` in the inductive setting with dense features (O-pFGL's published code;
+        shifting sparse ones would fill them), and ``none`` otherwise.
         """
         if self.feature_norm != "default":
             return self.feature_norm
@@ -243,8 +231,8 @@ class RunConfig(GeneralSettings, Generic[S]):
         Raises
         ------
         ConfigError
-            For an unknown method, dataset or key, a wrong type, a value out of range, or
-            settings that cannot be combined.
+            For an unknown name, a wrong type, a value out of range, or settings that
+            cannot be combined.
         """
         general = {k: v for k, v in values.items() if "." not in k}
         tables: dict[str, dict[str, Scalar]] = {}

@@ -1,8 +1,7 @@
 """Rows that other packages add to the tables of methods, backbones and datasets.
 
-A package names its rows in the entry points ``flower_fgl.methods``,
-``flower_fgl.backbones`` and ``flower_fgl.datasets``. Every process that has the package
-installed finds them: the command line, Ray workers, SuperLinks and SuperNodes.
+Every process that has such a package installed finds its entry points
+``flower_fgl.methods``, ``flower_fgl.backbones`` and ``flower_fgl.datasets``.
 :func:`flower_fgl.register` adds rows to this process only.
 """
 
@@ -138,12 +137,8 @@ def adopt(rows: Mapping[str, Mapping[str, Any]]) -> None:
 def register_row(kind: Kind, name: str, row: Any, own: Mapping[str, Any]) -> None:
     """Add a row to a table of this process, or replace one that was added before.
 
-    ``own`` holds the rows of this package.
-
-    Raises
-    ------
-    ConfigError
-        If the name is malformed, or taken by this package or an installed one.
+    Raises a ConfigError if the name is malformed, or taken by this package, whose rows
+    are ``own``, or by an installed one.
     """
     check_name(kind, name)
     taken = OURS if name in own else owner_of(kind, name)
@@ -168,10 +163,10 @@ def check_name(kind: Kind, name: str) -> None:
 class Table(MutableMapping[str, Row], Generic[Row]):
     """Rows by name: those of this package, of installed packages and of ``register``.
 
-    Installed rows are imported when the table is first read. A row that cannot be used is
-    left out. Reading it raises an error with the reason; listing the table logs it once.
-    ``read`` checks and converts a row of another package. Rows of a light table must not
-    import torch, since the command line reads it.
+    Installed rows are imported when the table is first read; ``read`` checks and converts
+    them. Reading a row that cannot be used raises an error with the reason; listing the
+    table logs it once. Rows of a light table must not import torch, since the command
+    line reads it.
     """
 
     def __init__(

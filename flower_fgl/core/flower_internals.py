@@ -121,13 +121,8 @@ def carried(name: str, record: Record) -> Record:
     """Return a record as its receiver gets it through Flower's wire format.
 
     Arrays hold bytes already, so they become new, checked objects around the same bytes.
-    Settings are converted to protobuf and back, and so are metrics, unless they are
-    numbers that protobuf would not change.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an entry cannot be serialised.
+    What protobuf would not change is copied, the rest converted to protobuf and back.
+    Raises a TypeError or ValueError if an entry cannot be serialised.
     """
     if isinstance(record, ArrayRecord):
         if type(record) is ArrayRecord and all(map(_is_plain, record.values())):

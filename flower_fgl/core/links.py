@@ -32,10 +32,7 @@ ones to classify edges."""
 def read_time_cuts(text: str) -> tuple[float, float] | None:
     """Return the two times of ``time-cuts``, e.g. ``"400,500"``; ``None`` if it is empty.
 
-    Raises
-    ------
-    ValueError
-        If it holds other than two finite numbers, or the second is not later.
+    Raises a ValueError unless it holds two finite numbers in ascending order.
     """
     if not text.strip():
         return None

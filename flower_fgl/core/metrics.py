@@ -1,9 +1,7 @@
 """Scores of one client on one node set, and their average over clients.
 
-Accuracy, macro-F1 and macro-recall are computed from one count per class of hits,
-predictions and labels. They equal those of torchmetrics, whose import takes a second: too
-long where each message starts a new process. AUROC and AUPRC use torchmetrics and import it
-only when needed.
+Accuracy, macro-F1 and macro-recall equal those of torchmetrics, whose import takes a
+second: too long where each message starts a new process. It is imported for areas only.
 """
 
 from __future__ import annotations

@@ -179,11 +179,8 @@ def read_node_config(text: str) -> dict[str, Scalar]:
     """Read the text of ``--node-config`` as Flower does, and refuse what Flower drops.
 
     The text holds pairs ``key=value`` separated by blanks, or is the path of a TOML file.
-
-    Raises
-    ------
-    ConfigError
-        If Flower would drop a part of the text without a word, or cannot read it.
+    Raises a ConfigError if Flower would drop a part of it without a word, or cannot read
+    it.
     """
     # loads Flower, which a command should not do at its start
     from click import ClickException
@@ -222,10 +219,8 @@ def _dropped(words: Sequence[str]) -> str:
 def node_config_text(values: Mapping[str, Scalar]) -> str:
     """Write a node config as text for ``--node-config``.
 
-    Notes
-    -----
-    1. Flower ends a text at its next quotation mark, also after a backslash. So both
-       characters are written by their numbers.
+    Flower ends a text at its next quotation mark, also after a backslash. So both
+    characters are written by their numbers.
     """
     words = []
     for key, value in values.items():
@@ -247,12 +242,9 @@ def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
     """Parse and check Flower's ``context.node_config``.
 
-    Raises
-    ------
-    RunError
-        For an unknown key or setting, with the nearest known one, a value of a wrong type
-        or out of range, a path that is relative or holds a control character, or
-        ``max-releases`` or ``fixed-roster`` without what it needs.
+    Raises a RunError for an unknown key or setting, with the nearest known one, a value
+    of a wrong type or out of range, a path that is relative or holds a control character,
+    or ``max-releases`` or ``fixed-roster`` without what it needs.
     """
     for key in values:
         if key not in KEYS:
@@ -327,12 +319,8 @@ def broken_floors(
     """Say which effective settings of a run are weaker than the floors of a data owner.
 
     A method that uploads nothing has no uploads to protect, and only a run that predicts
-    numbers sends statistics of targets.
-
-    Raises
-    ------
-    RunError
-        If the node config lists a method that is not in ``known_methods``.
+    numbers sends statistics of targets. Raises a RunError if the node config lists a
+    method that is not in ``known_methods``.
     """
     _require_known("methods", node.methods, known_methods)
     found = []

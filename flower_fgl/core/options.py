@@ -216,12 +216,8 @@ def drop_removed(
 ) -> dict[str, Any]:
     """Leave out the former settings of a settings class, which earlier run folders hold.
 
-    ``prefix`` is the table's name for messages, e.g. ``"fedprox"``.
-
-    Raises
-    ------
-    ConfigError
-        If a removed key has another value than its fixed one.
+    ``prefix`` is the table's name for messages. Raises a ConfigError if a removed key has
+    another value than its fixed one.
     """
     removed = removed_settings(cls)
     for key, fixed in removed.items():
@@ -238,13 +234,8 @@ def parse_settings(cls: Any, values: Mapping[str, Any], *, prefix: str = "") -> 
     """Build a settings dataclass, declared by :func:`option`, from kebab-case values.
 
     Missing keys take their default. ``prefix`` is the table's name for messages, e.g.
-    ``"fedprox"``.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown key, a wrong type, a value out of range, or another value than
-        the fixed one of a removed key.
+    ``"fedprox"``. Raises a ConfigError for an unknown key, a wrong type, a value out of
+    range, or another value than the fixed one of a removed key.
     """
     dot = f"{prefix}." if prefix else ""
     values = drop_removed(cls, values, prefix=prefix)

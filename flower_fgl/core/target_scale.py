@@ -54,13 +54,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class TargetScale:
-    """Mean and standard deviation of T targets.
-
-    Parameters
-    ----------
-    mean, std : Tensor of shape (T,), float64
-        μ and σ > 0 of each target, in its unit.
-    """
+    """Mean μ and standard deviation σ > 0 (T,), float64, of T targets, in their units."""
 
     mean: Tensor
     std: Tensor
@@ -145,25 +139,13 @@ def agree_scale(
 ) -> TargetScale:
     """Combine the moments of all clients to one scale.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Length T: names of the targets.
-    owners : mapping of int to sequence of Moments
-        T moments of each client by partition-id; a count of 0 says nothing.
-    labels : mapping of int to str
-        Name of each client for warnings, e.g. ``owner c``.
-    min_count : int
-        ``min-target-count``, for the error.
-    is_robust : bool
-        Whether medians over the clients replace the exact mean and deviation.
-    warn : callable
-        Takes the text of each warning. No text holds a value of the data.
+    ``owners`` has the T moments of each client by partition-id; a count of 0 says
+    nothing. With ``is_robust`` medians over the clients replace the exact mean and
+    deviation. ``warn`` takes the text of each warning, which names a client by ``labels``
+    and holds no value of the data.
 
-    Raises
-    ------
-    RunError
-        If no client has values of a target, or those of the only target are all equal.
+    Raises a RunError if no client has ``min_count`` values of a target, or those of the
+    only target are all equal.
     """
     pairs = []
     for place, name in enumerate(names):

@@ -34,14 +34,8 @@ LARGEST_NUMBER = 1e15
 class Target:
     """What is predicted of each item: a node, a graph, or a pair of nodes.
 
-    Parameters
-    ----------
-    kind : {"classes", "labels", "numbers"}
-        One of C classes, any of T labels, or T numbers.
-    names : tuple of str
-        Length C or T: names of the classes, the labels or the numbers.
-    units : tuple of str
-        Length T: the unit of each number, ``""`` if it is not given; else empty.
+    One of C classes, any of T labels, or T numbers, by their ``names``. ``units`` are
+    those of the numbers, ``""`` where not given; else empty.
     """
 
     kind: TargetKind

@@ -27,10 +27,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 def describe_environment(engine: str, device: str) -> dict[str, Any]:
     """Return versions, commit, host and device for ``summary.json``.
 
-    The keys are ``versions`` by name (Ray's with engine ``ray``), ``commit`` if the
-    package runs from a checkout, ``source_sha256``, ``host`` with ``cpu``, ``cores``,
-    ``memory_gb`` (10⁹ bytes) and ``os``, and ``device``. No name of a host, user or
-    folder is in it.
+    The keys are ``versions`` (Ray's with engine ``ray``), ``commit`` if the package runs
+    from a checkout, ``source_sha256``, ``host`` (its memory in 10⁹ bytes) and ``device``.
+    No name of a host, user or folder is in it.
     """
     packages = [*PACKAGES, "ray"] if engine == "ray" else PACKAGES
     versions = {"python": platform.python_version(), "flower-fgl": VERSION}

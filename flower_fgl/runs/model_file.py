@@ -250,13 +250,11 @@ def save_model(
     target_scale: TargetScale | None = None,
     is_private: bool = False,
 ) -> None:
-    """Write ``model.safetensors`` atomically.
+    """Write ``model.safetensors`` atomically, or raise a RunError and change nothing.
 
     ``scaling`` belongs to ``card.scaling = "kept"``, ``edge_scaling`` to standardised
-    features of classified edges, ``target_scale`` to ``card.target_scale = "kept"``, else
-    it is not written; with ``is_private`` only the owner of the process may
-    read folder and file. Raises a RunError if it cannot be written; an existing model
-    is left unchanged.
+    features of classified edges; ``target_scale`` is written with ``card.target_scale =
+    "kept"``. With ``is_private`` only the owner of the process may read folder and file.
     """
     tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
     tensors |= dict(zip(EDGE_SCALING, edge_scaling or (), strict=False))

@@ -184,24 +184,13 @@ class RunFolder:
     def per_owner(
         self, column: str = "test", metric: str = "accuracy", scope: str = ""
     ) -> dict[str, float]:
-        """Return each client's score by the name of its owner.
+        """Return each client's score of a node set (``column``) by the name of its owner.
 
-        The personalized model is scored after fine-tuning, if there was any, else in the
-        best round.
-
-        Parameters
-        ----------
-        column, metric : str
-            Node set and score; ``auroc`` exists for owners and sets of graphs.
-        scope : {"", "local", "global"}
-            Model, at its own best round; by default the personalized one, if it was
-            evaluated.
-
-        Returns
-        -------
-        dict of str to float
-            By name, in the order of the partition-ids; a partition of a dataset is named
-            by its number. Clients without that score are left out.
+        The model of ``scope`` (``local`` or ``global``) is scored at its own best round;
+        by default the personalized one, if it was evaluated, after fine-tuning, if there
+        was any. The order is that of the partition-ids, which name partitions of a
+        dataset; clients without that score are left out. ``auroc`` exists for owners and
+        sets of graphs.
         """
         scopes = {scope for row in self.rounds for scope in row.get("metrics", {})}
         main = "global" if scopes == {"global"} else "local"
@@ -254,12 +243,8 @@ class RunFolder:
     def scores(self) -> tuple[list[str], list[list[str]]]:
         """Return titles and rows of the results table, with scores in percent.
 
-        Returns
-        -------
-        list of str
-            Titles of the columns; the first, of the rows' names, is empty.
-        list of list of str
-            One row for each selected round that was scored.
+        The first title, of the rows' names, is empty. There is one row for each selected
+        round that was scored.
         """
         about = self.summary
         scored = [

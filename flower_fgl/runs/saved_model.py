@@ -39,10 +39,9 @@ __all__ = ["SavedModel", "load_model"]
 class SavedModel:
     """Content of a model file: the network in evaluation mode, and its description.
 
-    ``scaling`` is mean and standard deviation of the features, of shape (d,) and
-    float64, if the file has them; ``edge_scaling``, of shape (a,), those of the
-    features of classified edges. ``target_scale`` is the scale of T numbers, if they have
-    one that the file holds.
+    ``scaling`` is mean and standard deviation (d,), float64, of the features;
+    ``edge_scaling`` (a,) those of the features of classified edges; ``target_scale`` the
+    scale of numbers; each if the file has it.
     """
 
     model: Backbone

@@ -34,16 +34,9 @@ NUMBERS = "numbers"
 
 @dataclass(frozen=True)
 class ScoreScale:
-    """A score, with the unit of what it measures and the spread of the target.
+    """A score such as ``mean_rmse``, with the unit and the spread of its target.
 
-    Parameters
-    ----------
-    name : str
-        Name of the score, e.g. ``accuracy`` or ``mean_rmse``.
-    unit : str
-        Unit of the target, empty if unknown.
-    spread : float
-        Standard deviation of the target, NaN if unknown.
+    The unit is empty if unknown. The spread is a standard deviation, NaN if unknown.
     """
 
     name: str = "accuracy"

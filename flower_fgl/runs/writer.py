@@ -150,10 +150,8 @@ class RunWriter:
 
         The folder must not exist or be empty. Settings of a method have dotted keys or
         are a table; ``None`` is omitted. ``sources`` names the source of each value
-        (``user``, ``method``, ``default``, …) by dotted key, ``environment`` is that of
-        :func:`~flower_fgl.runs.environment.describe_environment`, ``engine`` says where
-        the clients are. If the folder cannot be written, new files and folders are
-        removed again and a RunError is raised.
+        (``user``, ``method``, ``default``, …) by dotted key. If the folder cannot be
+        written, new files and folders are removed again and a RunError is raised.
         """
         with writing(folder):
             require_empty(folder)

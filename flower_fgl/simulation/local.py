@@ -192,11 +192,10 @@ def run_local(
 ) -> RunFolder:
     """Run a flat run config with the local engine; see :func:`flower_fgl.simulate`.
 
-    ``config`` are the same settings, where the caller has parsed them. 1 worker runs
-    the clients in this process, more start as many Ray actors with ``client_gpus``
-    each; by default :func:`pick_workers` chooses. The numbers are the same.
-    ``trackers`` are added to those of the setting ``track``. Raises the errors of
-    :func:`flower_fgl.simulate`, and a RunError if the run does not fit into the memory.
+    ``config`` are the same settings, where the caller has parsed them. 1 worker runs the
+    clients in this process, more start as many Ray actors with ``client_gpus`` each; by
+    default :func:`pick_workers` chooses. ``trackers`` are added to those of the setting
+    ``track``.
     """
     with frozen_objects():
         if values.get("owners"):

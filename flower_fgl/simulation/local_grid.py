@@ -67,13 +67,10 @@ class LocalGrid(OneRunGrid):
     """Grid that runs its nodes in this process, one after the other.
 
     Messages and replies pass through Flower's wire format, so content that a deployment
-    could not transmit fails here as well.
-
-    ``client_app`` handles a message of a node and returns the reply. If it has a method
-    ``handle_all``, that gets all messages of an exchange, each with its node's context,
-    and returns all replies. ``freezes`` excludes the clients' graphs from the search
-    for cyclic garbage once they are built; the caller undoes it, see
-    :func:`frozen_objects`.
+    could not transmit fails here as well. ``client_app`` handles a message of a node and
+    returns the reply; its method ``handle_all``, if any, all messages of an exchange with
+    their contexts. ``freezes`` excludes the clients' graphs from the search for cyclic
+    garbage once they are built; the caller undoes it, see :func:`frozen_objects`.
     """
 
     def __init__(
@@ -212,15 +209,7 @@ def frozen_objects() -> Iterator[None]:
 
 @contextmanager
 def task_identity(run_id: int) -> Iterator[None]:
-    """Set Flower's task identity inside the context and restore it afterwards.
-
-    Flower cannot build a ``Message`` outside a run.
-
-    Parameters
-    ----------
-    run_id : int
-        Run ID that messages carry.
-    """
+    """Set Flower's task identity, without which no ``Message`` can be built."""
     before = {name: _known(name) for name in ("task_id", "run_id", "node_id")}
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = run_id

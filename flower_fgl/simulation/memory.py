@@ -58,11 +58,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the peak memory of a run from its settings and its partition.
 
-    The parts are ``worker processes``, ``graphs``, ``training`` (of the largest
-    client), ``client states``, ``uploads`` of one round and ``stacked graphs``. With
-    the local engine 1 worker is no other process. With ``is_cluster`` the workers run
-    on a Ray cluster, so that only the server's part is here. Raises the errors of a
-    partition that cannot be opened.
+    The parts are ``worker processes``, ``graphs``, ``training`` (of the largest client),
+    ``client states``, ``uploads`` of one round and ``stacked graphs``. With the local
+    engine 1 worker is no other process; with ``is_cluster`` only the server's part is
+    here.
 
     Notes
     -----

@@ -65,9 +65,9 @@ class Parcel:
     """Messages or replies of several clients; a record that they share is held once.
 
     ``records`` are in the form that crosses the process boundary, ``layouts`` the names
-    and shapes that they have in common. A letter is ``(partition-id, message type,
-    group, names, error)``: ``names`` maps the names of its records to positions in
-    ``records``; ``error`` is the code and reason of a failed reply.
+    and shapes that they have in common. A letter is ``(partition-id, message type, group,
+    names, error)``: ``names`` maps the names of its records to positions in ``records``;
+    ``error`` is the code and reason of a failed reply.
     """
 
     records: list[Packed]
@@ -323,13 +323,11 @@ def start_workers(
     cpus: int = 1,
     gpus: float = 0.0,
 ) -> Iterator[list[Any]]:
-    """Start Ray actors of :class:`ClientHost`; end them on leaving.
+    """Start Ray actors of :class:`ClientHost` with ``cpus`` and ``gpus`` each; end them.
 
-    ``cpus`` and ``gpus`` are those of each actor. Raises a RunError if Ray cannot start
-    the actors, or the cluster of ``RAY_ADDRESS`` does not answer.
-
-    Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster. If the calling
-    process has already initialised Ray, its workers are used and Ray is left running.
+    Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster; if the calling
+    process has already initialised Ray, that is used and left running. Raises a RunError
+    if Ray cannot start the actors, or the cluster does not answer.
     """
     with _silent():
         import ray

@@ -153,13 +153,7 @@ class Contract:
 
 
 def comparable(run: Any) -> str:
-    """Return all numbers of a run except times, as text.
-
-    Parameters
-    ----------
-    run : Run
-        A run of ``simulate``.
-    """
+    """Return all numbers of a run of ``simulate`` except times, as text."""
     keep = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
     clients = [{k: v for k, v in row.items() if k != "seconds"} for row in run.clients]
     return json.dumps([keep, clients], sort_keys=True)

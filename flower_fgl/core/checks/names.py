@@ -28,12 +28,8 @@ def check_names(
 ) -> None:
     """Reject an unknown method, dataset, table or key, before anything else is parsed.
 
-    ``general`` and ``tables`` hold what a user gave, ``tables`` by the table's name.
-
-    Raises
-    ------
-    ConfigError
-        Naming the closest known name, or the table that holds the key.
+    ``general`` and ``tables`` hold what a user gave. The ConfigError names the closest
+    known name, or the table that holds the key.
     """
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:

@@ -39,10 +39,9 @@ class LaunchResult:
 
     ``flower_status`` is ``finished:completed``, ``finished:failed`` or
     ``finished:stopped``; ``failed`` if the SuperLink or the run's process was killed.
-    Flower reports ``finished:completed`` even if every client raised an exception or
-    the ServerApp called ``sys.exit(3)``: compare it with the app's output. ``log_tail``
-    holds the last 40 lines of the run's log, without colours, and the ``reason`` of a
-    failure if Flower or the launcher knows it.
+    Flower reports ``finished:completed`` even if every client failed or the ServerApp
+    called ``sys.exit(3)``. ``log_tail`` holds the last 40 lines of the run's log, and the
+    ``reason`` of a failure.
     """
 
     run_id: int | None

@@ -1,9 +1,7 @@
 """Run a Flower app in Flower's simulation, in a private Flower home.
 
-``flwr run`` alone has three problems: it returns 0 if the ServerApp raised, it may submit
-the run to another user's SuperLink, and it can wait forever for a run that never starts.
-:func:`launch` starts a SuperLink for one run, limits the wait, returns Flower's status of
-the run, and leaves no process behind.
+``flwr run`` alone returns 0 if the ServerApp raised, may submit the run to another user's
+SuperLink, and can wait forever for a run that never starts.
 """
 
 from __future__ import annotations
@@ -58,29 +56,24 @@ def launch(
     log_file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> LaunchResult:
-    """Run a Flower app in simulation and wait until it has ended.
+    """Run a Flower app in simulation and wait until all its processes have ended.
 
-    All processes have ended when this function returns or raises. In the main thread,
-    SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process itself is killed,
-    its children end within seconds.
+    In the main thread, SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process
+    itself is killed, its children end within seconds.
 
     ``app_dir`` is that of :func:`write_app_folder`; paths in ``run_config``, which
-    overrides the app's configuration, should be absolute. In ``home`` each launch
-    creates a private Flower home and removes it again. ``client_cpus`` are also the
-    threads of a client; with 0.25 ``client_gpus`` four clients share one. As many
+    overrides the app's configuration, should be absolute. ``home`` gets a private Flower
+    home for the launch. ``client_cpus`` are also the threads of a client. As many
     ``workers`` train at once as the machine has resources for, unless set. A submitted
     run that does not start within ``pending_timeout`` seconds gets another SuperLink
     once. ``on_tick`` is called about five times a second; an exception that it raises
-    ends the run. ``environment`` overrides variables of this process.
-
-    If ``RAY_ADDRESS`` is set, the run joins that Ray cluster, whose CPUs and GPUs are
-    not checked here, and ``workers`` is not allowed. Otherwise the run starts its own
-    Ray processes.
+    ends the run. ``environment`` overrides variables of this process. If ``RAY_ADDRESS``
+    is set, the run joins that Ray cluster, whose resources are not checked here, and
+    ``workers`` is not allowed.
 
     Raises a ConfigError if an argument is out of range or of a type that Flower's
     configuration cannot hold; a RunError if the machine has too few CPUs or GPUs, the
-    cluster does not answer, Flower does not start or rejects the run, or two SuperLinks
-    in turn did not start the run.
+    cluster does not answer, or Flower rejects or does not start the run.
     """
     environment = environment or {}
     if os.name != "posix":

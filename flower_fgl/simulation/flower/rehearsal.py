@@ -53,13 +53,12 @@ ENVIRONMENT = {
 
 
 class Rehearsal:
-    """Processes of one rehearsal, and the folder for all their files.
+    """Processes of one rehearsal, and the new or empty folder for all their files.
 
-    Use it as a context manager: at the end of the block all processes end. The folder,
-    for configuration, keys, logs and results, must be new or empty. With ``tls``
-    connections are encrypted and SuperNodes authenticated. An owner's worker process
-    ends after ``worker_idle`` seconds without a message; 0 starts a new process for
-    each message. A RunError is raised if Flower's programs are not beside this Python.
+    A context manager: at the end of the block all processes end. With ``tls`` connections
+    are encrypted and SuperNodes authenticated. An owner's worker process ends after
+    ``worker_idle`` seconds without a message; 0 starts a new process for each message. A
+    RunError is raised if Flower's programs are not beside this Python.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """A private Flower home: starts and stops SuperLink, SuperExec and ``flwr``.
 
-``flwr run`` submits a run to any SuperLink that listens on its port, whatever environment
-that was started in, and leaves a daemon running. Here each launch starts a private
-SuperLink with its own folder, a free port on 127.0.0.1 and no database. A keeper process
-(:mod:`flower_fgl.simulation.flower.supervisor`) ends all processes, including those of Ray.
+``flwr run`` submits a run to any SuperLink that listens on its port, and leaves a daemon
+running. Here each launch starts one with its own folder, a free port on 127.0.0.1 and no
+database; a keeper process (:mod:`flower_fgl.simulation.flower.supervisor`) ends all
+processes, including those of Ray.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ _DEFAULTS = {
 class FlowerHome:
     """Context manager for a SuperLink in a private folder below ``parent``.
 
-    On exit the SuperLink and all processes that it started end, and the folder is
-    removed. The calling process and its environment are not changed. ``RAY_ADDRESS``,
-    ``RAY_TMPDIR`` and other Ray variables of the user override the defaults of this
-    module; ``environment`` overrides those of this process. Raises a RunError if
-    Flower's programs are not installed beside this Python.
+    On exit all its processes end, and the folder is removed. The environment of this
+    process is not changed: Ray variables of the user override the defaults of this
+    module, and ``environment`` overrides all. Raises a RunError if Flower's programs are
+    not installed beside this Python.
     """
 
     def __init__(self, parent: Path, environment: Mapping[str, str]) -> None:
