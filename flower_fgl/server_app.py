@@ -208,12 +208,11 @@ def _run(
         raise
     finally:
         federation = getattr(strategy, "federation", None)
+        is_owned = federation is not None and federation.is_owned
         summary = summarise(
             writer.rounds,
             method=config.method,
-            dataset="own graphs"
-            if federation and federation.is_owned
-            else config.data_name,
+            dataset="own graphs" if is_owned else config.data_name,
             clients=len(federation.clients) if federation else config.clients,
             seed=config.seed,
             engine=engine,
@@ -275,9 +274,8 @@ def _record_stop(folder: Path) -> None:
     summary = dict(run.summary)
     if summary["status"] == "running":
         summary |= {"status": "interrupted", "error": STOPPED}
-        hashes = {
-            row.get("partition_sha256") for row in run.clients if not row["round"]
-        }
+        first = (row for row in run.clients if not row["round"])
+        hashes = {row.get("partition_sha256") for row in first}
         if summary.get("engine") == "deployment" and hashes == {""}:
             summary["dataset"] = "own graphs"
         RunWriter(folder).write_summary(summary)
@@ -292,20 +290,12 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
     found: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
     if config.upload_noise:
         uploads = max(writer.count_releases().values(), default=0)
-        found |= {
-            "delta": config.upload_delta,
-            "uploads": uploads,
-            "epsilon": epsilon(config.upload_noise, uploads, config.upload_delta),
-        }
+        spent = config.upload_noise, uploads, config.upload_delta
+        found |= {"delta": config.upload_delta, "uploads": uploads}
+        found["epsilon"] = epsilon(*spent)
         if config.upload_noise_model == "distributed":
-            bound, accountant = accounted_epsilon(
-                config.upload_noise, uploads, config.upload_delta
-            )
-            found |= {
-                "model": "distributed",
-                "epsilon": bound,
-                "accountant": accountant,
-            }
+            found["model"] = "distributed"
+            found["epsilon"], found["accountant"] = accounted_epsilon(*spent)
     return found
 
 
@@ -359,13 +349,13 @@ def main(grid: Grid, context: Context) -> None:
         if is_simulation:
             number = config.clients or len(list(grid.get_node_ids()))
             warn_of_many_clients(config, number)
+        has_states = is_simulation and config.state_dir
+        states = LinkedStates(Path(config.state_dir)) if has_states else None
         run = run_server(
             grid,
             context.run_config,
             engine="ray" if is_simulation else "deployment",
-            states=LinkedStates(Path(config.state_dir))
-            if is_simulation and config.state_dir
-            else None,
+            states=states,
             on_round=log_rounds(config.rounds),
             config=config,
         )

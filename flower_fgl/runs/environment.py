@@ -54,36 +54,29 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
 def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
     """Format start time and environment as comment lines for ``config.toml``."""
     host = environment["host"]
+    machine = (
+        f"{host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {host['os']}"
+    )
     versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
-    lines = [
-        f"started: {started}",
-        f"versions: {versions}",
-        *([f"commit: {environment['commit']}"] if "commit" in environment else []),
-        *(
-            [f"source: {environment['source_sha256']}"]
-            if "source_sha256" in environment
-            else []
-        ),
-        f"host: {host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {host['os']}",
-        f"device: {environment['device']}",
-    ]
-    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    lines = {
+        "started": started,
+        "versions": versions,
+        "commit": environment.get("commit", ""),
+        "source": environment.get("source_sha256", ""),
+        "host": machine,
+        "device": environment["device"],
+    }
+    return "".join(f"# {k}: {' '.join(v.split())}\n" for k, v in lines.items() if v)
 
 
 def version_label(environment: Mapping[str, Any]) -> str:
-    """Name the versions that can change the scores of a run.
-
-    These are the versions of the packages, and the source hash or, without one, the
-    commit.
-    """
+    """Name the versions of packages, and the source hash or, without one, the commit."""
     versions = environment.get("versions") or {}
     source = str(environment.get("source_sha256", ""))
     commit = str(environment.get("commit", ""))
     parts = [f"{k} {v}" for k, v in sorted(versions.items()) if k != "python"]
-    parts += [
-        f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
-    ]
-    return ", ".join(parts)
+    own = f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
+    return ", ".join([*parts, own])
 
 
 def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of
+from flower_fgl.core.targets import NUMBERS
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
@@ -28,13 +29,8 @@ from flower_fgl.runs.files import (
     read_text,
     require_whole,
 )
-from flower_fgl.runs.score_scale import (
-    NUMBERS,
-    ScoreScale,
-    number_scores,
-    spread_of_targets,
-)
-from flower_fgl.runs.summary import is_scored, select_round, summarise
+from flower_fgl.runs.score_scale import ScoreScale, number_scores, spread_of_targets
+from flower_fgl.runs.summary import is_scored, main_scope, select_round, summarise
 
 __all__ = ["RunFolder", "require_rounds"]
 
@@ -153,9 +149,7 @@ class RunFolder:
         RunError is raised if no evaluated round has it on validation nodes.
         """
         scored = [row for row in self.rounds if is_scored(row)]
-        scopes = {scope for row in scored for scope in row["metrics"]}
-        main = "global" if scopes == {"global"} else "local"
-        chosen = select_round(scored, main, metric)
+        chosen = select_round(scored, main_scope(scored), metric)
         if chosen["selection"] != "validation":
             raise RunError(
                 f'{self.path} has no validation score "{metric}" to select a round by. Use '
@@ -184,16 +178,26 @@ class RunFolder:
     def per_owner(
         self, column: str = "test", metric: str = "accuracy", scope: str = ""
     ) -> dict[str, float]:
-        """Return each client's score of a node set (``column``) by the name of its owner.
+        """Return each client's score by the name of its owner.
 
-        The model of ``scope`` (``local`` or ``global``) is scored at its own best round;
-        by default the personalized one, if it was evaluated, after fine-tuning, if there
-        was any. The order is that of the partition-ids, which name partitions of a
-        dataset; clients without that score are left out. ``auroc`` exists for owners and
-        sets of graphs.
+        The personalized model is scored after fine-tuning, if there was any, else in the
+        best round.
+
+        Parameters
+        ----------
+        column, metric : str
+            Node set and score; ``auroc`` exists for owners and sets of graphs.
+        scope : {"", "local", "global"}
+            Model, at its own best round; by default the personalized one, if it was
+            evaluated.
+
+        Returns
+        -------
+        dict of str to float
+            By name, in the order of the partition-ids; a partition of a dataset is named
+            by its number. Clients without that score are left out.
         """
-        scopes = {scope for row in self.rounds for scope in row.get("metrics", {})}
-        main = "global" if scopes == {"global"} else "local"
+        main = main_scope(self.rounds)
         scope = scope or main
         best = self.final if scope == main else self.summary.get(scope, {}).get("best")
         if best is None:
@@ -247,12 +251,8 @@ class RunFolder:
         round that was scored.
         """
         about = self.summary
-        scored = [
-            (
-                "last round" if about["selection"] == "last" else "best validation",
-                self.best,
-            )
-        ]
+        is_last = about["selection"] == "last"
+        scored = [("last round" if is_last else "best validation", self.best)]
         if about["selection"] == "validation":
             scored.append(("last round", self.last))
         both = about.get("global", {})
@@ -290,18 +290,11 @@ class RunFolder:
             f"{SETTING_COLUMNS.get(column, column)} {self.scale_of(name).title}"
             for column, name in shown
         ]
-        rows = [
-            [
-                name,
-                str(entry["round"]),
-                *(
-                    self.scale_of(score).show(entry.get(column, {}).get(score))
-                    for column, score in shown
-                ),
-            ]
-            for name, entry in scored
-            if entry
-        ]
+        rows = []
+        for name, entry in (pair for pair in scored if pair[1]):
+            values = [(self.scale_of(s), entry.get(c, {}).get(s)) for c, s in shown]
+            texts = (scale.show(value) for scale, value in values)
+            rows.append([name, str(entry["round"]), *texts])
         return ["", "round", *titles], rows
 
     def target_lines(self) -> list[str]:
@@ -326,13 +319,12 @@ class RunFolder:
         if target := self.config.get("target"):
             dataset = f"{dataset}, target {target}"
         rounds = about["rounds"]
-        return (
-            f"{about['method']} on {dataset}, "
-            f"{about['clients'] or '?'} clients, "
+        text = (
+            f"{about['method']} on {dataset}, {about['clients'] or '?'} clients, "
             f"seed {about['seed']}, {rounds} round{'' if rounds == 1 else 's'}: "
             f"{self.status}"
-            + (f"\nerror: {about['error']}" if "error" in about else "")
         )
+        return f"{text}\nerror: {about['error']}" if "error" in about else text
 
     def owner_lines(self) -> list[str]:
         """Return the worst, the mean and the best natural owner, if there are owners."""
@@ -361,10 +353,8 @@ class RunFolder:
         reasons: dict[str, int] = self.summary.get("failures") or {}
         parts = [f"{failed} of {len(self.rounds)} rounds"] if failed else []
         if reasons:
-            main = max(reasons, key=reasons.__getitem__)
-            parts.append(
-                f"{sum(reasons.values())} messages to clients (most often: {main})"
-            )
+            number, main = sum(reasons.values()), max(reasons, key=reasons.__getitem__)
+            parts.append(f"{number} messages to clients (most often: {main})")
         return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
 
 

@@ -18,8 +18,8 @@ from flower_fgl.core.score_names import (
     score_title,
 )
 
-__all__ = ["EQUAL", "MARGIN", "NOTHING", "NUMBERS", "ScoreScale", "refuse_mixed_kinds"]
-__all__ += ["number_scores", "spread_of_targets"]
+__all__ = ["EQUAL", "MARGIN", "NOTHING", "ScoreScale", "number_scores"]
+__all__ += ["refuse_mixed_kinds", "spread_of_targets"]
 
 MARGIN = 0.01
 """Two methods are tied if their difference is less than one point, or less than this share
@@ -28,8 +28,6 @@ EQUAL = 1e-6
 """Differences whose standard deviation is below it, relative to the same scale, are equal:
 cells hold rounded scores."""
 NOTHING = "–"
-NUMBERS = "numbers"
-"""The kind of targets whose scores are not shares of items."""
 
 
 @dataclass(frozen=True)
