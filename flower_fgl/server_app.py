@@ -39,12 +39,7 @@ from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound
-from flower_fgl.runs.flower_log import (
-    flower_log,
-    log_results,
-    log_rounds,
-    log_settings,
-)
+from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds, log_settings
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import RunFolder

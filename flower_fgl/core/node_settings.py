@@ -63,9 +63,7 @@ class NodeSettings:
         0.0, "seconds without a message after which the owner's worker stops", ge=0
     )
     identity: str = option(
-        "",
-        "file with the owner's identity key, for secure aggregation",
-        is_path=True,
+        "", "file with the owner's identity key, for secure aggregation", is_path=True
     )
     peers: str = option(
         "",
@@ -88,9 +86,7 @@ class NodeSettings:
         1, "smallest min-class-count of a run that this node takes part in", ge=1
     )
     min_target_count: int = option(
-        1,
-        'smallest min-target-count of a run with target-scale = "shared"',
-        ge=1,
+        1, 'smallest min-target-count of a run with target-scale = "shared"', ge=1
     )
     upload_clip: float = option(
         math.inf,

@@ -92,10 +92,7 @@ class LocalGrid(OneRunGrid):
             self.contexts[node_id] = Context(
                 run_id=run_id,
                 node_id=node_id,
-                node_config={
-                    "partition-id": partition_id,
-                    "num-partitions": num_nodes,
-                },
+                node_config={"partition-id": partition_id, "num-partitions": num_nodes},
                 state=RecordDict(),
                 run_config=dict(run_config or {}),
             )

@@ -108,11 +108,7 @@ def _check_keys(
 
 
 def _unknown_key(
-    key: str,
-    table: str,
-    names: Mapping[str, Set[str]],
-    common: Set[str],
-    method: str,
+    key: str, table: str, names: Mapping[str, Set[str]], common: Set[str], method: str
 ) -> str:
     """Return the error for a key that its table lacks, with the right table if any."""
     full = f"{table}.{key}" if table else key

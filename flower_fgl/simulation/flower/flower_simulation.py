@@ -34,12 +34,7 @@ from flower_fgl.simulation.resources import (
     on_cluster,
 )
 
-__all__ = [
-    "LaunchResult",
-    "launch",
-    "sigterm_as_interrupt",
-    "write_app_folder",
-]
+__all__ = ["LaunchResult", "launch", "sigterm_as_interrupt", "write_app_folder"]
 
 
 def launch(
