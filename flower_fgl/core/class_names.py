@@ -65,7 +65,8 @@ def odd_spellings(
        Owners that then agree with all others stay. So an owner that imitates classes of
        many others removes only itself, unless all owners are trusted.
     """
-    plain = {name: _across_owners(name) for own in lists.values() for name in own}
+    spelled = {name: plain_spelling(name) for own in lists.values() for name in own}
+    plain = {name: BOOLEANS.get(text, text) for name, text in spelled.items()}
     spellings: dict[str, Counter[str]] = {}
     holder: dict[str, str] = {}
     for owner, own in lists.items():
@@ -86,9 +87,9 @@ def odd_spellings(
             if not rival:
                 continue  # the other spelling is gone with its owners
             reasons[owner] = (
-                f"it spells a {noun} {_quoted(name)}, and {holder[rival]} spells it "
-                f"{_quoted(rival)}. They are matched by name: spell each {noun} in one "
-                "way at all owners."
+                f'it spells a {noun} "{_shortened(name)}", and {holder[rival]} spells it '
+                f'"{_shortened(rival)}". They are matched by name: spell each {noun} in '
+                "one way at all owners."
             )
             gone.update(set(lists[owner]))
         for name, count in gone.items():
@@ -98,23 +99,12 @@ def odd_spellings(
     return reasons
 
 
-def _across_owners(name: str) -> str:
-    """Return the plain spelling of a class name; that of a Boolean is 0 or 1."""
-    text = plain_spelling(name)
-    return BOOLEANS.get(text, text)
-
-
 def _rival(name: str, top: Sequence[tuple[str, int]]) -> str:
     """Return another spelling that is as frequent as ``name``, empty if there is none."""
     (first, most), *others = top
     if first != name:
         return first
     return others[0][0] if others and others[0][1] == most else ""
-
-
-def _quoted(name: str) -> str:
-    """Quote the start of a class name."""
-    return f'"{_shortened(name)}"'
 
 
 def _shortened(text: str) -> str:
@@ -141,9 +131,8 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
     ]
     if not lone or len(lone) < len(lists):
         return "", warnings
-    text = "; ".join(
-        f"{owner}: {held}" for owner, held in [*lone.items()][:MOST_OWNERS]
-    )
+    first = list(lone.items())[:MOST_OWNERS]
+    text = "; ".join(f"{owner}: {held}" for owner, held in first)
     return (
         f"No two data owners have a class in common ({text}), so that they cannot learn "
         "from each other. Spell the classes alike. If each owner has other classes, list "

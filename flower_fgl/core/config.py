@@ -28,7 +28,7 @@ from flower_fgl.core.model_spec import (
     reads_types,
     split_models,
 )
-from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
+from flower_fgl.core.options import AUTO, Scalar, fields_by_key, kebab, parse_settings
 from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.core.settings import (
     ALL_TARGETS,
@@ -43,7 +43,7 @@ from flower_fgl.core.settings import (
     owners_name,
     predicted_kind,
 )
-from flower_fgl.core.targets import LABELS, NUMBERS, TargetKind
+from flower_fgl.core.targets import NUMBERS, TargetKind
 
 __all__ = ["RunConfig", "S", "pyproject_table"]
 
@@ -135,11 +135,6 @@ class RunConfig(GeneralSettings, Generic[S]):
     def predicts_numbers(self) -> bool:
         """Whether the run predicts numbers instead of classes."""
         return self.predicts == NUMBERS
-
-    @property
-    def is_multi_label(self) -> bool:
-        """Whether the run learns all labels of items that may have several at once."""
-        return self.predicts == LABELS
 
     def decoder(self, num_classes: int, num_edge_features: int) -> str:
         """Return the decoder of pairs of nodes; empty if the run has no pairs.
@@ -236,10 +231,9 @@ class RunConfig(GeneralSettings, Generic[S]):
         """
         general = {k: v for k, v in values.items() if "." not in k}
         tables: dict[str, dict[str, Scalar]] = {}
-        for key, value in values.items():
-            if "." in key:
-                table, _, name = key.partition(".")
-                tables.setdefault(table, {})[name] = value
+        for key in (key for key in values if "." in key):
+            table, _, name = key.partition(".")
+            tables.setdefault(table, {})[name] = values[key]
         if datasets is None:
             datasets = [*DATASETS, *known_names("datasets")]
         check_names(general, tables, methods, datasets)
@@ -270,7 +264,11 @@ class RunConfig(GeneralSettings, Generic[S]):
             SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
         )
         for table, own in (("synthetic", synthetic), (chosen, method_config)):
-            sources |= _origins(table, own)
+            for f in fields(own) if own is not None else ():  # without other defaults
+                is_default = getattr(own, f.name) == f.default
+                sources[f"{table}.{kebab(f.name)}"] = (
+                    "default" if is_default else "user"
+                )
         return cls(
             **vars(read),
             synthetic=synthetic,
@@ -332,7 +330,7 @@ def _fill(
         for key, value in method_defaults.items()
         if not stated & INSTEAD.get(key, frozenset())
     }
-    layers = [
+    layers: list[tuple[str, Mapping[str, Scalar]]] = [
         ("method", method_defaults),
         ("data set", DATASET_DEFAULTS.get(dataset, {})),
         ("setting", SETTING_DEFAULTS.get(str(general.get("setting", "")), {})),
@@ -341,33 +339,17 @@ def _fill(
         layers += [("setting", {"partition": "uniform"})]
     filled = dict(general)
     sources = {}
-    for f in fields(GeneralSettings):
-        key = kebab(f.name)
+    for key, f in fields_by_key(GeneralSettings).items():
         is_auto = f.metadata["auto"]
         given = general.get(key, AUTO if is_auto else f.default)
-        if not (is_auto and given == AUTO):
+        if is_auto and given == AUTO:
+            known = [*layers, ("default", {key: f.default})]
+            found = ((name, row[key]) for name, row in known if key in row)
+            sources[key], filled[key] = next(found)
+        else:
             is_default = not is_auto and given == f.default
             sources[key] = "default" if is_default else "user"
-            continue
-        for source, defaults in layers:
-            if key in defaults:
-                filled[key] = defaults[key]
-                sources[key] = source
-                break
-        else:
-            filled[key] = getattr(GeneralSettings, f.name)
-            sources[key] = "default"
     return filled, sources
-
-
-def _origins(table: str, settings: Any) -> dict[str, str]:
-    """Return the origin of each setting of a table; they have general defaults only."""
-    return {
-        f"{table}.{kebab(f.name)}": "default"
-        if getattr(settings, f.name) == f.default
-        else "user"
-        for f in (fields(settings) if is_dataclass(settings) else ())
-    }
 
 
 def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,11 +358,11 @@ def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
     General keys come first, then one table per method that has settings.
     """
     table: dict[str, Any] = {
-        kebab(f.name): AUTO if f.metadata["auto"] else f.default
-        for f in fields(GeneralSettings)
+        key: AUTO if f.metadata["auto"] else f.default
+        for key, f in fields_by_key(GeneralSettings).items()
     }
-    table["synthetic"] = {kebab(f.name): f.default for f in fields(SyntheticSettings)}
-    for name, method in sorted(methods.items()):
-        if method.settings is not None:
-            table[name] = {kebab(f.name): f.default for f in fields(method.settings)}
+    rows = {name: method.settings for name, method in sorted(methods.items())}
+    for name, own in {"synthetic": SyntheticSettings, **rows}.items():
+        if own is not None:
+            table[name] = {key: f.default for key, f in fields_by_key(own).items()}
     return table

@@ -109,12 +109,10 @@ def owner_of(kind: Kind, name: str) -> str:
 
 def described(kind: Kind, name: str) -> str:
     """Return a name and where it comes from, for a message: ``"mine" of package …``."""
+    if name in _registered[kind]:
+        return f'"{name}" ({owner_of(kind, name)})'
     owner = owner_of(kind, name)
-    if not owner:
-        return f'"{name}"'
-    return (
-        f'"{name}" ({owner})' if name in _registered[kind] else f'"{name}" of {owner}'
-    )
+    return f'"{name}" of {owner}' if owner else f'"{name}"'
 
 
 def refusal(kind: Kind, name: str) -> str:
@@ -240,14 +238,11 @@ class Table(MutableMapping[str, Row], Generic[Row]):
         self, table: dict[str, Row], name: str, rows: tuple[Installed, ...]
     ) -> None:
         """Import one installed row; leave it out if it cannot be used."""
-        what = SINGULAR[self._kind]
+        what, is_ours = SINGULAR[self._kind], name in self.own
         had_torch = "torch" in sys.modules
-        if name in self.own or len(rows) > 1:
-            owners = [OURS] if name in self.own else []
-            owners += [str(row) for row in rows]
-            kept = (
-                f"That of {OURS} is used." if name in self.own else "Neither is used."
-            )
+        if is_ours or len(rows) > 1:
+            owners = [OURS] * is_ours + [str(row) for row in rows]
+            kept = f"That of {OURS} is used." if is_ours else "Neither is used."
             problem = (
                 f'The {what} "{name}" comes from two packages: {" and ".join(owners)}. '
                 f"{kept} Rename one of them, or uninstall its package."

@@ -86,12 +86,7 @@ float in [0, 1]
 
     def as_dict(self) -> dict[str, float]:
         """Return the four numbers by name, and those others that are not NaN."""
-        out = {
-            "num_nodes": self.num_nodes,
-            "accuracy": self.accuracy,
-            "macro_f1": self.macro_f1,
-            "macro_recall": self.macro_recall,
-        }
+        out = {name: getattr(self, name) for name in ("num_nodes", *SCORE_NAMES)}
         extra = {name: getattr(self, name) for name in EXTRA_SCORES}
         return out | {n: value for n, value in extra.items() if not math.isnan(value)}
 

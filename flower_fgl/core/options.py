@@ -170,15 +170,9 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
             f"{key} must be {finite}of type {kind.__name__}{hint}, got {value!r} "
             f"({type(value).__name__}). {key}: {metadata['text']}."
         )
-    bounds = {
-        name: (sign, metadata[name])
-        for name, sign in BOUNDS.items()
-        if metadata[name] is not None
-    }
-    if not all(getattr(operator, n)(value, bound) for n, (_, bound) in bounds.items()):
-        text = " and ".join(
-            f"{sign} {_shown(bound)}" for sign, bound in bounds.values()
-        )
+    bounds = {n: metadata[n] for n in BOUNDS if metadata[n] is not None}
+    if not all(getattr(operator, n)(value, bound) for n, bound in bounds.items()):
+        text = " and ".join(f"{BOUNDS[n]} {_shown(bounds[n])}" for n in bounds)
         raise ConfigError(f"{key} must be {text}, got {value!r}.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise ConfigError(
@@ -196,10 +190,7 @@ def fields_by_key(cls: Any) -> Mapping[str, Field[Any]]:
     return {kebab(f.name): f for f in fields(cls)}
 
 
-@cache
-def _types_of(cls: Any) -> dict[str, Any]:
-    """Return the type of every field of a settings dataclass."""
-    return get_type_hints(cls)
+_types_of = cache(get_type_hints)
 
 
 def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:

@@ -82,14 +82,12 @@ class Snapshot:
     def part(self, name: str) -> Snapshot:
         """Return the snapshot that :meth:`join` got under a name, empty if none."""
         start = name + "/"
-        return Snapshot(
-            {
-                key[len(start) :]: tensor
-                for key, tensor in self.tensors.items()
-                if key.startswith(start)
-            },
-            dict(self.values.get(name, {})),
-        )
+        tensors = {
+            key.removeprefix(start): tensor
+            for key, tensor in self.tensors.items()
+            if key.startswith(start)
+        }
+        return Snapshot(tensors, dict(self.values.get(name, {})))
 
 
 @dataclass(frozen=True)
@@ -126,12 +124,8 @@ class Checkpoint:
                 if _file_hash(folder / name) != digest:
                     raise ValueError(f"{name} does not match its hash")
             # copies, so that tensors are laid out in memory as in the original run
-            tensors = {
-                name: tensor.clone()
-                for name, tensor in safetensors.torch.load_file(
-                    folder / SERVER_FILE
-                ).items()
-            }
+            loaded = safetensors.torch.load_file(folder / SERVER_FILE)
+            tensors = {name: tensor.clone() for name, tensor in loaded.items()}
             return cls(
                 folder,
                 content["round"],
@@ -158,28 +152,23 @@ class Checkpoint:
         if not config.clients:
             del now["clients"]
         before = config.general_defaults() | dict(self.config)
-        changed = [
-            f"{key} = {value!r} (was {before.get(key)!r})"
-            for key, value in now.items()
-            if before.get(key) != value
-        ]
-        if changed:
-            raise RunError(
-                f"The run cannot resume with other settings: {', '.join(changed)}. Use "
-                "those of its config.toml, or start a new run."
-            )
-        changed = [
-            f"{name} {version} (was {self.versions.get(name)})"
-            for name, version in _versions().items()
-            if self.versions.get(name) != version
-        ]
-        if changed:
-            raise RunError(
-                f"The run cannot resume with another version: {', '.join(changed)}. "
-                "Install the version it was started with, or start a new run."
-            )
+        for what, new, old, remedy in (
+            ("other settings", now, before, "Use those of its config.toml"),
+            ("another version", _versions(), self.versions, "Install the former one"),
+        ):
+            changed = [
+                f"{key} = {value!r} (was {old.get(key)!r})"
+                for key, value in new.items()
+                if old.get(key) != value
+            ]
+            if changed:
+                raise RunError(
+                    f"The run cannot resume with {what}: {', '.join(changed)}. {remedy}, "
+                    "or start a new run."
+                )
 
 
+@dataclass
 class Checkpoints:
     """Write the checkpoints of one run, and restore the one from which it resumes.
 
@@ -187,22 +176,17 @@ class Checkpoints:
     checkpoint from which the run resumes.
     """
 
-    def __init__(
-        self,
-        run_folder: Path,
-        *,
-        config: RunConfig,
-        engine: str,
-        run_id: int,
-        states: StateKeeper | None = None,
-        resumed: Checkpoint | None = None,
-    ) -> None:
-        self.folder = run_folder / FOLDER
-        self.config = config
-        self.engine = engine
-        self.run_id = run_id
-        self.states = states
-        self.resumed = resumed
+    run_folder: Path
+    config: RunConfig
+    engine: str
+    run_id: int
+    states: StateKeeper | None = None
+    resumed: Checkpoint | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.run_folder / FOLDER
 
     def restore_states(self) -> None:
         """Restore the client states of the checkpoint, if the engine has access to them.
@@ -290,9 +274,7 @@ class Checkpoints:
                 for path in sorted(folder.rglob("*.safetensors"))
             },
         }
-        content = json.loads(
-            json.dumps(content)
-        )  # as JSON returns it, with string keys
+        content = json.loads(json.dumps(content))  # with string keys
         manifest = {"sha256": _json_hash(content), "content": content}
         write_file(folder / MANIFEST, json.dumps(manifest).encode())
 

@@ -83,21 +83,17 @@ class Parcel:
         layouts: dict[Layout, int] = {}
         for partition_id, message in messages:
             meta = message.metadata
+            error, names = None, {}
             if message.has_error():
-                error = (message.error.code, str(message.error.reason))
-                letters.append(
-                    (partition_id, meta.message_type, meta.group_id, {}, error)
-                )
-                continue
-            names: dict[str, int] = {}
-            for name, record in message.content.items():
-                if id(record) not in positions:
-                    positions[id(record)] = len(records)
-                    records.append(_pack_record(record, layouts))
-                names[name] = positions[id(record)]
-            letters.append(
-                (partition_id, meta.message_type, meta.group_id, names, None)
-            )
+                error = message.error.code, str(message.error.reason)
+            else:
+                for name, record in message.content.items():
+                    if id(record) not in positions:
+                        positions[id(record)] = len(records)
+                        records.append(_pack_record(record, layouts))
+                    names[name] = positions[id(record)]
+            kind, group = meta.message_type, meta.group_id
+            letters.append((partition_id, kind, group, names, error))
         return cls(records, letters, list(layouts))
 
     def contents(self) -> Iterator[RecordDict]:

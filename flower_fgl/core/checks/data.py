@@ -188,11 +188,10 @@ def _check_owners(settings: GeneralSettings) -> None:
             "the two."
         )
     _reject_sparsity(settings, "a partition, but an owner's graph is used unchanged")
-    is_projected = settings.feature_align == "project"
-    for text, is_on in (
-        ('feature-align = "project"', is_projected),
-        ('class-align = "local"', has_local_heads(settings)),
-    ):
+    for text, is_on in {
+        'feature-align = "project"': settings.feature_align == "project",
+        'class-align = "local"': has_local_heads(settings),
+    }.items():
         if is_on and settings.evaluate != "local":
             raise ConfigError(
                 f"With {text} there is no complete global model: use evaluate = "
@@ -319,13 +318,8 @@ def _check_split_by(settings: GeneralSettings) -> None:
         raise ConfigError(
             f"{text} and time-cuts both split the edges. Remove one of the two."
         )
-    if by_structure and not settings.owners and settings.dataset != "synthetic":
-        _check_molecules(settings, text)
-
-
-def _check_molecules(settings: GeneralSettings, text: str) -> None:
-    """Reject a dataset that brings no SMILES."""
-    if not is_file(settings.dataset):
+    may_have_smiles = settings.owners or is_file(settings.dataset)
+    if by_structure and not may_have_smiles and settings.dataset != "synthetic":
         raise ConfigError(
             f"{text} needs SMILES, which {settings.dataset} does not bring. Use "
             'split-by = "random", or a folder with graphs.csv and its column smiles.'
