@@ -181,6 +181,7 @@ def pick_workers(config: RunConfig) -> int:
 
 
 @report_lack_of_memory()
+@frozen_objects()
 def run_local(
     values: Mapping[str, Scalar],
     config: RunConfig | None = None,
@@ -197,21 +198,8 @@ def run_local(
     default :func:`pick_workers` chooses. ``trackers`` are added to those of the setting
     ``track``.
     """
-    with frozen_objects():
-        if values.get("owners"):
-            values, config = count_owners(values), None
-        return _run_local(values, config, workers, client_gpus, on_round, trackers)
-
-
-def _run_local(
-    values: Mapping[str, Scalar],
-    config: RunConfig | None,
-    workers: int | None,
-    client_gpus: float,
-    on_round: OnRound | None,
-    trackers: Sequence[Tracker],
-) -> RunFolder:
-    """Run a flat run config, see :func:`run_local`."""
+    if values.get("owners"):
+        values, config = count_owners(values), None
     config = check_run(values, config, logs_notes=True)
     if config.stacked == "true":
         refuse_unstackable(config)

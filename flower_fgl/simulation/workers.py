@@ -43,9 +43,9 @@ from flower_fgl.core.flower_internals import (
     set_message_id,
 )
 from flower_fgl.core.options import Scalar
-from flower_fgl.simulation.flower.ray_cluster import REMEDY, require_cluster
 from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
+from flower_fgl.simulation.resources import REMEDY, require_cluster
 
 __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
 

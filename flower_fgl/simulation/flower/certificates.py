@@ -124,7 +124,6 @@ def _write_key(
     data = key.private_bytes(
         serialization.Encoding.PEM, form, serialization.NoEncryption()
     )
-    with os.fdopen(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-    ) as file:
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "wb") as file:
         file.write(data)

@@ -14,11 +14,10 @@ import psutil  # type: ignore[import-untyped]
 import tomli_w
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower.superlink import CONNECTION, FlowerHome, tail
 
 __all__ = ["FlowerRun", "LaunchResult", "StuckError"]
-
-from flower_fgl.core.options import Scalar
 
 Tick = Callable[[], None]
 T = TypeVar("T")
@@ -55,11 +54,7 @@ class StuckError(Exception):
 
 
 class FlowerRun:
-    """One run in a Flower home whose context is already entered.
-
-    ``log`` is the file for the run's log, ``on_tick`` is called about five times a
-    second while waiting.
-    """
+    """One run in an entered Flower home; ``on_tick`` is called while it waits."""
 
     def __init__(self, flower: FlowerHome, log: Path, on_tick: Tick) -> None:
         self._flower = flower
@@ -113,10 +108,8 @@ class FlowerRun:
             if not self._flower.is_alive:
                 raise StuckError("the SuperLink ended.")
             message = str(answer.get("error-message", ""))
-            reason = (
-                message.partition("\n\n")[2].strip() or message
-            )  # after "Using SuperLink"
-            raise RunError(f"Flower rejected the run: {reason}")
+            reason = message.partition("\n\n")[2].strip()  # after "Using SuperLink"
+            raise RunError(f"Flower rejected the run: {reason or message}")
         return int(answer["run-id"])
 
     def _until_started(self, timeout: float) -> psutil.Process:

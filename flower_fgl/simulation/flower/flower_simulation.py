@@ -26,12 +26,12 @@ from flower_fgl.simulation.flower.flower_run import (
     StuckError,
     Tick,
 )
-from flower_fgl.simulation.flower.ray_cluster import require_cluster
 from flower_fgl.simulation.flower.superlink import FlowerHome, tail
 from flower_fgl.simulation.resources import (
     check_client_gpus,
     fitting_workers,
     on_cluster,
+    require_cluster,
 )
 
 __all__ = ["LaunchResult", "launch", "sigterm_as_interrupt", "write_app_folder"]
@@ -75,15 +75,13 @@ def launch(
         raise RunError(
             'Flower\'s simulation needs Linux or macOS. Use engine "local" or WSL.'
         )
+    variables = {**os.environ, **environment}
+    has_cluster = on_cluster(variables)
     sizes = _federation_config(
-        num_clients,
-        client_cpus,
-        client_gpus,
-        workers,
-        is_cluster=on_cluster({**os.environ, **environment}),
+        num_clients, client_cpus, client_gpus, workers, is_cluster=has_cluster
     )
     _check_values(run_config)
-    require_cluster({**os.environ, **environment})
+    require_cluster(variables)
     home.mkdir(parents=True, exist_ok=True)
     with sigterm_as_interrupt():
         reason = ""
@@ -141,11 +139,9 @@ def _federation_config(
     is_cluster: bool,
 ) -> str:
     """Check the resources of a run; return the federation config for ``flwr run``."""
-    for name, value in (
-        ("num_clients", num_clients),
-        ("client_cpus", client_cpus),
-        ("workers", 1 if workers is None else workers),
-    ):
+    counts = {"num_clients": num_clients, "client_cpus": client_cpus}
+    counts["workers"] = 1 if workers is None else workers
+    for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
     check_client_gpus(client_gpus)

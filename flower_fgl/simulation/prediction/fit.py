@@ -34,14 +34,7 @@ from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel
 from flower_fgl.simulation.prediction.table import task_of
 
-__all__ = [
-    "Features",
-    "check_recipe",
-    "features_of",
-    "fit_features",
-    "model_input",
-    "with_node_degrees",
-]
+__all__ = ["Features", "check_recipe", "fit_features", "model_input"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +64,7 @@ class Features:
         return joint_names(self.names, self.x.shape[1], of_edges, self.edge_width)
 
 
-def features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
+def _features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
     """Return the features of a file, with those of its edges if the model reads them."""
     dataset = owned.dataset
     edges = dataset.messages if card.messages or task_of(card) == "edges" else None
@@ -80,7 +73,7 @@ def features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
     return Features(dataset.x, dataset.feature_names, owned.scaling, edges)
 
 
-def with_node_degrees(
+def _with_node_degrees(
     found: Features, dataset: GraphDataset, card: ModelCard
 ) -> tuple[Features, list[str]]:
     """Replace the features by the nodes' degrees if the model was trained on these."""
@@ -124,21 +117,27 @@ def check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
 
 
 def fit_features(
-    found: Features, edge_index: Tensor, saved: SavedModel, where: Path | str
+    owned: LocalGraphFile | OwnedSet,
+    edge_index: Tensor,
+    saved: SavedModel,
+    where: Path | str,
 ) -> tuple[Features, list[str]]:
     """Order and scale features as in training, or raise a DataError if they differ.
 
     ``edge_index`` (2, 2E) are the edges over which messages pass. Also returns sentences on
     what was not checked, or was changed or assumed.
     """
-    if task_of(saved.card) == "links":
+    found, notes = _features_of(owned, saved.card), []
+    if isinstance(owned, OwnedSet):
+        found, notes = _with_node_degrees(found, owned.dataset, saved.card)
+    elif task_of(saved.card) == "links":
         x = links.degree_features(edge_index, len(found.x))
         degrees = replace(found, x=x, names=links.degree_names(), scaling=None)
         if hash_names(degrees.all_names) == saved.card.features_sha256:
             found = degrees
-    found, notes = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
-    found, more = _scale(found, saved, where)
-    return found, [*notes, *more]
+    found, more = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
+    found, last = _scale(found, saved, where)
+    return found, [*notes, *more, *last]
 
 
 def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Features:

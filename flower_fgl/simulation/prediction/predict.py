@@ -17,13 +17,7 @@ from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.runs.saved_model import SavedModel, load_model
-from flower_fgl.simulation.prediction.fit import (
-    check_recipe,
-    features_of,
-    fit_features,
-    model_input,
-    with_node_degrees,
-)
+from flower_fgl.simulation.prediction.fit import check_recipe, fit_features, model_input
 from flower_fgl.simulation.prediction.pairs import (
     best_partners,
     count_edges,
@@ -122,9 +116,7 @@ def _predict_nodes(
 ) -> Prediction:
     """Predict all nodes."""
     edge_index = owned.dataset.edge_index
-    fitted, notes = fit_features(
-        features_of(owned, saved.card), edge_index, saved, where
-    )
+    fitted, notes = fit_features(owned, edge_index, saved, where)
     logits = saved.model(model_input(fitted, edge_index, saved.card))
     return _prediction({"node": owned.ids}, logits, saved, notes)
 
@@ -141,9 +133,7 @@ def _predict_edges(
     if not bool(sent.all()):
         earlier = table.pairs[:, sent].contiguous()
         edge_index = undirected_simple(earlier, owned.dataset.num_nodes)
-    fitted, more = fit_features(
-        features_of(owned, saved.card), edge_index, saved, where
-    )
+    fitted, more = fit_features(owned, edge_index, saved, where)
     assert fitted.edges is not None
     assert fitted.pair_x is not None
     passed = replace(fitted, edges=fitted.edges.select(sent))
@@ -205,9 +195,7 @@ def _predict_links(
     """Score the given pairs, or the best partners of every node."""
     edge_index, ids = owned.dataset.edge_index, owned.ids
     pairs = None if wanted.pairs is None else read_pairs(wanted.pairs, ids, where)
-    fitted, notes = fit_features(
-        features_of(owned, saved.card), edge_index, saved, where
-    )
+    fitted, notes = fit_features(owned, edge_index, saved, where)
     graph = model_input(fitted, edge_index, saved.card)
     if pairs is None:
         assert wanted.top_k is not None
@@ -229,22 +217,14 @@ def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Predic
 
     Raises a DataError if the features do not fit the model.
     """
-    dataset, number = owned.dataset, owned.dataset.num_graphs
-    found, degrees = with_node_degrees(
-        features_of(owned, saved.card), dataset, saved.card
-    )
-    fitted, notes = fit_features(found, dataset.edge_index, saved, where)
+    dataset = owned.dataset
+    fitted, notes = fit_features(owned, dataset.edge_index, saved, where)
+    batch = {"batch": dataset.batch, "num_graphs": dataset.num_graphs}
     with torch.inference_mode():
-        union = model_input(
-            fitted,
-            dataset.edge_index,
-            saved.card,
-            batch=dataset.batch,
-            num_graphs=number,
-        )
+        union = model_input(fitted, dataset.edge_index, saved.card, **batch)
         logits = [saved.model(union.select(part)) for part in _parts(dataset)]
         ids = np.array(owned.ids, dtype=object)
-        return _prediction({"graph": ids}, torch.cat(logits), saved, degrees + notes)
+        return _prediction({"graph": ids}, torch.cat(logits), saved, notes)
 
 
 def _parts(dataset: GraphDataset) -> Iterator[Tensor]:
