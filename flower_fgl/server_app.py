@@ -38,7 +38,7 @@ from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
-from flower_fgl.runs.files import OnRound
+from flower_fgl.runs.files import OnRound, Row, status_of
 from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds, log_settings
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from flower_fgl.runs.trackers import Tracker
     from flower_fgl.strategies.base import FglStrategy
+    from flower_fgl.strategies.federation import Federation
 
 __all__ = ["app", "run_server", "warn_of_many_clients"]
 
@@ -170,7 +171,6 @@ def _run(
         tracker.on_start(writer.folder, config.flat(), first)
         writer.tracker = tracker
     from flower_fgl.strategies.base import FglStrategy  # loads torch
-    from flower_fgl.strategies.rounds.model_card import describe_target
     from flower_fgl.strategies.rounds.target_exchange import known_scale
 
     strategy: FglStrategy | None = None
@@ -194,8 +194,7 @@ def _run(
         error = str(reason) if isinstance(reason, FglError) else repr(reason)
         raise
     except BaseException as reason:
-        is_exit = isinstance(reason, SystemExit)
-        if is_exit and RunFolder.load(writer.folder).status == "running":
+        if isinstance(reason, SystemExit) and status_of(writer.folder) == "running":
             error = f"Code of the server half called sys.exit({reason.code!r})."
         else:  # Flower ends a stopped run by exceptions like these
             status = "interrupted"
@@ -203,27 +202,8 @@ def _run(
         raise
     finally:
         federation = getattr(strategy, "federation", None)
-        is_owned = federation is not None and federation.is_owned
-        summary = summarise(
-            writer.rounds,
-            method=config.method,
-            dataset="own graphs" if is_owned else config.data_name,
-            clients=len(federation.clients) if federation else config.clients,
-            seed=config.seed,
-            engine=engine,
-            partition_sha256=federation.partition_sha256 if federation else "",
-            evaluate=config.evaluate,
-            status=status,
-            class_names=federation.class_names
-            if federation and not config.has_local_heads
-            else None,
-            error=error or None,
-            metric=config.main_score,
-        )
-        if federation is not None and federation.refused:
-            summary["refused"] = [asdict(one) for one in federation.refused]
-        if federation is not None and config.predicts != CLASSES:
-            summary["target"] = describe_target(config, federation)
+        about = {"engine": engine, "status": status, "error": error or None}
+        summary = _summary(config, federation, writer.rounds, about)
         if config.upload_clip:
             summary["upload_privacy"] = privacy = upload_privacy(config, writer)
             log.info("Privacy of the uploads: %s", privacy)
@@ -237,6 +217,38 @@ def _run(
             tracker.on_end(summary)
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
+
+
+def _summary(
+    config: RunConfig, federation: Federation | None, rounds: list[Row], about: Row
+) -> dict[str, Any]:
+    """Summarise a run that has ended, before or after its clients were known."""
+    summary = summarise(
+        rounds,
+        method=config.method,
+        dataset=config.data_name,
+        clients=config.clients,
+        seed=config.seed,
+        partition_sha256="",
+        evaluate=config.evaluate,
+        metric=config.main_score,
+        **about,
+    )
+    if federation is None:
+        return summary
+    if federation.is_owned:
+        summary["dataset"] = "own graphs"
+    summary["clients"] = len(federation.clients)
+    summary["partition_sha256"] = federation.partition_sha256
+    if not config.has_local_heads:
+        summary["class_names"] = list(federation.class_names)
+    if federation.refused:
+        summary["refused"] = [asdict(one) for one in federation.refused]
+    if config.predicts != CLASSES:
+        from flower_fgl.strategies.rounds.model_card import describe_target
+
+        summary["target"] = describe_target(config, federation)
+    return summary
 
 
 def _stop_early(
