@@ -143,8 +143,8 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Return one numbering of all classes of the data owners.
 
-    It is the order of the first owner, by ascending partition-id, that has all classes. If
-    none has, the C names are sorted, as numbers if all are whole numbers.
+    It is the order of the first owner that has all classes. If none has, the C names are
+    sorted, as numbers if all are whole numbers.
     """
     union = {name for names in lists for name in names}
     for names in lists:

@@ -296,10 +296,7 @@ class RunConfig(GeneralSettings, Generic[S]):
         return {k.removeprefix(start): v for k, v in flat if k.startswith(start)}
 
     def general_defaults(self) -> dict[str, Scalar]:
-        """Return the flat general defaults, without those of the method or dataset.
-
-        A run made before a setting existed used the setting's general default.
-        """
+        """Return the general defaults, which a run made before a setting existed used."""
         return self._by_key(lambda settings, name: getattr(type(settings), name))
 
     def _by_key(self, value_of: Callable[[Any, str], Scalar]) -> dict[str, Scalar]:
@@ -353,10 +350,7 @@ def _fill(
 
 
 def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the table ``[tool.flwr.app.config]`` of ``pyproject.toml``.
-
-    General keys come first, then one table per method that has settings.
-    """
+    """Build ``[tool.flwr.app.config]`` of ``pyproject.toml``, with one table per method."""
     table: dict[str, Any] = {
         key: AUTO if f.metadata["auto"] else f.default
         for key, f in fields_by_key(GeneralSettings).items()

@@ -29,10 +29,7 @@ SIGNAL_SECONDS = 1.0
 
 
 def runtime_address(arguments: Sequence[str]) -> tuple[str, int] | None:
-    """Return host and port of the SuperLink from the ``sys.argv`` of ``flwr-serverapp``.
-
-    ``None`` if it lacks ``--runtime-api-address HOST:PORT``.
-    """
+    """Return host and port of the SuperLink from ``sys.argv``, ``None`` without them."""
     for word, value in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, rest = word.partition("=")
         if name == "--runtime-api-address":
@@ -101,9 +98,8 @@ def watch_connection(
 def prefer_stop(call: Callable[[], object]) -> Iterator[None]:
     """Let Flower's signal end a stopped run (SystemExit) before an error of Flower does.
 
-    ``flwr stop`` deletes the messages of the run, so that a ServerApp that sends some
-    fails, for example by ``ObjectPushError``. ``call`` calls the SuperLink: if the run was
-    stopped, Flower sends the signal then.
+    ``flwr stop`` deletes the messages of the run, so that sending some fails. ``call``
+    calls the SuperLink: if the run was stopped, Flower sends the signal then.
     """
     try:
         yield

@@ -72,10 +72,7 @@ class Installed:
 
 @lru_cache(maxsize=3)
 def installed(kind: Kind) -> Mapping[str, tuple[Installed, ...]]:
-    """Find the rows of installed packages by sorted name, without importing them.
-
-    A name has several rows if several packages use it.
-    """
+    """Find the rows of installed packages by sorted name, without importing them."""
     found: dict[str, dict[tuple[str, str], Installed]] = {}
     for entry in entry_points(group=f"flower_fgl.{kind}"):
         package = "unknown" if entry.dist is None else entry.dist.name

@@ -30,7 +30,7 @@ ones to classify edges."""
 
 
 def read_time_cuts(text: str) -> tuple[float, float] | None:
-    """Return the two times of ``time-cuts``, e.g. ``"400,500"``; ``None`` if it is empty.
+    """Return the two times of ``time-cuts``, ``None`` if it is empty.
 
     Raises a ValueError unless it holds two finite numbers in ascending order.
     """

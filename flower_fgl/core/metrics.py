@@ -78,10 +78,7 @@ float in [0, 1]
     micro_f1: float = math.nan
 
     def selected(self, main_score: str) -> float:
-        """Return the score by which models are selected, ``RunConfig.main_score``.
-
-        NaN without nodes, and for AUROC where all nodes have one class.
-        """
+        """Return the score by which models are selected, NaN where it is undefined."""
         return float(getattr(self, main_score))
 
     def as_dict(self) -> dict[str, float]:

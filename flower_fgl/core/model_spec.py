@@ -95,11 +95,9 @@ def split_models(models: str) -> list[str]:
 def read_model(text: str) -> ModelName:
     """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``, e.g. ``gcn:3x512``.
 
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, a size is malformed, too large or given twice, the
-        backbone has no separate propagation steps, or its classifier is always linear.
+    Raises a ConfigError if the name is unknown, a size is malformed, too large or given
+    twice, the backbone has no separate propagation steps, or its classifier is always
+    linear.
     """
     name, *parts = text.split(":")
     if name not in BACKBONES and name not in known_names("backbones"):
@@ -135,7 +133,7 @@ def read_model(text: str) -> ModelName:
 
 
 def message_direction(settings: Any, model: str) -> str:
-    """Return the direction of a backbone's messages in a run with general settings.
+    """Return the direction of a backbone's messages.
 
     Empty for a backbone that reads undirected edges without features.
     """

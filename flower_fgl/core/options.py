@@ -194,10 +194,7 @@ _types_of = cache(get_type_hints)
 
 
 def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:
-    """Return the former settings of a settings class, with the values used now.
-
-    They are its class variable ``REMOVED``, by kebab-case key, if it has one.
-    """
+    """Return the former settings, class variable ``REMOVED``, with the values used now."""
     removed: Mapping[str, Scalar] = getattr(cls, "REMOVED", {})
     return removed
 

@@ -57,10 +57,7 @@ def balanced_weights(counts: Tensor) -> Tensor:
 
 
 def average_precision(probability: Tensor, is_member: Tensor) -> float:
-    """Return the area under the precision-recall curve as average precision, from n items.
-
-    NaN unless there are members and non-members.
-    """
+    """Return the average precision of n items, NaN unless some are members and some not."""
     if not _is_defined(is_member):
         return math.nan
     return min(1.0, float(precision_recall_area(probability, is_member)))

@@ -743,10 +743,7 @@ def main_score_of(
     positive_class: str = "",
     kind: str = CLASSES,
 ) -> str:
-    """Return the score by which runs are compared: ``accuracy``, ``auroc`` or ``rmse``.
-
-    ``kind`` is what the run predicts, see :func:`predicted_kind`.
-    """
+    """Return the score by which runs that predict a ``kind`` of target are compared."""
     if kind == NUMBERS:
         return "rmse"
     is_ranked = setting in (LINK, EDGE) or bool(positive_class)

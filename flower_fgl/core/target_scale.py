@@ -98,10 +98,7 @@ def moments(values: Tensor) -> list[Moments]:
 
 
 def combine(owners: Mapping[int, Moments]) -> tuple[float, float]:
-    """Return μ and σ of all values of one target, exactly, from the owners' moments.
-
-    Summed by partition-id with :func:`math.fsum`, so that no order of replies matters.
-    """
+    """Return μ and σ of all values of one target, exactly, in no order of the owners."""
     parts = [owners[pid] for pid in sorted(owners)]
     n = sum(part.count for part in parts)
     mean = math.fsum(part.count * part.mean for part in parts) / n
@@ -191,10 +188,7 @@ def _without_far(
 
 
 def own_scale(values: Tensor) -> TargetScale:
-    """Return the scale of one client's training values (n, T).
-
-    With fewer than two different values of a target its mean is kept and σ is 1.
-    """
+    """Return the scale of one client's training values (n, T); σ is 1 of equal ones."""
     found = moments(values)
     return TargetScale.of(
         (m.mean, 1.0 if _is_constant(m.mean, m.spread) else m.spread) for m in found

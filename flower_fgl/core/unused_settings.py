@@ -179,10 +179,7 @@ OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
 def changed_settings(
     values: Mapping[str, Scalar], defaults: Mapping[str, Any]
 ) -> list[str]:
-    """Return the settings whose value differs from the table by ``pyproject_table``.
-
-    Flower passes all settings to an app, so that only a changed one shows what a user set.
-    """
+    """Return the settings that differ from the table by ``pyproject_table``."""
     known = {key: value for key, value in defaults.items() if isinstance(value, Scalar)}
     for table, entries in defaults.items():
         if isinstance(entries, Mapping):
@@ -193,9 +190,8 @@ def changed_settings(
 def check_app_table(folders: Iterable[str]) -> None:
     """Reject a misspelt ``[tool.flwr.app.config]``, which Flower ignores in silence.
 
-    ``folders`` are those from which Flower loaded the app, its own first
-    (``sys.path``). The first one whose ``pyproject.toml`` describes a Flower app
-    counts.
+    The first of the ``folders`` (``sys.path``) whose ``pyproject.toml`` describes a
+    Flower app counts.
     """
     for folder in folders:
         try:
@@ -244,10 +240,7 @@ def reject_unused_settings(
 def reject_unread_settings(
     keys: Iterable[str], read: Collection[str], command: str
 ) -> None:
-    """Reject a setting that a command which trains nothing does not read.
-
-    ``read`` holds the general settings and tables that the command reads.
-    """
+    """Reject a setting that is not in ``read`` for a command which trains nothing."""
     for key in keys:
         if key.partition(".")[0] not in read:
             raise ConfigError(

@@ -111,10 +111,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint, e.g. ``…/checkpoint/round-000010``.
-
-        Raises a RunError if a file is missing or does not match its hash.
-        """
+        """Read the checkpoint of a folder; RunError if a file does not match its hash."""
         try:
             written = json.loads((folder / MANIFEST).read_text("utf-8"))
             content = written["content"]
@@ -172,8 +169,7 @@ class Checkpoint:
 class Checkpoints:
     """Write the checkpoints of one run, and restore the one from which it resumes.
 
-    ``states`` is ``None`` if data owners keep the client states; ``resumed`` is the
-    checkpoint from which the run resumes.
+    Data owners keep their own client ``states``.
     """
 
     run_folder: Path
@@ -189,11 +185,7 @@ class Checkpoints:
         return self.run_folder / FOLDER
 
     def restore_states(self) -> None:
-        """Restore the client states of the checkpoint, if the engine has access to them.
-
-        Raises a RunError if the files cannot be written, or if the run was a
-        deployment, whose checkpoints hold no client states.
-        """
+        """Restore the client states, if the engine has access to them, or raise RunError."""
         if self.resumed is None or self.states is None:
             return
         folder = self.resumed.client_folder
@@ -217,9 +209,8 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, then delete those that are no longer needed.
 
-        The round has just ended: no client may be training. ``clients`` are the
-        descriptions that they sent. Raises a RunError if the checkpoint cannot be
-        written; earlier ones are kept.
+        No client may be training. ``clients`` are the descriptions that they sent. Raises
+        a RunError if it cannot be written; earlier ones are kept.
         """
         scratch = self.folder / f".round-{server_round:06d}.tmp"
         target = self.folder / f"round-{server_round:06d}"
@@ -286,8 +277,7 @@ class Checkpoints:
 def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
     """Return the newest intact checkpoint of a run, ``None`` if the folder has none.
 
-    Newer damaged checkpoints are logged as warnings; if all are damaged, a RunError is
-    raised.
+    Damaged ones are logged; if all are damaged, a RunError is raised.
     """
     reasons = []
     for folder in _rounds(run_folder / FOLDER):

@@ -80,11 +80,10 @@ def version_label(environment: Mapping[str, Any]) -> str:
 
 
 def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name the versions with which the runs of one comparison were made.
+    """Name the versions with which the runs of one comparison were made, if several.
 
-    ``environments`` holds what each run recorded, by its name. The sentence has up to
-    three runs per version; there is none if all have the same. Ray's version, which
-    only some engines use, is not compared.
+    ``environments`` holds what each run recorded, by its name. Ray's version, which only
+    some engines use, is not compared.
     """
     seen: dict[str, list[str]] = {}
     for name, environment in environments.items():
@@ -110,12 +109,7 @@ def _version(package: str) -> str:
 
 @lru_cache(maxsize=4)
 def hash_source(package: Path) -> str:
-    """Return a hash of the Python files of a package, which tells versions of it apart.
-
-    It is the SHA-256 of the names and contents of all ``.py`` files below the folder,
-    in order of their names. An app bundle, which holds the same files, has the same
-    hash.
-    """
+    """Return the SHA-256 of names and contents of all ``.py`` files of a package."""
     total = hashlib.sha256()
     files = {
         file.relative_to(package).as_posix(): file for file in package.rglob("*.py")
@@ -128,10 +122,7 @@ def hash_source(package: Path) -> str:
 
 
 def find_commit(checkout: Path) -> str:
-    """Return the commit of a git checkout, read without git; empty if it cannot be read.
-
-    Folders above the checkout are not searched.
-    """
+    """Return the commit of a git checkout, read without git; empty if it cannot be read."""
     try:
         folder = checkout / ".git"
         if folder.is_file():  # a linked worktree names its own folder

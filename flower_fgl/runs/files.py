@@ -106,10 +106,7 @@ def settings_toml(config: Row, sources: Mapping[str, str], about: str = "") -> s
 
 
 def require_whole(text: str, path: Path) -> None:
-    """Raise a RunError if :func:`settings_toml` wrote the file and its end is missing.
-
-    The settings that were cut off would silently have their defaults.
-    """
+    """Raise a RunError if :func:`settings_toml` wrote the file and its end is missing."""
     if text.startswith(TITLE) and f"\n{END}" not in text:
         raise RunError(f'{path} is damaged: its last line, "{END}", is missing. {MEND}')
 

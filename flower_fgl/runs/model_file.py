@@ -164,11 +164,7 @@ class ModelCard:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse the output of :meth:`to_json`.
-
-        Raises a ValueError if an entry is missing or unknown, or has a wrong type or
-        range.
-        """
+        """Parse the output of :meth:`to_json`; ValueError if an entry is missing or odd."""
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError("it must be a JSON object")

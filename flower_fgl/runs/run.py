@@ -43,8 +43,7 @@ IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"
 class RunFolder:
     """Content of a run folder; its ``repr`` is a short table of the results.
 
-    :class:`flower_fgl.Run` describes the fields. ``summary`` is what :func:`summarise`
-    returns.
+    :class:`flower_fgl.Run` describes the fields.
     """
 
     path: Path
@@ -365,10 +364,7 @@ def _percent(entry: Row, column: str, metric: str) -> str:
 
 
 def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:
-    """Raise a RunError if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``.
-
-    The best round and the bytes would be those of the other rounds.
-    """
+    """Raise a RunError if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``."""
     present = {row["round"] for row in rows}
     lost = [number for number in range(1, count + 1) if number not in present]
     if lost:

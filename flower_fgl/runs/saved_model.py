@@ -54,8 +54,8 @@ class SavedModel:
 def load_model(folder: Path) -> SavedModel:
     """Load the network of a model file, or of the folder that holds it.
 
-    Raises a RunError if there is no model, the file is damaged, or its weights do not
-    match the network that it describes.
+    Raises a RunError if there is none, or its weights do not match the network that it
+    describes.
     """
     folder = folder.parent if folder.name == MODEL else folder
     folder = Path(os.path.expanduser(folder))
@@ -94,11 +94,7 @@ def load_model(folder: Path) -> SavedModel:
 def _statistics(
     card: ModelCard, tensors: dict[str, Tensor], names: tuple[str, str]
 ) -> tuple[Tensor, Tensor] | None:
-    """Take a data owner's statistics of features out of the tensors of a file.
-
-    Those of the features of nodes belong to a card with scaling ``kept``. Those of edges
-    may be absent.
-    """
+    """Take a data owner's statistics of nodes or edges out of the tensors of a file."""
     found = [tensors.pop(name) for name in names if name in tensors]
     is_of_nodes = names == SCALING
     if not found and (card.scaling != "kept" or not is_of_nodes):

@@ -43,10 +43,7 @@ class ScoreScale:
 
     @classmethod
     def of(cls, name: str, target: Mapping[str, Any]) -> ScoreScale:
-        """Return the scale of a score of a run's or a cell's target; empty: classes.
-
-        Several targets share a unit only if all of them have it.
-        """
+        """Return the scale of a score of a run's or a cell's target, empty for classes."""
         units = set(target.get("units") or ("",))
         known = [value for value in target.get("std") or () if value is not None]
         unit = units.pop() if len(units) == 1 else ""
@@ -133,10 +130,7 @@ def number_scores(target: Mapping[str, Any]) -> list[str]:
 
 
 def spread_of_targets(targets: Mapping[str, Sequence[float | None]]) -> list[float]:
-    """Return the standard deviation of the values of each target, from pooled scores.
-
-    It is about the mean of each client; NaN without values.
-    """
+    """Return the deviation of each target about the clients' means, NaN without values."""
     pairs = zip(targets.get("sst", ()), targets.get("num_values", ()), strict=False)
     return [((sst or 0.0) / n) ** 0.5 if n else math.nan for sst, n in pairs]
 

@@ -76,10 +76,7 @@ def summarise(
 
 
 def is_scored(row: Row) -> bool:
-    """Return whether a row of ``rounds.jsonl`` is a successful, evaluated round.
-
-    Failed rounds and fine-tuning are not.
-    """
+    """Return whether a row is a successful, evaluated round, and no fine-tuning."""
     is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
     return is_good_round and bool(row.get("metrics"))
 
@@ -91,10 +88,7 @@ def main_scope(rows: Iterable[Row]) -> str:
 
 
 def lost_finetuning(summary: Mapping[str, Any], rounds: Sequence[Row]) -> bool:
-    """Return whether clients fine-tuned after the last round, and no score came of it.
-
-    Then the summary has only scores from before the fine-tuning.
-    """
+    """Return whether clients fine-tuned after the last round, and no score came of it."""
     is_finetuned = any(row.get("phase") == "finetune" for row in rounds)
     return is_finetuned and "finetuned" not in summary
 
@@ -108,8 +102,7 @@ def score_text(row: Row) -> str:
     """Return loss and scores of a row of ``rounds.jsonl`` as text, empty without them.
 
     E.g. ``loss 0.512 val 81.3 % test 80.1 %``, or ``val AUROC 81.3 %`` where AUROC
-    selects, and ``val RMSE 1.214`` of numbers; scores of the personalized models if they
-    were evaluated.
+    selects.
     """
     loss = row.get("loss")
     parts = [] if loss is None else [f"loss {loss:.3f}"]
@@ -127,11 +120,7 @@ def score_text(row: Row) -> str:
 
 
 def select_round(scored: Sequence[Row], scope: str, metric: str) -> dict[str, Any]:
-    """Return ``selection``, ``best`` and ``last`` of a summary, see :func:`summarise`.
-
-    ``scored`` are rows for which :func:`is_scored` holds, ``scope`` is ``local`` or
-    ``global``, ``metric`` the validation score that selects the best round.
-    """
+    """Return ``selection``, ``best`` and ``last`` of a scope, see :func:`summarise`."""
     rows = [row for row in scored if row["metrics"].get(scope)]
     if not rows:
         return {"selection": "validation", "best": None, "last": None}

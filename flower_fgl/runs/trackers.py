@@ -88,10 +88,7 @@ class Tracker:
 
 
 class TrackerGroup(Tracker):
-    """Several trackers, none of which can end the run.
-
-    The first failure of each is logged as a warning, and its last call.
-    """
+    """Several trackers; one that fails is named in a warning, and is not called again."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._active = list(trackers)

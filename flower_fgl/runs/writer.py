@@ -45,11 +45,7 @@ ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def replace_file(path: Path, data: bytes, *, is_private: bool = False) -> None:
-    """Create or replace a file atomically, and sync it to disk.
-
-    With ``is_private`` only the owner of the process may read it. Raises a RunError if
-    it cannot be written; an existing file is left unchanged.
-    """
+    """Create or replace a file atomically, and sync it to disk, or raise a RunError."""
     remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
     with writing(path, remedy):
         write_file(path, data, is_private=is_private)
@@ -233,11 +229,7 @@ class RunWriter:
         return Counter(pid for line in lines for pid in line["clients"])
 
     def write_summary(self, summary: Row) -> None:
-        """Replace ``summary.json`` by a result of :func:`summarise`, or raise a RunError.
-
-        Start time and environment of the run are added, for a resumed run those in the
-        file.
-        """
+        """Replace ``summary.json``; start time and environment of a resumed run stay."""
         path = self.folder / SUMMARY
         if not self._origin and path.exists():
             before = parse_row(read_text(path), str(path), "status")
@@ -254,11 +246,7 @@ class RunWriter:
         *,
         is_private: bool = False,
     ) -> None:
-        """Replace ``model.safetensors``, or raise a RunError.
-
-        ``state`` holds the weights by name, on any device; ``header`` is described in
-        :mod:`flower_fgl.runs.model_file`.
-        """
+        """Replace ``model.safetensors``, or raise a RunError."""
         import safetensors.torch  # loads torch, which the reader of a run does not need
 
         own = {

@@ -82,8 +82,8 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
 def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Set ``clients`` to the number of ``owners``, if any, and make their paths absolute.
 
-    Raises a ConfigError if a setting is wrong or ``clients`` is another number, and a
-    DataError if the folder or a file of ``owners`` is missing.
+    Raises a ConfigError if ``clients`` is another number, a DataError if a file is
+    missing.
     """
     if not values.get("owners"):
         return dict(values)
@@ -116,9 +116,7 @@ def check_run(
 ) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
-    ``clients`` must be at least 1. ``config`` are the same settings, if the caller has
-    parsed them. Raises a ConfigError if a setting is wrong, and a DataError if the data
-    are missing or cannot be partitioned among so many clients.
+    ``config`` are the same settings, if the caller has parsed them.
     """
     config = config or parse_config(values)
     if config.clients < 1:

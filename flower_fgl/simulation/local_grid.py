@@ -192,8 +192,7 @@ def carry(content: RecordDict, known: dict[int, _Record] | None = None) -> Recor
 def frozen_objects() -> Iterator[None]:
     """Exclude the objects that exist now from the search for cyclic garbage.
 
-    A search visits every object of the process: with the graphs of 1,000 clients it takes
-    0.4 s, and creating their messages starts several of them.
+    With the graphs of 1,000 clients a search takes 0.4 s, and an exchange starts several.
     """
     thresholds = gc.get_threshold()
     gc.freeze()

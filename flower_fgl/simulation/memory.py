@@ -102,11 +102,7 @@ def estimate_memory(
 
 
 def available_memory() -> int:
-    """Return the bytes that this process and its children can still use.
-
-    It is the machine's available memory and free swap, or less if a control group (a
-    container, or a batch system) limits it.
-    """
+    """Return the bytes that this process can still use, within its control groups."""
     free = int(psutil.virtual_memory().available + psutil.swap_memory().free)
     return min([free, *_control_group_rooms(Path("/"))])
 
@@ -114,11 +110,7 @@ def available_memory() -> int:
 def require_memory(
     config: RunConfig, *, engine: str, workers: int = 1, is_cluster: bool = False
 ) -> None:
-    """Refuse a run that cannot fit into the memory.
-
-    The RunError holds the numbers, and settings that need less; see
-    :func:`estimate_memory`.
-    """
+    """Refuse a run that cannot fit into the memory, with settings that need less."""
     needed = estimate_memory(
         config, engine=engine, workers=workers, is_cluster=is_cluster
     )

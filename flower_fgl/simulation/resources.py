@@ -39,11 +39,7 @@ def check_workers(workers: int) -> None:
 
 
 def check_client_gpus(client_gpus: float) -> None:
-    """Reject a number of GPUs per worker process that Ray cannot give.
-
-    These are negative numbers, those that are not finite, below Ray's smallest share,
-    or above 1 but not whole.
-    """
+    """Reject a number of GPUs per worker process that Ray cannot give."""
     is_share = client_gpus == 0 or SMALLEST_SHARE <= client_gpus <= 1
     is_number = math.isfinite(client_gpus) and client_gpus > 1
     if not is_share and not (is_number and client_gpus == int(client_gpus)):
@@ -56,8 +52,8 @@ def check_client_gpus(client_gpus: float) -> None:
 def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
     """Return ``workers``, or by default how many the machine has resources for.
 
-    ``client_cpus`` and ``client_gpus`` are those of each worker process. Raises a
-    RunError if the machine has too few CPUs or GPUs.
+    Each has ``client_cpus`` and ``client_gpus``. Raises a RunError if the machine has too
+    few.
     """
     cpus = num_cpus()
     wanted = client_cpus * (workers or 1)

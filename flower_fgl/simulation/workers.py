@@ -1,7 +1,6 @@
-"""Worker processes of the local engine: each holds a part of the clients.
+"""Worker processes of the local engine: N Ray actors, each with a part of the clients.
 
-``--workers N`` starts N Ray actors. An exchange sends each of them one call with the
-messages of all its clients, and gets one answer with all their replies.
+An exchange sends each of them one call, and gets one answer with all replies.
 """
 
 from __future__ import annotations

@@ -26,11 +26,7 @@ def check_names(
     methods: Mapping[str, Any],
     datasets: Iterable[str],
 ) -> None:
-    """Reject an unknown method, dataset, table or key, before anything else is parsed.
-
-    ``general`` and ``tables`` hold what a user gave. The ConfigError names the closest
-    known name, or the table that holds the key.
-    """
+    """Reject an unknown method, dataset, table or key, before anything else is parsed."""
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:
         if reason := refusal("methods", method):

@@ -71,10 +71,9 @@ class FlowerRun:
     ) -> LaunchResult:
         """Submit the run, wait until it ends, and return its status.
 
-        ``run_config`` overrides the app's configuration, ``sizes`` is the federation
-        configuration in the format of ``flwr run``; Flower must start the run within
-        ``pending_timeout`` seconds. Raises a RunError if Flower rejects the run, and a
-        StuckError if the SuperLink does not start, or does not start the run.
+        ``sizes`` is the federation configuration in the format of ``flwr run``. Raises a
+        RunError if Flower rejects the run, and a StuckError if the SuperLink does not
+        start, or does not start the run within ``pending_timeout`` seconds.
         """
         is_up = self._until(
             lambda: self._flower.is_ready or not self._flower.is_alive, _START_TIMEOUT

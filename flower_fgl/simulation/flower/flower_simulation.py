@@ -106,9 +106,8 @@ def write_app_folder(
 ) -> Path:
     """Write an app for ``flwr run`` that refers to installed modules and holds no code.
 
-    ``config`` holds all keys that a run may set, with their defaults; the apps are
-    named as ``module:attribute``. Raises a ConfigError if a value has a type that
-    Flower's configuration cannot hold.
+    ``config`` holds all keys that a run may set, with their defaults, or a ConfigError is
+    raised.
     """
     _check_values(config)
     app = {

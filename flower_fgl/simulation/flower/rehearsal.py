@@ -120,10 +120,7 @@ class Rehearsal:
         return done.stdout
 
     def start(self, log: str, cwd: Path, *arguments: str) -> None:
-        """Start a background program whose output goes to a log file.
-
-        On Linux it ends with this process, even if that is killed.
-        """
+        """Start a program with a log file; on Linux it ends with this process."""
         cwd.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{log}.log").open("wb") as output:
             self.processes.append(
@@ -139,10 +136,7 @@ class Rehearsal:
             )
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens; register the owners' keys.
-
-        Raises a RunError if it does not listen within a minute, or refuses a key.
-        """
+        """Start the SuperLink, wait until it listens, and register the owners' keys."""
         host, port = self.address.split(":")
         security = ["--insecure"]
         if self.tls:
@@ -190,10 +184,7 @@ class Rehearsal:
         )  # fmt: skip
 
     def submit(self, values: Mapping[str, Scalar]) -> str:
-        """Submit a run in the folder ``server/run`` and return its ID.
-
-        ``values`` are its settings besides ``clients`` and ``run-dir``.
-        """
+        """Submit a run in the folder ``server/run`` and return its ID."""
         file = self.folder / "run-config.toml"
         chosen = {"clients": len(self.owners), "run-dir": str(self.run_folder)}
         file.write_text(tomli_w.dumps({**chosen, **values}), encoding="utf-8")
@@ -209,9 +200,8 @@ class Rehearsal:
     ) -> Path:
         """Submit a run and wait until it completes; return its folder.
 
-        Its log is written to ``run.log``; ``on_round`` gets the row of each round.
-        Raises a RunError if the run does not complete within ``timeout`` seconds, or a
-        program ends before it.
+        Its log is written to ``run.log``. Raises a RunError if it does not complete
+        within ``timeout`` seconds, or a program ends before it.
         """
         run_id = self.submit(values)
         begin = time.monotonic()

@@ -198,11 +198,7 @@ class FlowerHome:
 def flower_environment(
     folder: Path, ray_folder: Path, programs: Path, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """Build the environment of Flower's processes from that of this process.
-
-    Variables in ``extra`` override all others except those set from the three folders.
-    The path of ``ray_folder`` must be short, since it holds sockets.
-    """
+    """Build the environment of Flower's processes; ``extra`` overrides this process's."""
     env = _DEFAULTS | {k: v for k, v in os.environ.items() if v or k not in _DEFAULTS}
     env |= {**FLOWER_SETTINGS, **extra}
     env["FLWR_HOME"] = str(folder)
