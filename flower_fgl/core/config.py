@@ -340,7 +340,8 @@ def _fill(
         is_auto = f.metadata["auto"]
         given = general.get(key, AUTO if is_auto else f.default)
         if is_auto and given == AUTO:
-            known = [*layers, ("default", {key: f.default})]
+            general_default: Mapping[str, Any] = {key: f.default}
+            known = [*layers, ("default", general_default)]
             found = ((name, row[key]) for name, row in known if key in row)
             sources[key], filled[key] = next(found)
         else:

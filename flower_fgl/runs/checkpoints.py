@@ -185,7 +185,7 @@ class Checkpoints:
         return self.run_folder / FOLDER
 
     def restore_states(self) -> None:
-        """Restore the client states, if the engine has access to them, or raise RunError."""
+        """Restore the client states if the engine has them, or raise a RunError."""
         if self.resumed is None or self.states is None:
             return
         folder = self.resumed.client_folder

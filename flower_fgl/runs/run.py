@@ -227,18 +227,13 @@ class RunFolder:
     def table(self) -> str:
         """Return the results as a text table, with scores in percent."""
         titles, rows = self.scores()
-        first = (20, 6, 9, 10, 9)[: 2 if self.target else 5]
-        extra = (
-            12 if t == AUROC else max(13, len(t) + 2) for t in titles[len(first) :]
-        )
-        widths = (*first, *extra)
-        lines = [
-            "".join(
-                f"{c:<{w}}" if w == widths[0] else f"{c:>{w}}"
-                for c, w in zip(cells, widths, strict=True)
-            )
-            for cells in (titles, *rows)
-        ]
+        widths = [6, 9, 10, 9][: 1 if self.target else 4]
+        more = titles[len(widths) + 1 :]
+        widths += [12 if title == AUROC else max(13, len(title) + 2) for title in more]
+        lines = []
+        for name, *cells in (titles, *rows):
+            right = (f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+            lines.append(f"{name:<20}{''.join(right)}")
         end = f"Run folder: {self.path}"
         below = [*self.target_lines(), *self.owner_lines(), *self.failures(), end]
         return "\n".join([self.headline(), *(lines if rows else []), *below])
@@ -257,44 +252,33 @@ class RunFolder:
         both = about.get("global", {})
         scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
         scored.append(("finetuned", about.get("finetuned")))
-        extra = {
-            name: f"test {title}"
-            for name, title in EXTRA_SCORES.items()
-            if any(name in (entry or {}).get("test", {}) for _, entry in scored)
-        }
+        found = [(name, entry) for name, entry in scored if entry]
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
         if self.target:
-            return self._number_scores(scored)
-        shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
-        shown += [("test", name) for name in extra]
-        shown += [(column, "accuracy") for column in own]
-        titles = ["", "round", "val acc", "test acc", "test F1"]
-        titles += extra.values()
+            main = self.owner_metric()
+            shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
+            shown += [(column, main) for column in own]
+            titles = [f"{own.get(c, c)} {self.scale_of(n).title}" for c, n in shown]
+        else:
+            tests = [entry.get("test", {}) for _, entry in found]
+            extra = [n for n in EXTRA_SCORES if any(n in scores for scores in tests)]
+            shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
+            shown += [("test", name) for name in extra]
+            shown += [(column, "accuracy") for column in own]
+            titles = ["val acc", "test acc", "test F1"]
+            titles += [*(f"test {EXTRA_SCORES[name]}" for name in extra), *own.values()]
         rows = [
-            [name, str(entry["round"]), *(_percent(entry, *where) for where in shown)]
-            for name, entry in scored
-            if entry
+            [name, str(entry["round"]), *(self._cell(entry, *where) for where in shown)]
+            for name, entry in found
         ]
-        return titles + list(own.values()), rows
-
-    def _number_scores(
-        self, scored: Sequence[tuple[str, Row | None]]
-    ) -> tuple[list[str], list[list[str]]]:
-        """Return titles and rows of the table of a run that predicts numbers."""
-        main = self.owner_metric()
-        own = [key for key in SETTING_COLUMNS if key in (self.last or {})]
-        shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
-        shown += [(column, main) for column in own]
-        titles = [
-            f"{SETTING_COLUMNS.get(column, column)} {self.scale_of(name).title}"
-            for column, name in shown
-        ]
-        rows = []
-        for name, entry in (pair for pair in scored if pair[1]):
-            values = [(self.scale_of(s), entry.get(c, {}).get(s)) for c, s in shown]
-            texts = (scale.show(value) for scale, value in values)
-            rows.append([name, str(entry["round"]), *texts])
         return ["", "round", *titles], rows
+
+    def _cell(self, entry: Row, column: str, score: str) -> str:
+        """Format a score, a dash if there is none."""
+        value = entry.get(column, {}).get(score)
+        if self.target:
+            return self.scale_of(score).show(value)
+        return "-" if value is None else f"{100 * value:.2f}"
 
     def target_lines(self) -> list[str]:
         """Return the test errors of each of several targets, in its own unit."""
@@ -355,12 +339,6 @@ class RunFolder:
             number, main = sum(reasons.values()), max(reasons, key=reasons.__getitem__)
             parts.append(f"{number} messages to clients (most often: {main})")
         return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
-
-
-def _percent(entry: Row, column: str, metric: str) -> str:
-    """Format a score in percent, a dash if there is none."""
-    value = entry.get(column, {}).get(metric)
-    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:

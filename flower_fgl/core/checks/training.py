@@ -30,8 +30,8 @@ from flower_fgl.core.targets import CLASSES, NUMBERS
 
 __all__ = ["check_numbers", "check_training"]
 
-FOR_NUMBERS = ("loss", "huber_delta", "target_weight")
-FOR_NUMBERS += ("target_scale", "target_mean", "target_std")
+FOR_NUMBERS = ["loss", "huber_delta", "target_weight"]
+FOR_NUMBERS += ["target_scale", "target_mean", "target_std"]
 
 
 def check_training(settings: GeneralSettings, method: Any) -> None:
