@@ -36,14 +36,12 @@ from flower_fgl.core.settings import (
     UNSEEN_SETTINGS,
     GeneralSettings,
     SyntheticSettings,
-    has_local_heads,
     has_targets,
     is_file,
     main_score_of,
     owners_name,
-    predicted_kind,
 )
-from flower_fgl.core.targets import NUMBERS, TargetKind
+from flower_fgl.core.targets import NUMBERS
 
 __all__ = ["RunConfig", "S", "pyproject_table"]
 
@@ -127,11 +125,6 @@ class RunConfig(GeneralSettings, Generic[S]):
         return self.setting in (LINK, EDGE)
 
     @property
-    def predicts(self) -> TargetKind:
-        """What the run predicts: ``classes``, ``labels`` or ``numbers``."""
-        return predicted_kind(self)
-
-    @property
     def predicts_numbers(self) -> bool:
         """Whether the run predicts numbers instead of classes."""
         return self.predicts == NUMBERS
@@ -174,11 +167,6 @@ class RunConfig(GeneralSettings, Generic[S]):
     def reads_edge_features(self) -> bool:
         """Whether the messages of a backbone of the run contain features of edges."""
         return any(read_model(m).name in EDGE_READERS for m in split_models(self.model))
-
-    @property
-    def has_local_heads(self) -> bool:
-        """Whether each owner has its own classes, so that its head stays local."""
-        return has_local_heads(self)
 
     @property
     def keeps_layers(self) -> bool:
@@ -281,7 +269,7 @@ class RunConfig(GeneralSettings, Generic[S]):
                 read.owners,
                 read.setting,
                 read.positive_class,
-                predicted_kind(read),
+                read.predicts,
             ),
         )
 

@@ -16,7 +16,6 @@ from flower_fgl.core.settings import (
     TARGETS,
     UNSEEN_SETTINGS,
     has_targets,
-    predicted_kind,
 )
 from flower_fgl.core.targets import NUMBERS
 
@@ -70,7 +69,7 @@ NEEDED: Mapping[str, Rule] = {
     "target": (
         f"a dataset with several labels ({', '.join(TARGETS)}) whose classes are read, or "
         'target-kind = "numbers"',
-        lambda config: has_targets(config) or predicted_kind(config) == NUMBERS,
+        lambda config: has_targets(config) or config.predicts == NUMBERS,
     ),
     "dirichlet-alpha": _when("partition", "dirichlet"),
     "expansion-hops": _when("setting", *UNSEEN_SETTINGS),

@@ -14,10 +14,8 @@ from flower_fgl.core.settings import (
     TARGETS,
     UNSEEN_SETTINGS,
     GeneralSettings,
-    has_local_heads,
     has_targets,
     is_file,
-    predicted_kind,
 )
 from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS
 
@@ -41,7 +39,7 @@ def check_data(settings: GeneralSettings) -> None:
         _check_target(settings)
     if settings.target_kind != "auto":
         _check_target_kind(settings)
-    if predicted_kind(settings) != CLASSES:
+    if settings.predicts != CLASSES:
         _check_values(settings)
     elif settings.partition == "quantile":
         raise ConfigError(
@@ -140,7 +138,7 @@ def _check_target_kind(settings: GeneralSettings) -> None:
 
 def _check_values(settings: GeneralSettings) -> None:
     """Reject what needs one class of each item, where labels or numbers are predicted."""
-    kind = predicted_kind(settings)
+    kind = settings.predicts
     names = CLASS_SETTINGS if kind == NUMBERS else CLASS_SETTINGS[:2]
     for name in _changed(settings, *names):
         raise ConfigError(
@@ -190,7 +188,7 @@ def _check_owners(settings: GeneralSettings) -> None:
     _reject_sparsity(settings, "a partition, but an owner's graph is used unchanged")
     for text, is_on in {
         'feature-align = "project"': settings.feature_align == "project",
-        'class-align = "local"': has_local_heads(settings),
+        'class-align = "local"': settings.has_local_heads,
     }.items():
         if is_on and settings.evaluate != "local":
             raise ConfigError(

@@ -22,7 +22,6 @@ from flower_fgl.core.settings import (
     TRACKERS,
     GeneralSettings,
     names_of_trackers,
-    predicted_kind,
     read_num_neighbors,
     read_numbers,
 )
@@ -154,7 +153,7 @@ def _check_neighbors(settings: GeneralSettings, models: dict[str, ModelName]) ->
 
 def check_numbers(settings: GeneralSettings) -> None:
     """Reject settings of numbers for classes and labels, and a scale that is not given."""
-    kind = predicted_kind(settings)
+    kind = settings.predicts
     if kind != NUMBERS:
         for name in FOR_NUMBERS:
             if (value := getattr(settings, name)) != getattr(GeneralSettings, name):
