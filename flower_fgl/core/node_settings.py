@@ -166,7 +166,7 @@ class NodeSettings:
         return not allowed or name in allowed
 
 
-KEYS = [kebab(f.name) for f in fields(NodeSettings)]
+KEYS = list(fields_by_key(NodeSettings))
 FLOORS = tuple(KEYS[KEYS.index("min-class-count") :])
 """Keys that limit the runs in which a node takes part."""
 
@@ -228,11 +228,9 @@ def node_config_text(values: Mapping[str, Scalar]) -> str:
 
 def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the floors that a node config sets; RunError if it is wrong."""
-    settings = parse_node_config(values)
-    found = {
-        kebab(f.name): (f.default, getattr(settings, f.name)) for f in fields(settings)
-    }
-    return {key: found[key][1] for key in FLOORS if found[key][1] != found[key][0]}
+    settings, known = parse_node_config(values), fields_by_key(NodeSettings)
+    found = {key: getattr(settings, known[key].name) for key in FLOORS}
+    return {key: value for key, value in found.items() if value != known[key].default}
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
