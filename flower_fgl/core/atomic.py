@@ -9,14 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "make_private_folder",
-    "replacing",
-    "scratch_path",
-    "sync_file",
-    "sync_folder",
-    "write_file",
-]
+__all__ = ["make_private_folder", "replacing", "scratch_path", "sync_file"]
+__all__ += ["sync_folder", "write_file"]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows

@@ -8,13 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 
-__all__ = [
-    "agree_classes",
-    "classes_apart",
-    "marks_unknown",
-    "odd_spellings",
-    "plain_spelling",
-]
+__all__ = ["agree_classes", "classes_apart", "marks_unknown", "odd_spellings"]
+__all__ += ["plain_spelling"]
 
 UNKNOWN = {"unknown", "unlabeled", "unlabelled", "none", "null", "nan"}
 UNKNOWN |= {"na", "n/a", "<na>", "#n/a", "?", "-1"}

@@ -6,16 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "FglError",
-    "PayloadError",
-    "RunError",
-    "hide_tracebacks",
-    "one_line",
-    "report_lack_of_memory",
-]
+__all__ = ["ConfigError", "DataError", "FglError", "PayloadError", "RunError"]
+__all__ += ["hide_tracebacks", "one_line", "report_lack_of_memory"]
 
 MAX_REASON = 500
 """Largest number of characters of a text that came from another party, in a log."""

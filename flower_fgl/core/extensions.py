@@ -19,20 +19,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = [
-    "REINSTALL",
-    "Kind",
-    "Registered",
-    "Table",
-    "adopt",
-    "described",
-    "known_names",
-    "owner_of",
-    "refusal",
-    "register_row",
-    "registered",
-    "version_of",
-]
+__all__ = ["REINSTALL", "Kind", "Registered", "Table", "adopt", "described"]
+__all__ += ["known_names", "owner_of", "refusal", "register_row", "registered"]
+__all__ += ["version_of"]
 
 log = logging.getLogger(__name__)
 

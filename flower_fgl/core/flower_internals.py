@@ -50,31 +50,12 @@ from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = [
-    "NUMPY",
-    "ErrorCode",
-    "FlowerRun",
-    "ProtoContext",
-    "ProtoMessage",
-    "ProtoRecordDict",
-    "TaskIdentity",
-    "add_exit_handler",
-    "carried",
-    "context_from_proto",
-    "context_to_proto",
-    "message_from_proto",
-    "message_like",
-    "message_to_proto",
-    "parse_config_args",
-    "plain_array",
-    "plain_content",
-    "plain_metrics",
-    "plain_record",
-    "recorddict_from_proto",
-    "recorddict_to_proto",
-    "reply_with",
-    "set_message_id",
-]
+__all__ = ["NUMPY", "ErrorCode", "FlowerRun", "ProtoContext", "ProtoMessage"]
+__all__ += ["ProtoRecordDict", "TaskIdentity", "add_exit_handler", "carried"]
+__all__ += ["context_from_proto", "context_to_proto", "message_from_proto"]
+__all__ += ["message_like", "message_to_proto", "parse_config_args", "plain_array"]
+__all__ += ["plain_content", "plain_metrics", "plain_record", "recorddict_from_proto"]
+__all__ += ["recorddict_to_proto", "reply_with", "set_message_id"]
 
 Record = ArrayRecord | ConfigRecord | MetricRecord
 NUMPY = "numpy.ndarray"

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "EDGE",
-    "EDGE_SPLIT",
-    "LINK",
-    "LINK_CLASSES",
-    "LINK_SPLIT",
-    "MIN_EDGES",
-    "read_time_cuts",
-]
+__all__ = ["EDGE", "EDGE_SPLIT", "LINK", "LINK_CLASSES", "LINK_SPLIT", "MIN_EDGES"]
+__all__ += ["read_time_cuts"]
 
 LINK = "link"
 """Value of ``setting`` for link prediction."""

@@ -19,21 +19,9 @@ from flower_fgl.core.score_names import EXTRA_SCORES, NO_SCORES, SCORE_NAMES
 if TYPE_CHECKING:
     from flower_fgl.core.regression import NumberScores
 
-__all__ = [
-    "AbsentClasses",
-    "AnyScores",
-    "Scores",
-    "auprc",
-    "auroc",
-    "link_ranking",
-    "mean_area",
-    "pool",
-    "precision_recall_area",
-    "roc_area",
-    "score",
-    "score_areas",
-    "score_links",
-]
+__all__ = ["AbsentClasses", "AnyScores", "Scores", "auprc", "auroc", "link_ranking"]
+__all__ += ["mean_area", "pool", "precision_recall_area", "roc_area", "score"]
+__all__ += ["score_areas", "score_links"]
 
 AbsentClasses = Literal["ignore", "zero"]
 

@@ -20,26 +20,10 @@ from flower_fgl.core.extensions import REINSTALL, known_names
 from flower_fgl.core.links import EDGE
 from flower_fgl.core.options import nearest
 
-__all__ = [
-    "BACKBONES",
-    "DIRECTED",
-    "EDGE_READERS",
-    "LAYERED",
-    "MOST_CHANNELS",
-    "MOST_LAYERS",
-    "SAMPLED",
-    "SHALLOW",
-    "STEPPED",
-    "TYPED",
-    "ModelName",
-]
-__all__ += [
-    "message_direction",
-    "read_model",
-    "reads_messages",
-    "reads_types",
-    "split_models",
-]
+__all__ = ["BACKBONES", "DIRECTED", "EDGE_READERS", "LAYERED", "MOST_CHANNELS"]
+__all__ += ["MOST_LAYERS", "SAMPLED", "SHALLOW", "STEPPED", "TYPED", "ModelName"]
+__all__ += ["message_direction", "read_model", "reads_messages", "reads_types"]
+__all__ += ["split_models"]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),

@@ -16,19 +16,8 @@ from typing import Any, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = [
-    "AUTO",
-    "Scalar",
-    "drop_removed",
-    "fields_by_key",
-    "kebab",
-    "listed",
-    "load_toml",
-    "nearest",
-    "option",
-    "parse_settings",
-    "removed_settings",
-]
+__all__ = ["AUTO", "Scalar", "drop_removed", "fields_by_key", "kebab", "listed"]
+__all__ += ["load_toml", "nearest", "option", "parse_settings", "removed_settings"]
 
 Scalar = bool | int | float | str
 AUTO = "auto"

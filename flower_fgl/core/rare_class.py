@@ -14,15 +14,8 @@ from torch import Tensor
 
 from flower_fgl.core.metrics import Scores, precision_recall_area
 
-__all__ = [
-    "THRESHOLDS",
-    "average_precision",
-    "balanced_weights",
-    "best_threshold",
-    "precision_at_k",
-    "score_positive_class",
-    "scores_at_threshold",
-]
+__all__ = ["THRESHOLDS", "average_precision", "balanced_weights", "best_threshold"]
+__all__ += ["precision_at_k", "score_positive_class", "scores_at_threshold"]
 
 
 THRESHOLDS = tuple(

@@ -13,31 +13,12 @@ from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
 from flower_fgl.core.options import option
 from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, TargetKind
 
-__all__ = [
-    "ALL_TARGETS",
-    "AUROC_DATASETS",
-    "DATASETS",
-    "EDGE_PARTITIONS",
-    "GRAPH_PARTITIONS",
-    "MIN_SECURE_CLIENTS",
-    "NUMBER_DATASETS",
-    "PARTITIONS",
-    "TARGETS",
-    "TRACKERS",
-    "UNSEEN_SETTINGS",
-    "UNSUPPORTED",
-    "GeneralSettings",
-    "SyntheticSettings",
-    "Targets",
-    "has_targets",
-    "is_file",
-    "main_score_of",
-    "names_of_trackers",
-    "needs_classes",
-    "owners_name",
-    "read_num_neighbors",
-    "read_numbers",
-]
+__all__ = ["ALL_TARGETS", "AUROC_DATASETS", "DATASETS", "EDGE_PARTITIONS"]
+__all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTITIONS"]
+__all__ += ["TARGETS", "TRACKERS", "UNSEEN_SETTINGS", "UNSUPPORTED", "GeneralSettings"]
+__all__ += ["SyntheticSettings", "Targets", "has_targets", "is_file", "main_score_of"]
+__all__ += ["names_of_trackers", "needs_classes", "owners_name", "read_num_neighbors"]
+__all__ += ["read_numbers"]
 
 DATASETS = [
     *("synthetic", "cora", "citeseer", "pubmed", "cora-full", "cora-ml"),

@@ -18,17 +18,8 @@ from torch import Tensor
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings import GeneralSettings, read_numbers
 
-__all__ = [
-    "Moments",
-    "TargetScale",
-    "agree_scale",
-    "combine",
-    "distances",
-    "given_scale",
-    "moments",
-    "own_scale",
-    "robust_combine",
-]
+__all__ = ["Moments", "TargetScale", "agree_scale", "combine", "distances"]
+__all__ += ["given_scale", "moments", "own_scale", "robust_combine"]
 
 FAR, TOO_FAR = 10.0, 100.0
 """Spreads between a client and most others: for a warning, and to leave it out."""

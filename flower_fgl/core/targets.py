@@ -7,19 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "CLASSES",
-    "KINDS",
-    "LABELS",
-    "LARGEST_NUMBER",
-    "NUMBERS",
-    "Target",
-    "TargetKind",
-    "agree_targets",
-    "differing_unit",
-    "headline",
-    "targets_apart",
-]
+__all__ = ["CLASSES", "KINDS", "LABELS", "LARGEST_NUMBER", "NUMBERS", "Target"]
+__all__ += ["TargetKind", "agree_targets", "differing_unit", "headline"]
+__all__ += ["targets_apart"]
 
 TargetKind = Literal["classes", "labels", "numbers"]
 CLASSES: TargetKind = "classes"

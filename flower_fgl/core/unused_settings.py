@@ -19,15 +19,8 @@ from flower_fgl.core.settings import (
 )
 from flower_fgl.core.targets import NUMBERS
 
-__all__ = [
-    "DATA_SETTINGS",
-    "OWNER_SETTINGS",
-    "changed_settings",
-    "check_app_table",
-    "reject_unread_settings",
-    "reject_unused_settings",
-    "unused_settings",
-]
+__all__ = ["DATA_SETTINGS", "OWNER_SETTINGS", "changed_settings", "check_app_table"]
+__all__ += ["reject_unread_settings", "reject_unused_settings", "unused_settings"]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
 

@@ -31,28 +31,10 @@ import tomli_w
 
 from flower_fgl.core.errors import RunError
 
-__all__ = [
-    "CLIENTS_FILE",
-    "CONFIG_FILE",
-    "ENDED",
-    "HEADER",
-    "MEND",
-    "MODEL",
-    "ORIGIN",
-    "RELEASES",
-    "ROUNDS",
-    "SUMMARY",
-    "OnRound",
-    "Row",
-    "flatten_config",
-    "parse_row",
-    "read_lines",
-    "read_sources",
-    "read_text",
-    "require_whole",
-    "settings_toml",
-    "status_of",
-]
+__all__ = ["CLIENTS_FILE", "CONFIG_FILE", "ENDED", "HEADER", "MEND", "MODEL", "ORIGIN"]
+__all__ += ["RELEASES", "ROUNDS", "SUMMARY", "OnRound", "Row", "flatten_config"]
+__all__ += ["parse_row", "read_lines", "read_sources", "read_text", "require_whole"]
+__all__ += ["settings_toml", "status_of"]
 
 CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
 ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"

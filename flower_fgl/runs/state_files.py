@@ -22,16 +22,8 @@ from flower_fgl.core.atomic import (
 )
 from flower_fgl.core.options import Scalar
 
-__all__ = [
-    "LinkedStates",
-    "StateKeeper",
-    "is_secret",
-    "keep_file",
-    "kept_states",
-    "link_file",
-    "state_file",
-    "state_folder",
-]
+__all__ = ["LinkedStates", "StateKeeper", "is_secret", "keep_file", "kept_states"]
+__all__ += ["link_file", "state_file", "state_folder"]
 
 
 class StateKeeper(Protocol):

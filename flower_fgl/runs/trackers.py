@@ -30,15 +30,8 @@ from flower_fgl.core.settings import TRACKERS, names_of_trackers
 from flower_fgl.runs.files import CONFIG_FILE, MODEL, SUMMARY, Row, flatten_config
 from flower_fgl.runs.writer import replace_file
 
-__all__ = [
-    "MLflowTracker",
-    "TensorBoardTracker",
-    "Tracker",
-    "TrackerGroup",
-    "WandbTracker",
-    "open_trackers",
-    "scalars_of",
-]
+__all__ = ["MLflowTracker", "TensorBoardTracker", "Tracker", "TrackerGroup"]
+__all__ += ["WandbTracker", "open_trackers", "scalars_of"]
 
 log = logging.getLogger(__name__)
 IDS = "trackers.json"

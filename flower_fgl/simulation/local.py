@@ -39,15 +39,8 @@ log = logging.getLogger(__name__)
 LARGE_CLIENT, LONG_RUN = 2000, 20
 """Nodes per client, on average, and rounds from which worker processes save time."""
 
-__all__ = [
-    "absolute_paths",
-    "check_run",
-    "count_owners",
-    "flat_settings",
-    "pick_workers",
-    "run_config_of",
-    "run_local",
-]
+__all__ = ["absolute_paths", "check_run", "count_owners", "flat_settings"]
+__all__ += ["pick_workers", "run_config_of", "run_local"]
 
 
 def run_config_of(

@@ -32,18 +32,9 @@ from flower_fgl.testing.ray import RayContract  # noqa: E402
 from flower_fgl.testing.runs import RunContract, SettingContract  # noqa: E402
 from flower_fgl.testing.wire import WireContract  # noqa: E402
 
-__all__ = [
-    "SMALL",
-    "Contract",
-    "ExchangeContract",
-    "MethodCase",
-    "MethodContract",
-    "RayContract",
-    "RunContract",
-    "SettingContract",
-    "WireContract",
-    "comparable",
-]
+__all__ = ["SMALL", "Contract", "ExchangeContract", "MethodCase", "MethodContract"]
+__all__ += ["RayContract", "RunContract", "SettingContract", "WireContract"]
+__all__ += ["comparable"]
 
 
 class MethodContract(ExchangeContract, RunContract, SettingContract, WireContract):
