@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
@@ -708,7 +708,7 @@ class GeneralSettings:
         if self.setting == LINK:
             return CLASSES
         if self.target_kind in KINDS:
-            return cast(TargetKind, self.target_kind)
+            return self.target_kind
         if self.dataset in NUMBER_DATASETS and not self.owners:
             return NUMBERS
         has_all = self.target == ALL_TARGETS and has_targets(self)
