@@ -127,7 +127,8 @@ def fit_features(
     ``edge_index`` (2, 2E) are the edges over which messages pass. Also returns sentences on
     what was not checked, or was changed or assumed.
     """
-    found, notes = _features_of(owned, saved.card), []
+    notes: list[str] = []
+    found = _features_of(owned, saved.card)
     if isinstance(owned, OwnedSet):
         found, notes = _with_node_degrees(found, owned.dataset, saved.card)
     elif task_of(saved.card) == "links":
