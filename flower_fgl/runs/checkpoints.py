@@ -149,20 +149,26 @@ class Checkpoint:
         if not config.clients:
             del now["clients"]
         before = config.general_defaults() | dict(self.config)
-        for what, new, old, remedy in (
-            ("other settings", now, before, "Use those of its config.toml"),
-            ("another version", _versions(), self.versions, "Install the former one"),
-        ):
-            changed = [
-                f"{key} = {value!r} (was {old.get(key)!r})"
-                for key, value in new.items()
-                if old.get(key) != value
-            ]
-            if changed:
-                raise RunError(
-                    f"The run cannot resume with {what}: {', '.join(changed)}. {remedy}, "
-                    "or start a new run."
-                )
+        changed = [
+            f"{key} = {value!r} (was {before.get(key)!r})"
+            for key, value in now.items()
+            if before.get(key) != value
+        ]
+        if changed:
+            raise RunError(
+                f"The run cannot resume with other settings: {', '.join(changed)}. Use "
+                "those of its config.toml, or start a new run."
+            )
+        changed = [
+            f"{name} {version} (was {self.versions.get(name)})"
+            for name, version in _versions().items()
+            if self.versions.get(name) != version
+        ]
+        if changed:
+            raise RunError(
+                f"The run cannot resume with another version: {', '.join(changed)}. "
+                "Install the version it was started with, or start a new run."
+            )
 
 
 @dataclass

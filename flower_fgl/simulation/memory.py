@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
@@ -156,7 +157,8 @@ def graph_sizes(store: ClientStore) -> tuple[GraphSizes, GraphSizes]:
 
     names = ["num_bytes", "num_nodes", "num_edges"]
     names += ["num_entries", "num_train_nodes", "num_train"]
-    return replace(read[0], **{name: total(name) for name in names}), read[0]
+    sums: dict[str, Any] = {name: total(name) for name in names}
+    return replace(read[0], **sums), read[0]
 
 
 def _operator_bytes(sizes: GraphSizes) -> int:

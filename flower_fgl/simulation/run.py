@@ -116,8 +116,9 @@ def run_one(
                 rewind(folder, config)
         with _record_failures(folder):
             if engine == "local":
-                options = {"workers": workers, "client_gpus": client_gpus}
-                return run_local(values, **options, on_round=on_round)
+                return run_local(
+                    values, workers=workers, client_gpus=client_gpus, on_round=on_round
+                )
             return _run_ray(values, config, folder, workers, client_gpus, on_round)
 
 
