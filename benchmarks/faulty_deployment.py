@@ -35,8 +35,9 @@ from deployment_rounds import OWNERS, export
 
 from flower_fgl import METHODS, Run, simulate
 from flower_fgl.core.config import pyproject_table
+from flower_fgl.runs.files import status_of
 from flower_fgl.simulation.flower.flower_simulation import write_app_folder
-from flower_fgl.simulation.flower.rehearsal import Rehearsal, status_of
+from flower_fgl.simulation.flower.rehearsal import Rehearsal
 from flower_fgl.simulation.flower.superlink import free_port
 
 FAULTS = ("kill", "garbage", "silent", "nan", "pause", "worker", "error")

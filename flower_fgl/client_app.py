@@ -1,8 +1,7 @@
 """The ClientApp that Flower loads; it passes each message to the method's client half.
 
-In a deployment Flower starts one process per message. That process needs neither torch nor
-a graph if the data owner's worker handles the message. So this module imports torch only
-when this process handles a message itself.
+In a deployment Flower starts one process per message, which needs neither torch nor a
+graph if the data owner's worker handles it. So torch is imported late.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ LOGGED: set[str] = set()
 
 @cache
 def _dispatcher() -> Dispatcher:
-    """Return the dispatcher of this process.
-
-    Flower's simulation copies the app for each message: what the app itself holds is lost.
-    """
+    """Return the dispatcher of this process: Flower's simulation copies each app."""
     # imported late, since it loads torch
     from flower_fgl.client_apps.dispatch import Dispatcher
 
@@ -60,11 +56,8 @@ class DispatchingClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message, in this process or in the data owner's worker.
 
-        Raises
-        ------
-        FglError
-            If the settings are invalid or the message cannot be handled. Flower turns
-            the error into an error reply.
+        Raises an FglError, of which Flower makes an error reply, if the message cannot be
+        handled.
         """
         hide_tracebacks(FLOWER)  # Flower logs what this raises
         if self._session is None and "worker-idle" in context.node_config:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.sampling import num_sampled
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.targets import CLASSES
@@ -37,13 +38,8 @@ from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
-from flower_fgl.runs.files import OnRound
-from flower_fgl.runs.flower_log import (
-    flower_log,
-    log_results,
-    log_rounds,
-    log_settings,
-)
+from flower_fgl.runs.files import OnRound, Row, status_of
+from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds, log_settings
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import RunFolder
@@ -56,6 +52,7 @@ if TYPE_CHECKING:
 
     from flower_fgl.runs.trackers import Tracker
     from flower_fgl.strategies.base import FglStrategy
+    from flower_fgl.strategies.federation import Federation
 
 __all__ = ["app", "run_server", "warn_of_many_clients"]
 
@@ -84,37 +81,15 @@ def run_server(
 ) -> Path:
     """Run a method's server half and write its run folder.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid, or the local engine's.
-    values : mapping of str to bool, int, float or str
-        Flower's flat run config.
-    engine : str
-        Where the clients are: ``local``, ``ray`` or ``deployment``.
-    states : StateKeeper, optional
-        Saves and restores the clients' states for checkpoints; ``None`` in a deployment,
-        whose clients store their own.
-    on_round : callable, optional
-        Called with the row of each round.
-    config : RunConfig, optional
-        ``values``, if the caller has checked them already.
-    trackers : sequence of Tracker
-        Trackers besides those that the setting ``track`` names.
+    ``values`` is Flower's flat run config, ``config`` the same if the caller has checked
+    it. ``engine`` says where the clients are: ``local``, ``ray`` or ``deployment``, whose
+    clients store their own ``states``; those of others are saved for checkpoints.
+    ``on_round`` gets the row of each round, as ``trackers`` do besides those that the
+    setting ``track`` names. Returns the run folder.
 
-    Returns
-    -------
-    Path
-        The run folder.
-
-    Raises
-    ------
-    ConfigError
-        If the settings are wrong; no folder is made then.
-    RunError
-        If the run fails; ``status`` in its ``summary.json`` is ``failed``, with the error.
-        If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
-        remains unchanged.
+    Raises a ConfigError if the settings are wrong, before a folder is made; a RunError if
+    the run fails, which ``summary.json`` then holds; or if ``resume`` is set and the run in
+    ``run-dir`` cannot be resumed, whose folder remains unchanged.
     """
     config = config or parse_config(values)
     if config.stacked == "true" and engine != "local":
@@ -144,13 +119,9 @@ def run_server(
             writer = RunWriter(folder, on_round)
             _run(grid, config, writer, engine, states, resumed, group)
         return folder
-    folder = (
-        Path(config.run_dir)
-        if config.run_dir
-        else default_folder(
-            Path(config.output_dir), config.method, config.data_name, config.seed
-        )
-    )
+    base, data = Path(config.output_dir), config.data_name
+    new = config.run_dir or default_folder(base, config.method, data, config.seed)
+    folder = Path(new)
     writer = RunWriter.create(
         folder,
         config=config.flat(),
@@ -200,7 +171,6 @@ def _run(
         tracker.on_start(writer.folder, config.flat(), first)
         writer.tracker = tracker
     from flower_fgl.strategies.base import FglStrategy  # loads torch
-    from flower_fgl.strategies.rounds.model_card import describe_target
     from flower_fgl.strategies.rounds.target_exchange import known_scale
 
     strategy: FglStrategy | None = None
@@ -209,7 +179,8 @@ def _run(
         load = METHODS[config.method].load_strategy()
         require_half(config.method, load, FglStrategy)
         strategy = load(config, writer, checkpoints)
-        with prefer_stop(grid.get_node_ids):
+        # Flower stops no run of the local engine
+        with nullcontext() if engine == "local" else prefer_stop(grid.get_node_ids):
             strategy.start(grid, should_stop=_stop_early(config, writer))
         state = strategy.best_state()
         if state is not None:
@@ -223,10 +194,7 @@ def _run(
         error = str(reason) if isinstance(reason, FglError) else repr(reason)
         raise
     except BaseException as reason:
-        if (
-            isinstance(reason, SystemExit)
-            and RunFolder.load(writer.folder).status == "running"
-        ):
+        if isinstance(reason, SystemExit) and status_of(writer.folder) == "running":
             error = f"Code of the server half called sys.exit({reason.code!r})."
         else:  # Flower ends a stopped run by exceptions like these
             status = "interrupted"
@@ -234,28 +202,8 @@ def _run(
         raise
     finally:
         federation = getattr(strategy, "federation", None)
-        summary = summarise(
-            writer.rounds,
-            method=config.method,
-            dataset="own graphs"
-            if federation and federation.is_owned
-            else config.data_name,
-            clients=len(federation.clients) if federation else config.clients,
-            seed=config.seed,
-            engine=engine,
-            partition_sha256=federation.partition_sha256 if federation else "",
-            evaluate=config.evaluate,
-            status=status,
-            class_names=federation.class_names
-            if federation and not config.has_local_heads
-            else None,
-            error=error or None,
-            metric=config.main_score,
-        )
-        if federation is not None and federation.refused:
-            summary["refused"] = [asdict(one) for one in federation.refused]
-        if federation is not None and config.predicts != CLASSES:
-            summary["target"] = describe_target(config, federation)
+        about = {"engine": engine, "status": status, "error": error or None}
+        summary = _summary(config, federation, writer.rounds, about)
         if config.upload_clip:
             summary["upload_privacy"] = privacy = upload_privacy(config, writer)
             log.info("Privacy of the uploads: %s", privacy)
@@ -269,6 +217,38 @@ def _run(
             tracker.on_end(summary)
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
+
+
+def _summary(
+    config: RunConfig, federation: Federation | None, rounds: list[Row], about: Row
+) -> dict[str, Any]:
+    """Summarise a run that has ended, before or after its clients were known."""
+    summary = summarise(
+        rounds,
+        method=config.method,
+        dataset=config.data_name,
+        clients=config.clients,
+        seed=config.seed,
+        partition_sha256="",
+        evaluate=config.evaluate,
+        metric=config.main_score,
+        **about,
+    )
+    if federation is None:
+        return summary
+    if federation.is_owned:
+        summary["dataset"] = "own graphs"
+    summary["clients"] = len(federation.clients)
+    summary["partition_sha256"] = federation.partition_sha256
+    if not config.has_local_heads:
+        summary["class_names"] = list(federation.class_names)
+    if federation.refused:
+        summary["refused"] = [asdict(one) for one in federation.refused]
+    if config.predicts != CLASSES:
+        from flower_fgl.strategies.rounds.model_card import describe_target
+
+        summary["target"] = describe_target(config, federation)
+    return summary
 
 
 def _stop_early(
@@ -301,9 +281,8 @@ def _record_stop(folder: Path) -> None:
     summary = dict(run.summary)
     if summary["status"] == "running":
         summary |= {"status": "interrupted", "error": STOPPED}
-        hashes = {
-            row.get("partition_sha256") for row in run.clients if not row["round"]
-        }
+        first = (row for row in run.clients if not row["round"])
+        hashes = {row.get("partition_sha256") for row in first}
         if summary.get("engine") == "deployment" and hashes == {""}:
             summary["dataset"] = "own graphs"
         RunWriter(folder).write_summary(summary)
@@ -318,20 +297,12 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
     found: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
     if config.upload_noise:
         uploads = max(writer.count_releases().values(), default=0)
-        found |= {
-            "delta": config.upload_delta,
-            "uploads": uploads,
-            "epsilon": epsilon(config.upload_noise, uploads, config.upload_delta),
-        }
+        spent = config.upload_noise, uploads, config.upload_delta
+        found |= {"delta": config.upload_delta, "uploads": uploads}
+        found["epsilon"] = epsilon(*spent)
         if config.upload_noise_model == "distributed":
-            bound, accountant = accounted_epsilon(
-                config.upload_noise, uploads, config.upload_delta
-            )
-            found |= {
-                "model": "distributed",
-                "epsilon": bound,
-                "accountant": accountant,
-            }
+            found["model"] = "distributed"
+            found["epsilon"], found["accountant"] = accounted_epsilon(*spent)
     return found
 
 
@@ -339,8 +310,7 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
     """Log what Flower's simulation of over 200 clients costs, and what is faster."""
     if clients <= MANY_CLIENTS:
         return
-    sampled = math.ceil(config.participation * clients)
-    sampled = min(config.participants or sampled, clients)
+    sampled = num_sampled(config, clients)
     low, high = (2 * sampled * seconds for seconds in MESSAGE_SECONDS)
     log.warning(
         "Flower's simulation of %s clients spends about %.0f to %.0f s per round on "
@@ -360,11 +330,8 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
 def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """Parse the run config of ``flwr run``; log it, and reject settings without effect.
 
-    Raises
-    ------
-    ConfigError
-        If a setting is wrong, has no effect and differs from its default, or if Flower
-        ignores the table of the settings because its name is misspelt.
+    Raises a ConfigError if a setting is wrong, has no effect and differs from its default,
+    or if Flower ignores the table of the settings because its name is misspelt.
     """
     check_app_table(sys.path)
     config = parse_config(values)
@@ -389,13 +356,13 @@ def main(grid: Grid, context: Context) -> None:
         if is_simulation:
             number = config.clients or len(list(grid.get_node_ids()))
             warn_of_many_clients(config, number)
+        has_states = is_simulation and config.state_dir
+        states = LinkedStates(Path(config.state_dir)) if has_states else None
         run = run_server(
             grid,
             context.run_config,
             engine="ray" if is_simulation else "deployment",
-            states=LinkedStates(Path(config.state_dir))
-            if is_simulation and config.state_dir
-            else None,
+            states=states,
             on_round=log_rounds(config.rounds),
             config=config,
         )

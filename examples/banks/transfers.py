@@ -38,7 +38,7 @@ from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.core.rare_class import score_positive_class
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.model_file import load_model
+from flower_fgl.runs.saved_model import load_model
 
 WARM_UP = 20 * 24
 """Hours whose transfers have no label: the features of accounts follow from them. Features

@@ -9,14 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "make_private_folder",
-    "replacing",
-    "scratch_path",
-    "sync_file",
-    "sync_folder",
-    "write_file",
-]
+__all__ = ["make_private_folder", "replacing", "scratch_path", "sync_file"]
+__all__ += ["sync_folder", "write_file"]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
@@ -37,16 +31,10 @@ def replacing(
 ) -> Iterator[IO[bytes]]:
     """Open a new file that replaces ``path`` when the block ends without an error.
 
-    The folder of ``path`` must exist. With ``is_private`` only the owner of the process may
-    read and write the file (mode 0600). With ``is_synced`` it outlives a power failure; a
-    killed process leaves the old or the new file in any case, never a part. With ``is_new``
-    the file is created, and never replaced.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written, e.g. on a full disk, or exists and must not. The old
-        file is unchanged, and the new one is removed.
+    With ``is_private`` the file has mode 0600. With ``is_synced`` it outlives a power
+    failure; a killed process leaves the old or the new file in any case, never a part.
+    With ``is_new`` no file is replaced. Raises an OSError if the file cannot be written,
+    or exists and must not; the old file is then unchanged, and the new one is removed.
     """
     scratch = scratch_path(path)
     mode = PRIVATE_FILE if is_private else SHARED_FILE

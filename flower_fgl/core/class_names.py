@@ -8,13 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 
-__all__ = [
-    "agree_classes",
-    "classes_apart",
-    "marks_unknown",
-    "odd_spellings",
-    "plain_spelling",
-]
+__all__ = ["agree_classes", "classes_apart", "marks_unknown", "odd_spellings"]
+__all__ += ["plain_spelling"]
 
 UNKNOWN = {"unknown", "unlabeled", "unlabelled", "none", "null", "nan"}
 UNKNOWN |= {"na", "n/a", "<na>", "#n/a", "?", "-1"}
@@ -52,10 +47,11 @@ def odd_spellings(
 ) -> dict[str, str]:
     """Find data owners that spell a class differently from most owners that have it.
 
-    ``lists`` holds each owner's class names by its label in messages. ``is_trusted`` finds
-    all such owners, and not the few without which the others agree. Returns why an owner
-    does not fit. If two spellings of a class are equally frequent, all owners of that class
-    are in the result. ``noun`` is what has the names: a class, a label or a target.
+    ``lists`` holds each owner's class names by its label in messages. Returns why an
+    owner does not fit. If two spellings of a class are equally frequent, all owners of
+    that class are in the result. ``is_trusted`` finds all such owners, and not the few
+    without which the others agree. ``noun`` is what has the names: a class, a label or a
+    target.
 
     Notes
     -----
@@ -63,9 +59,9 @@ def odd_spellings(
     2. Owners are found by descending number of odd names, those of equal number together.
        Owners that then agree with all others stay. So an owner that imitates classes of
        many others removes only itself, unless all owners are trusted.
-    3. The work grows with the number of names of all owners.
     """
-    plain = {name: _across_owners(name) for own in lists.values() for name in own}
+    spelled = {name: plain_spelling(name) for own in lists.values() for name in own}
+    plain = {name: BOOLEANS.get(text, text) for name, text in spelled.items()}
     spellings: dict[str, Counter[str]] = {}
     holder: dict[str, str] = {}
     for owner, own in lists.items():
@@ -86,9 +82,9 @@ def odd_spellings(
             if not rival:
                 continue  # the other spelling is gone with its owners
             reasons[owner] = (
-                f"it spells a {noun} {_quoted(name)}, and {holder[rival]} spells it "
-                f"{_quoted(rival)}. They are matched by name: spell each {noun} in one "
-                "way at all owners."
+                f'it spells a {noun} "{_shortened(name)}", and {holder[rival]} spells it '
+                f'"{_shortened(rival)}". They are matched by name: spell each {noun} in '
+                "one way at all owners."
             )
             gone.update(set(lists[owner]))
         for name, count in gone.items():
@@ -98,23 +94,12 @@ def odd_spellings(
     return reasons
 
 
-def _across_owners(name: str) -> str:
-    """Return the plain spelling of a class name; that of a Boolean is 0 or 1."""
-    text = plain_spelling(name)
-    return BOOLEANS.get(text, text)
-
-
 def _rival(name: str, top: Sequence[tuple[str, int]]) -> str:
     """Return another spelling that is as frequent as ``name``, empty if there is none."""
     (first, most), *others = top
     if first != name:
         return first
     return others[0][0] if others and others[0][1] == most else ""
-
-
-def _quoted(name: str) -> str:
-    """Quote the start of a class name."""
-    return f'"{_shortened(name)}"'
 
 
 def _shortened(text: str) -> str:
@@ -141,9 +126,8 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
     ]
     if not lone or len(lone) < len(lists):
         return "", warnings
-    text = "; ".join(
-        f"{owner}: {held}" for owner, held in [*lone.items()][:MOST_OWNERS]
-    )
+    first = list(lone.items())[:MOST_OWNERS]
+    text = "; ".join(f"{owner}: {held}" for owner, held in first)
     return (
         f"No two data owners have a class in common ({text}), so that they cannot learn "
         "from each other. Spell the classes alike. If each owner has other classes, list "
@@ -154,8 +138,8 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Return one numbering of all classes of the data owners.
 
-    It is the order of the first owner, by ascending partition-id, that has all classes. If
-    none has, the C names are sorted, as numbers if all are whole numbers.
+    It is the order of the first owner that has all classes. If none has, the C names are
+    sorted, as numbers if all are whole numbers.
     """
     union = {name for names in lists for name in names}
     for names in lists:

@@ -1,13 +1,9 @@
 """``RunConfig``: Flower's flat run config as checked, frozen dataclasses.
 
-Flower passes a flat mapping of strings, numbers and booleans and checks no types. Each
-setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and the
-generated app folder repeat its default (a test compares them).
-
-General settings declared with ``auto=True`` have the value ``"auto"`` in
-``pyproject.toml``. It stands for the method's default (its paper's value), else for the
-dataset's or the task's default, else for the general default. :attr:`RunConfig.sources`
-records which.
+Each setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and
+the generated app folder repeat its default (a test compares them). Settings with
+``auto=True`` are ``"auto"`` there: the method's default (its paper's value), else that of
+the dataset or the task, else the general one. :attr:`RunConfig.sources` records which.
 """
 
 from __future__ import annotations
@@ -17,7 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from flower_fgl.core.checks import check_names, check_settings
+from flower_fgl.core.checks.data import check_data
+from flower_fgl.core.checks.names import check_names
+from flower_fgl.core.checks.needs import check_needs
+from flower_fgl.core.checks.rounds import check_rounds
+from flower_fgl.core.checks.training import check_numbers, check_training
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import (
@@ -28,7 +28,7 @@ from flower_fgl.core.model_spec import (
     reads_types,
     split_models,
 )
-from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
+from flower_fgl.core.options import AUTO, Scalar, fields_by_key, kebab, parse_settings
 from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.core.settings import (
     ALL_TARGETS,
@@ -36,14 +36,12 @@ from flower_fgl.core.settings import (
     UNSEEN_SETTINGS,
     GeneralSettings,
     SyntheticSettings,
-    has_local_heads,
     has_targets,
     is_file,
     main_score_of,
     owners_name,
-    predicted_kind,
 )
-from flower_fgl.core.targets import LABELS, NUMBERS, TargetKind
+from flower_fgl.core.targets import NUMBERS
 
 __all__ = ["RunConfig", "S", "pyproject_table"]
 
@@ -127,19 +125,9 @@ class RunConfig(GeneralSettings, Generic[S]):
         return self.setting in (LINK, EDGE)
 
     @property
-    def predicts(self) -> TargetKind:
-        """What the run predicts: ``classes``, ``labels`` or ``numbers``."""
-        return predicted_kind(self)
-
-    @property
     def predicts_numbers(self) -> bool:
         """Whether the run predicts numbers instead of classes."""
         return self.predicts == NUMBERS
-
-    @property
-    def is_multi_label(self) -> bool:
-        """Whether the run learns all labels of items that may have several at once."""
-        return self.predicts == LABELS
 
     def decoder(self, num_classes: int, num_edge_features: int) -> str:
         """Return the decoder of pairs of nodes; empty if the run has no pairs.
@@ -181,11 +169,6 @@ class RunConfig(GeneralSettings, Generic[S]):
         return any(read_model(m).name in EDGE_READERS for m in split_models(self.model))
 
     @property
-    def has_local_heads(self) -> bool:
-        """Whether each owner has its own classes, so that its head stays local."""
-        return has_local_heads(self)
-
-    @property
     def keeps_layers(self) -> bool:
         """Whether the first layer or the head of each owner stays local."""
         return self.feature_align == "project" or self.has_local_heads
@@ -196,19 +179,11 @@ class RunConfig(GeneralSettings, Generic[S]):
         return owners_name(self.owners) if self.owners else self.dataset
 
     def scale_of_features(self, *, is_dense: bool) -> str:
-        """Resolve ``feature-norm``; ``"default"`` follows the paper of the setting.
+        """Resolve ``feature-norm`` to ``none``, ``rows`` or ``columns``.
 
-        Parameters
-        ----------
-        is_dense : bool
-            Whether features are dense. Shifting sparse features would fill them.
-
-        Returns
-        -------
-        {"none", "rows", "columns"}
-            The default is ``rows`` if unseen nodes are scored (FedLoG Appendix A.12),
-            ``columns`` in the inductive setting with dense features (O-pFGL's published
-            code), and ``none`` otherwise.
+        The default is ``rows`` if unseen nodes are scored (FedLoG Appendix A.12),
+        ``columns`` in the inductive setting with dense features (O-pFGL's published code;
+        shifting sparse ones would fill them), and ``none`` otherwise.
         """
         if self.feature_norm != "default":
             return self.feature_norm
@@ -239,15 +214,14 @@ class RunConfig(GeneralSettings, Generic[S]):
         Raises
         ------
         ConfigError
-            For an unknown method, dataset or key, a wrong type, a value out of range, or
-            settings that cannot be combined.
+            For an unknown name, a wrong type, a value out of range, or settings that
+            cannot be combined.
         """
         general = {k: v for k, v in values.items() if "." not in k}
         tables: dict[str, dict[str, Scalar]] = {}
-        for key, value in values.items():
-            if "." in key:
-                table, _, name = key.partition(".")
-                tables.setdefault(table, {})[name] = value
+        for key in (key for key in values if "." in key):
+            table, _, name = key.partition(".")
+            tables.setdefault(table, {})[name] = values[key]
         if datasets is None:
             datasets = [*DATASETS, *known_names("datasets")]
         check_names(general, tables, methods, datasets)
@@ -265,7 +239,11 @@ class RunConfig(GeneralSettings, Generic[S]):
         }
         method_config: Any = settings.get(chosen)
         read = parse_settings(GeneralSettings, general)
-        check_settings(read, method, methods)
+        check_data(read)
+        check_numbers(read)
+        check_needs(read, method, methods)
+        check_training(read, method)
+        check_rounds(read, method)
         is_one = has_targets(read) and read.target != ALL_TARGETS
         if not read.positive_class and is_one and read.setting != LINK:
             read = replace(read, positive_class=read.target)
@@ -274,7 +252,11 @@ class RunConfig(GeneralSettings, Generic[S]):
             SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
         )
         for table, own in (("synthetic", synthetic), (chosen, method_config)):
-            sources |= _origins(table, own)
+            for f in fields(own) if own is not None else ():  # without other defaults
+                is_default = getattr(own, f.name) == f.default
+                sources[f"{table}.{kebab(f.name)}"] = (
+                    "default" if is_default else "user"
+                )
         return cls(
             **vars(read),
             synthetic=synthetic,
@@ -287,7 +269,7 @@ class RunConfig(GeneralSettings, Generic[S]):
                 read.owners,
                 read.setting,
                 read.positive_class,
-                predicted_kind(read),
+                read.predicts,
             ),
         )
 
@@ -302,10 +284,7 @@ class RunConfig(GeneralSettings, Generic[S]):
         return {k.removeprefix(start): v for k, v in flat if k.startswith(start)}
 
     def general_defaults(self) -> dict[str, Scalar]:
-        """Return the flat general defaults, without those of the method or dataset.
-
-        A run made before a setting existed used the setting's general default.
-        """
+        """Return the general defaults, which a run made before a setting existed used."""
         return self._by_key(lambda settings, name: getattr(type(settings), name))
 
     def _by_key(self, value_of: Callable[[Any, str], Scalar]) -> dict[str, Scalar]:
@@ -336,7 +315,7 @@ def _fill(
         for key, value in method_defaults.items()
         if not stated & INSTEAD.get(key, frozenset())
     }
-    layers = [
+    layers: list[tuple[str, Mapping[str, Scalar]]] = [
         ("method", method_defaults),
         ("data set", DATASET_DEFAULTS.get(dataset, {})),
         ("setting", SETTING_DEFAULTS.get(str(general.get("setting", "")), {})),
@@ -345,46 +324,28 @@ def _fill(
         layers += [("setting", {"partition": "uniform"})]
     filled = dict(general)
     sources = {}
-    for f in fields(GeneralSettings):
-        key = kebab(f.name)
+    for key, f in fields_by_key(GeneralSettings).items():
         is_auto = f.metadata["auto"]
         given = general.get(key, AUTO if is_auto else f.default)
-        if not (is_auto and given == AUTO):
+        if is_auto and given == AUTO:
+            general_default: Mapping[str, Any] = {key: f.default}
+            known = [*layers, ("default", general_default)]
+            found = ((name, row[key]) for name, row in known if key in row)
+            sources[key], filled[key] = next(found)
+        else:
             is_default = not is_auto and given == f.default
             sources[key] = "default" if is_default else "user"
-            continue
-        for source, defaults in layers:
-            if key in defaults:
-                filled[key] = defaults[key]
-                sources[key] = source
-                break
-        else:
-            filled[key] = getattr(GeneralSettings, f.name)
-            sources[key] = "default"
     return filled, sources
 
 
-def _origins(table: str, settings: Any) -> dict[str, str]:
-    """Return the origin of each setting of a table; they have general defaults only."""
-    return {
-        f"{table}.{kebab(f.name)}": "default"
-        if getattr(settings, f.name) == f.default
-        else "user"
-        for f in (fields(settings) if is_dataclass(settings) else ())
-    }
-
-
 def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the table ``[tool.flwr.app.config]`` of ``pyproject.toml``.
-
-    General keys come first, then one table per method that has settings.
-    """
+    """Build ``[tool.flwr.app.config]`` of ``pyproject.toml``, with one table per method."""
     table: dict[str, Any] = {
-        kebab(f.name): AUTO if f.metadata["auto"] else f.default
-        for f in fields(GeneralSettings)
+        key: AUTO if f.metadata["auto"] else f.default
+        for key, f in fields_by_key(GeneralSettings).items()
     }
-    table["synthetic"] = {kebab(f.name): f.default for f in fields(SyntheticSettings)}
-    for name, method in sorted(methods.items()):
-        if method.settings is not None:
-            table[name] = {kebab(f.name): f.default for f in fields(method.settings)}
+    rows = {name: method.settings for name, method in sorted(methods.items())}
+    for name, own in {"synthetic": SyntheticSettings, **rows}.items():
+        if own is not None:
+            table[name] = {key: f.default for key, f in fields_by_key(own).items()}
     return table

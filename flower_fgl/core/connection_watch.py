@@ -1,10 +1,8 @@
 """End a ServerApp whose SuperLink no longer answers, or whose run was stopped.
 
-Flower retries a call to the SuperLink for ever. A ServerApp whose SuperLink was killed
-would wait until someone kills it, and its run folder would say ``running``.
-
-Flower tells a ServerApp that its run was stopped by a signal, with the next call after
-``flwr stop``. A call that is under way at that moment may fail by another error.
+Flower retries a call to a SuperLink for ever, also if that was killed. After ``flwr
+stop`` the ServerApp gets a signal with its next call; a call that is under way may fail
+by another error.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ SIGNAL_SECONDS = 1.0
 
 
 def runtime_address(arguments: Sequence[str]) -> tuple[str, int] | None:
-    """Return host and port of the SuperLink from the ``sys.argv`` of ``flwr-serverapp``.
-
-    ``None`` if it lacks ``--runtime-api-address HOST:PORT``.
-    """
+    """Return host and port of the SuperLink from ``sys.argv``, ``None`` without them."""
     for word, value in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, rest = word.partition("=")
         if name == "--runtime-api-address":
@@ -54,13 +49,9 @@ def watch_connection(
     """Raise a RunError inside the block once the SuperLink cannot be reached any more.
 
     A thread opens a TCP connection every ``every`` seconds. When that has failed for
-    ``give_up`` seconds, it interrupts the main thread, wherever that waits. Without an
-    address nothing is watched.
-
-    Notes
-    -----
-    1. Only the main thread of a POSIX system can be interrupted. Elsewhere nothing is
-       watched.
+    ``give_up`` seconds, it interrupts the main thread, wherever that waits. Nothing is
+    watched without an address, outside the main thread, or where threads cannot get
+    signals.
     """
     main = threading.main_thread()
     can_interrupt = hasattr(signal, "pthread_kill")
@@ -107,9 +98,8 @@ def watch_connection(
 def prefer_stop(call: Callable[[], object]) -> Iterator[None]:
     """Let Flower's signal end a stopped run (SystemExit) before an error of Flower does.
 
-    ``flwr stop`` deletes the messages of the run, so that a ServerApp that sends some
-    fails, for example by ``ObjectPushError``. ``call`` calls the SuperLink: if the run was
-    stopped, Flower sends the signal then.
+    ``flwr stop`` deletes the messages of the run, so that sending some fails. ``call``
+    calls the SuperLink: if the run was stopped, Flower sends the signal then.
     """
     try:
         yield

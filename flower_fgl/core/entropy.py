@@ -25,10 +25,7 @@ def hidden_normal(
 ) -> Tensor:
     """Draw standard normal numbers, without a generator from the operating system.
 
-    Returns
-    -------
-    Tensor of shape ``shape``
-        On the CPU. By inversion of a half of the distribution with 52 bits, and a sign.
+    On the CPU, by inversion of a half of the distribution with 52 bits, and a sign.
     """
     if generator is not None:
         return torch.randn(tuple(shape), generator=generator, dtype=dtype)

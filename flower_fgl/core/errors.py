@@ -6,26 +6,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "FglError",
-    "PayloadError",
-    "RunError",
-    "hide_tracebacks",
-    "one_line",
-    "report_lack_of_memory",
-]
+__all__ = ["ConfigError", "DataError", "FglError", "PayloadError", "RunError"]
+__all__ += ["hide_tracebacks", "one_line", "report_lack_of_memory"]
 
 MAX_REASON = 500
 """Largest number of characters of a text that came from another party, in a log."""
 
 
 def one_line(text: object, most: int = MAX_REASON) -> str:
-    r"""Return foreign text for a log: one line of at most ``most`` printable characters.
-
-    Control characters are escaped, e.g. ``\x1b``.
-    """
+    r"""Return foreign text as one line of at most ``most`` characters, others escaped."""
     words = " ".join(str(text)[: 4 * most].split())
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
     return shown if len(shown) <= most else f"{shown[: most - 2]} …"
@@ -44,10 +33,7 @@ class DataError(FglError):
 
 
 class PayloadError(FglError):
-    """A message violates its protocol.
-
-    The text may quote the message, so it is shortened to one line.
-    """
+    """A message violates its protocol; the text, which may quote it, is shortened."""
 
     def __init__(self, text: object = "") -> None:
         super().__init__(one_line(text))
@@ -92,8 +78,5 @@ PLAIN_ERRORS = _PlainErrors()
 
 
 def hide_tracebacks(logger: logging.Logger) -> None:
-    """Let a logger show an :class:`FglError` by its message, until the process ends.
-
-    Other errors keep their traceback. A second call has no effect.
-    """
+    """Let a logger show an :class:`FglError` by its message, until the process ends."""
     logger.addFilter(PLAIN_ERRORS)

@@ -1,8 +1,7 @@
 """Rows that other packages add to the tables of methods, backbones and datasets.
 
-A package names its rows in the entry points ``flower_fgl.methods``,
-``flower_fgl.backbones`` and ``flower_fgl.datasets``. Every process that has the package
-installed finds them: the command line, Ray workers, SuperLinks and SuperNodes.
+Every process that has such a package installed finds its entry points
+``flower_fgl.methods``, ``flower_fgl.backbones`` and ``flower_fgl.datasets``.
 :func:`flower_fgl.register` adds rows to this process only.
 """
 
@@ -20,20 +19,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = [
-    "REINSTALL",
-    "Kind",
-    "Registered",
-    "Table",
-    "adopt",
-    "described",
-    "known_names",
-    "owner_of",
-    "refusal",
-    "register_row",
-    "registered",
-    "version_of",
-]
+__all__ = ["REINSTALL", "Kind", "Registered", "Table", "adopt", "described"]
+__all__ += ["known_names", "owner_of", "refusal", "register_row", "registered"]
+__all__ += ["version_of"]
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +61,7 @@ class Installed:
 
 @lru_cache(maxsize=3)
 def installed(kind: Kind) -> Mapping[str, tuple[Installed, ...]]:
-    """Find the rows of installed packages by sorted name, without importing them.
-
-    A name has several rows if several packages use it.
-    """
+    """Find the rows of installed packages by sorted name, without importing them."""
     found: dict[str, dict[tuple[str, str], Installed]] = {}
     for entry in entry_points(group=f"flower_fgl.{kind}"):
         package = "unknown" if entry.dist is None else entry.dist.name
@@ -110,12 +95,10 @@ def owner_of(kind: Kind, name: str) -> str:
 
 def described(kind: Kind, name: str) -> str:
     """Return a name and where it comes from, for a message: ``"mine" of package …``."""
+    if name in _registered[kind]:
+        return f'"{name}" ({owner_of(kind, name)})'
     owner = owner_of(kind, name)
-    if not owner:
-        return f'"{name}"'
-    return (
-        f'"{name}" ({owner})' if name in _registered[kind] else f'"{name}" of {owner}'
-    )
+    return f'"{name}" of {owner}' if owner else f'"{name}"'
 
 
 def refusal(kind: Kind, name: str) -> str:
@@ -138,12 +121,8 @@ def adopt(rows: Mapping[str, Mapping[str, Any]]) -> None:
 def register_row(kind: Kind, name: str, row: Any, own: Mapping[str, Any]) -> None:
     """Add a row to a table of this process, or replace one that was added before.
 
-    ``own`` holds the rows of this package.
-
-    Raises
-    ------
-    ConfigError
-        If the name is malformed, or taken by this package or an installed one.
+    Raises a ConfigError if the name is malformed, or taken by this package, whose rows
+    are ``own``, or by an installed one.
     """
     check_name(kind, name)
     taken = OURS if name in own else owner_of(kind, name)
@@ -168,10 +147,10 @@ def check_name(kind: Kind, name: str) -> None:
 class Table(MutableMapping[str, Row], Generic[Row]):
     """Rows by name: those of this package, of installed packages and of ``register``.
 
-    Installed rows are imported when the table is first read. A row that cannot be used is
-    left out. Reading it raises an error with the reason; listing the table logs it once.
-    ``read`` checks and converts a row of another package. Rows of a light table must not
-    import torch, since the command line reads it.
+    Installed rows are imported when the table is first read; ``read`` checks and converts
+    them. Reading a row that cannot be used raises an error with the reason; listing the
+    table logs it once. Rows of a light table must not import torch, since the command
+    line reads it.
     """
 
     def __init__(
@@ -245,14 +224,11 @@ class Table(MutableMapping[str, Row], Generic[Row]):
         self, table: dict[str, Row], name: str, rows: tuple[Installed, ...]
     ) -> None:
         """Import one installed row; leave it out if it cannot be used."""
-        what = SINGULAR[self._kind]
+        what, is_ours = SINGULAR[self._kind], name in self.own
         had_torch = "torch" in sys.modules
-        if name in self.own or len(rows) > 1:
-            owners = [OURS] if name in self.own else []
-            owners += [str(row) for row in rows]
-            kept = (
-                f"That of {OURS} is used." if name in self.own else "Neither is used."
-            )
+        if is_ours or len(rows) > 1:
+            owners = [OURS] * is_ours + [str(row) for row in rows]
+            kept = f"That of {OURS} is used." if is_ours else "Neither is used."
             problem = (
                 f'The {what} "{name}" comes from two packages: {" and ".join(owners)}. '
                 f"{kept} Rename one of them, or uninstall its package."

@@ -26,11 +26,7 @@ def hash_names(names: Sequence[str]) -> str:
 
 
 def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | None:
-    """Return the columns in which ``names`` become ``wanted``.
-
-    That is, ``names[order[i]] == wanted[i]``; ``None`` if the two have other names. The
-    names of each list are distinct.
-    """
+    """Return ``order`` with ``names[order[i]] == wanted[i]``; ``None`` for other names."""
     place = {name: column for column, name in enumerate(names)}
     if place.keys() != set(wanted) or len(names) != len(wanted):
         return None
@@ -38,18 +34,10 @@ def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | Non
 
 
 def differing_recipes(own: str, agreed: str) -> str:
-    """Describe that a graph was prepared in another way than those of others.
+    """Describe that a graph was prepared in another way than those of others, else empty.
 
-    Parameters
-    ----------
-    own, agreed : str
-        Hashes of recipe and vocabulary, see ``flower-fgl prepare``; empty for a graph that
-        was made in another way, which is not compared.
-
-    Returns
-    -------
-    str
-        Empty if the two do not differ.
+    Both arguments are hashes of recipe and vocabulary, see ``flower-fgl prepare``; empty
+    for a graph that was made in another way, which is not compared.
     """
     if not own or not agreed or own == agreed:
         return ""
@@ -62,10 +50,7 @@ def differing_recipes(own: str, agreed: str) -> str:
 
 
 def differing_names(names: Sequence[str], wanted: Sequence[str]) -> str:
-    """Describe how names differ from the wanted ones; empty for equal sets.
-
-    For example ``missing: age; not expected: weight``.
-    """
+    """Describe how names differ, e.g. ``missing: age; not expected: weight``, or empty."""
     parts = []
     for text, here, there in (
         ("missing", wanted, names),

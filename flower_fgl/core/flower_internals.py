@@ -50,31 +50,12 @@ from flwr.supercore.exit import add_exit_handler
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = [
-    "NUMPY",
-    "ErrorCode",
-    "FlowerRun",
-    "ProtoContext",
-    "ProtoMessage",
-    "ProtoRecordDict",
-    "TaskIdentity",
-    "add_exit_handler",
-    "carried",
-    "context_from_proto",
-    "context_to_proto",
-    "message_from_proto",
-    "message_like",
-    "message_to_proto",
-    "parse_config_args",
-    "plain_array",
-    "plain_content",
-    "plain_metrics",
-    "plain_record",
-    "recorddict_from_proto",
-    "recorddict_to_proto",
-    "reply_with",
-    "set_message_id",
-]
+__all__ = ["NUMPY", "ErrorCode", "FlowerRun", "ProtoContext", "ProtoMessage"]
+__all__ += ["ProtoRecordDict", "TaskIdentity", "add_exit_handler", "carried"]
+__all__ += ["context_from_proto", "context_to_proto", "message_from_proto"]
+__all__ += ["message_like", "message_to_proto", "parse_config_args", "plain_array"]
+__all__ += ["plain_content", "plain_metrics", "plain_record", "recorddict_from_proto"]
+__all__ += ["recorddict_to_proto", "reply_with", "set_message_id"]
 
 Record = ArrayRecord | ConfigRecord | MetricRecord
 NUMPY = "numpy.ndarray"
@@ -121,13 +102,8 @@ def carried(name: str, record: Record) -> Record:
     """Return a record as its receiver gets it through Flower's wire format.
 
     Arrays hold bytes already, so they become new, checked objects around the same bytes.
-    Settings are converted to protobuf and back, and so are metrics, unless they are
-    numbers that protobuf would not change.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an entry cannot be serialised.
+    What protobuf would not change is copied, the rest converted to protobuf and back.
+    Raises a TypeError or ValueError if an entry cannot be serialised.
     """
     if isinstance(record, ArrayRecord):
         if type(record) is ArrayRecord and all(map(_is_plain, record.values())):

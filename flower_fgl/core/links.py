@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "EDGE",
-    "EDGE_SPLIT",
-    "LINK",
-    "LINK_CLASSES",
-    "LINK_SPLIT",
-    "MIN_EDGES",
-    "read_time_cuts",
-]
+__all__ = ["EDGE", "EDGE_SPLIT", "LINK", "LINK_CLASSES", "LINK_SPLIT", "MIN_EDGES"]
+__all__ += ["read_time_cuts"]
 
 LINK = "link"
 """Value of ``setting`` for link prediction."""
@@ -30,12 +23,9 @@ ones to classify edges."""
 
 
 def read_time_cuts(text: str) -> tuple[float, float] | None:
-    """Return the two times of ``time-cuts``, e.g. ``"400,500"``; ``None`` if it is empty.
+    """Return the two times of ``time-cuts``, ``None`` if it is empty.
 
-    Raises
-    ------
-    ValueError
-        If it holds other than two finite numbers, or the second is not later.
+    Raises a ValueError unless it holds two finite numbers in ascending order.
     """
     if not text.strip():
         return None

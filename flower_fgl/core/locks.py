@@ -17,16 +17,11 @@ __all__ = ["hold"]
 def hold(
     folder: Path, *, is_server: bool = False, timeout: float = 0.0
 ) -> Iterator[None]:
-    """Lock a run folder; the lock is released when the block or the process ends.
+    """Lock a run folder until the block or the process ends.
 
-    The lock file lies beside the folder. The launcher holds it while the server of the run
-    (``is_server``) works, which uses a second lock inside the folder. ``timeout`` is the
-    number of seconds to wait for another process.
-
-    Raises
-    ------
-    RunError
-        If another process still holds the lock.
+    The launcher holds the lock file beside the folder while the server of the run
+    (``is_server``) works, which uses a second one inside the folder. Raises a RunError if
+    another process still holds the lock after ``timeout`` seconds.
     """
     beside = folder.with_name(f".{folder.name}.lock")
     lock = folder / ".server.lock" if is_server else beside

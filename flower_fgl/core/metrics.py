@@ -1,9 +1,7 @@
 """Scores of one client on one node set, and their average over clients.
 
-Accuracy, macro-F1 and macro-recall are computed from one count per class of hits,
-predictions and labels. They equal those of torchmetrics, whose import takes a second: too
-long where each message starts a new process. AUROC and AUPRC use torchmetrics and import it
-only when needed.
+Accuracy, macro-F1 and macro-recall equal those of torchmetrics, whose import takes a
+second: too long where each message starts a new process. It is imported for areas only.
 """
 
 from __future__ import annotations
@@ -21,19 +19,9 @@ from flower_fgl.core.score_names import EXTRA_SCORES, NO_SCORES, SCORE_NAMES
 if TYPE_CHECKING:
     from flower_fgl.core.regression import NumberScores
 
-__all__ = [
-    "AbsentClasses",
-    "AnyScores",
-    "Scores",
-    "auprc",
-    "auroc",
-    "link_ranking",
-    "pool",
-    "precision_recall_area",
-    "score",
-    "score_areas",
-    "score_links",
-]
+__all__ = ["AbsentClasses", "AnyScores", "Scores", "auprc", "auroc", "link_ranking"]
+__all__ += ["mean_area", "pool", "precision_recall_area", "roc_area", "score"]
+__all__ += ["score_areas", "score_links"]
 
 AbsentClasses = Literal["ignore", "zero"]
 
@@ -78,20 +66,12 @@ float in [0, 1]
     micro_f1: float = math.nan
 
     def selected(self, main_score: str) -> float:
-        """Return the score by which models are selected, ``RunConfig.main_score``.
-
-        NaN without nodes, and for AUROC where all nodes have one class.
-        """
+        """Return the score by which models are selected, NaN where it is undefined."""
         return float(getattr(self, main_score))
 
     def as_dict(self) -> dict[str, float]:
         """Return the four numbers by name, and those others that are not NaN."""
-        out = {
-            "num_nodes": self.num_nodes,
-            "accuracy": self.accuracy,
-            "macro_f1": self.macro_f1,
-            "macro_recall": self.macro_recall,
-        }
+        out = {name: getattr(self, name) for name in ("num_nodes", *SCORE_NAMES)}
         extra = {name: getattr(self, name) for name in EXTRA_SCORES}
         return out | {n: value for n, value in extra.items() if not math.isnan(value)}
 
@@ -188,16 +168,8 @@ def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
        mean omits such a class; ``torchmetrics`` would warn and count 0.
     2. With two classes this is the usual binary AUROC.
     """
-    from torchmetrics.functional.classification import binary_auroc
-
     probabilities, labels, defined = _one_against_rest(logits, y, mask, num_classes)
-    if not defined:
-        return math.nan
-    areas = [
-        binary_auroc(probabilities[:, c], (labels == c).long(), validate_args=False)
-        for c in defined
-    ]
-    return min(1.0, float(torch.stack(areas).mean()))  # a float32 sum may be above 1
+    return mean_area(roc_area(probabilities[:, c], labels == c) for c in defined)
 
 
 def auprc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
@@ -213,13 +185,24 @@ def auprc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
     2. A constant score has the share of the class as its area, not 0.5.
     """
     probabilities, labels, defined = _one_against_rest(logits, y, mask, num_classes)
-    if not defined:
-        return math.nan
-    areas = [
-        precision_recall_area(probabilities[:, c], labels == c)
-        for c in (defined if num_classes > 2 else [1])
-    ]
-    return min(1.0, float(torch.stack(areas).mean()))
+    chosen = defined if num_classes > 2 else defined[1:]  # of two, both are defined
+    return mean_area(
+        precision_recall_area(probabilities[:, c], labels == c) for c in chosen
+    )
+
+
+def mean_area(areas: Iterable[Tensor]) -> float:
+    """Return the mean of areas under curves, NaN without any."""
+    found = list(areas)
+    # a float32 sum may be above 1
+    return min(1.0, float(torch.stack(found).mean())) if found else math.nan
+
+
+def roc_area(score: Tensor, is_member: Tensor) -> Tensor:
+    """Return the area under the ROC curve of one class, of shape (), from n items."""
+    from torchmetrics.functional.classification import binary_auroc
+
+    return binary_auroc(score, is_member.long(), validate_args=False)
 
 
 def precision_recall_area(probability: Tensor, is_member: Tensor) -> Tensor:

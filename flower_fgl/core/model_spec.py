@@ -20,26 +20,10 @@ from flower_fgl.core.extensions import REINSTALL, known_names
 from flower_fgl.core.links import EDGE
 from flower_fgl.core.options import nearest
 
-__all__ = [
-    "BACKBONES",
-    "DIRECTED",
-    "EDGE_READERS",
-    "LAYERED",
-    "MOST_CHANNELS",
-    "MOST_LAYERS",
-    "SAMPLED",
-    "SHALLOW",
-    "STEPPED",
-    "TYPED",
-    "ModelName",
-]
-__all__ += [
-    "message_direction",
-    "read_model",
-    "reads_messages",
-    "reads_types",
-    "split_models",
-]
+__all__ = ["BACKBONES", "DIRECTED", "EDGE_READERS", "LAYERED", "MOST_CHANNELS"]
+__all__ += ["MOST_LAYERS", "SAMPLED", "SHALLOW", "STEPPED", "TYPED", "ModelName"]
+__all__ += ["message_direction", "read_model", "reads_messages", "reads_types"]
+__all__ += ["split_models"]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
@@ -95,11 +79,9 @@ def split_models(models: str) -> list[str]:
 def read_model(text: str) -> ModelName:
     """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``, e.g. ``gcn:3x512``.
 
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, a size is malformed, too large or given twice, the
-        backbone has no separate propagation steps, or its classifier is always linear.
+    Raises a ConfigError if the name is unknown, a size is malformed, too large or given
+    twice, the backbone has no separate propagation steps, or its classifier is always
+    linear.
     """
     name, *parts = text.split(":")
     if name not in BACKBONES and name not in known_names("backbones"):
@@ -135,7 +117,7 @@ def read_model(text: str) -> ModelName:
 
 
 def message_direction(settings: Any, model: str) -> str:
-    """Return the direction of a backbone's messages in a run with general settings.
+    """Return the direction of a backbone's messages.
 
     Empty for a backbone that reads undirected edges without features.
     """

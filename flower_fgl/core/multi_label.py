@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.core.metrics import AbsentClasses, Scores, precision_recall_area
+from flower_fgl.core.metrics import (
+    AbsentClasses,
+    Scores,
+    mean_area,
+    precision_recall_area,
+    roc_area,
+)
 
 __all__ = ["binary_loss", "score_targets"]
 
@@ -87,7 +93,7 @@ def score_targets(
         right / int(is_known.sum()),
         float(f1.sum()) / over,
         float(recall.sum()) / over,
-        auroc=_mean_area(_roc_area, values, is_true, is_known),
+        auroc=_mean_area(roc_area, values, is_true, is_known),
         auprc=_mean_area(precision_recall_area, values, is_true, is_known),
         micro_f1=2 * float(hits.sum()) / occurring if occurring else math.nan,
     )
@@ -101,20 +107,10 @@ def _mean_area(
 ) -> float:
     """Return the mean area over the targets with items that have the label or have not."""
     number, size = is_true.sum(dim=0), is_known.sum(dim=0)
-    defined = ((number > 0) & (number < size)).nonzero().flatten().tolist()
-    if not defined:
-        return math.nan
     areas = []
-    for t in defined:
+    for t in ((number > 0) & (number < size)).nonzero().flatten().tolist():
         known = is_known[:, t]
         # ranks keep the order of large scores, whose sigmoid is rounded to 1
         _, rank = torch.unique(values[known, t], return_inverse=True)
         areas.append(area(rank.to(torch.float64) / len(rank), is_true[known, t]))
-    return min(1.0, float(torch.stack(areas).mean()))  # a float32 sum may be above 1
-
-
-def _roc_area(score: Tensor, is_member: Tensor) -> Tensor:
-    """Return the area under the ROC curve of one target."""
-    from torchmetrics.functional.classification import binary_auroc
-
-    return binary_auroc(score, is_member.long(), validate_args=False)
+    return mean_area(areas)

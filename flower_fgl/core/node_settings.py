@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import tomli_w
 
@@ -29,26 +29,6 @@ from flower_fgl.core.settings import GeneralSettings
 __all__ = ["NodeSettings", "broken_floors", "floors_in_force", "node_config_text"]
 __all__ += ["parse_node_config", "read_node_config"]
 
-FLOORS = (
-    "min-class-count",
-    "min-target-count",
-    "upload-clip",
-    "upload-noise",
-    "share-class-counts",
-    "share-target-statistics",
-    "share-feature-names",
-    "secure-aggregation",
-    "secure-threshold",
-    "fixed-roster",
-    "max-releases",
-    "own-split",
-    "min-train-nodes",
-    "min-scored-nodes",
-    "scores",
-    "methods",
-    "settings",
-)
-"""Keys that limit the runs in which a node takes part."""
 WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")
 PAIR = re.compile(r"""[^\s=#]+=(?:"[^"]*"|'[^']*'|[^\s"'#]+)""")
 
@@ -83,9 +63,7 @@ class NodeSettings:
         0.0, "seconds without a message after which the owner's worker stops", ge=0
     )
     identity: str = option(
-        "",
-        "file with the owner's identity key, for secure aggregation",
-        is_path=True,
+        "", "file with the owner's identity key, for secure aggregation", is_path=True
     )
     peers: str = option(
         "",
@@ -103,13 +81,12 @@ class NodeSettings:
         "message size in 10⁶ bytes above which this node refuses a message",
         gt=0,
     )
+    # FLOORS are the fields from here on
     min_class_count: int = option(
         1, "smallest min-class-count of a run that this node takes part in", ge=1
     )
     min_target_count: int = option(
-        1,
-        'smallest min-target-count of a run with target-scale = "shared"',
-        ge=1,
+        1, 'smallest min-target-count of a run with target-scale = "shared"', ge=1
     )
     upload_clip: float = option(
         math.inf,
@@ -189,15 +166,17 @@ class NodeSettings:
         return not allowed or name in allowed
 
 
+KEYS = list(fields_by_key(NodeSettings))
+FLOORS = tuple(KEYS[KEYS.index("min-class-count") :])
+"""Keys that limit the runs in which a node takes part."""
+
+
 def read_node_config(text: str) -> dict[str, Scalar]:
     """Read the text of ``--node-config`` as Flower does, and refuse what Flower drops.
 
     The text holds pairs ``key=value`` separated by blanks, or is the path of a TOML file.
-
-    Raises
-    ------
-    ConfigError
-        If Flower would drop a part of the text without a word, or cannot read it.
+    Raises a ConfigError if Flower would drop a part of it without a word, or cannot read
+    it.
     """
     # loads Flower, which a command should not do at its start
     from click import ClickException
@@ -236,10 +215,8 @@ def _dropped(words: Sequence[str]) -> str:
 def node_config_text(values: Mapping[str, Scalar]) -> str:
     """Write a node config as text for ``--node-config``.
 
-    Notes
-    -----
-    1. Flower ends a text at its next quotation mark, also after a backslash. So both
-       characters are written by their numbers.
+    Flower ends a text at its next quotation mark, also after a backslash. So both
+    characters are written by their numbers.
     """
     words = []
     for key, value in values.items():
@@ -251,36 +228,22 @@ def node_config_text(values: Mapping[str, Scalar]) -> str:
 
 def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return the floors that a node config sets; RunError if it is wrong."""
-    settings = parse_node_config(values)
-    floors = {
-        f.name: f.default for f in fields(NodeSettings) if kebab(f.name) in FLOORS
-    }
-    found = {kebab(name): getattr(settings, name) for name in floors}
-    return {k: v for k, v in found.items() if v != floors[k.replace("-", "_")]}
+    settings, known = parse_node_config(values), fields_by_key(NodeSettings)
+    found = {key: getattr(settings, known[key].name) for key in FLOORS}
+    return {key: value for key, value in found.items() if value != known[key].default}
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
     """Parse and check Flower's ``context.node_config``.
 
-    Raises
-    ------
-    RunError
-        For an unknown key or setting, with the nearest known one, a value of a wrong type
-        or out of range, a path that is relative or holds a control character, or
-        ``max-releases`` or ``fixed-roster`` without what it needs.
+    Raises a RunError for an unknown key or setting, with the nearest known one, a value
+    of a wrong type or out of range, a path that is relative or holds a control character,
+    or ``max-releases`` or ``fixed-roster`` without what it needs.
     """
-    return _parse(tuple(sorted((k, type(v).__name__, v) for k, v in values.items())))
-
-
-@lru_cache(maxsize=1024)
-def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
-    """Parse a node config once; the type tells ``True`` from ``1``."""
-    values = {key: value for key, _, value in items}
-    known = [kebab(f.name) for f in fields(NodeSettings)]
     for key in values:
-        if key not in known:
+        if key not in KEYS:
             raise RunError(
-                f'Unknown key "{key[:50]}" in the node config. {nearest(key, known)} '
+                f'Unknown key "{key[:50]}" in the node config. {nearest(key, KEYS)} '
                 "Correct --node-config and restart the SuperNode."
             )
     try:
@@ -350,12 +313,8 @@ def broken_floors(
     """Say which effective settings of a run are weaker than the floors of a data owner.
 
     A method that uploads nothing has no uploads to protect, and only a run that predicts
-    numbers sends statistics of targets.
-
-    Raises
-    ------
-    RunError
-        If the node config lists a method that is not in ``known_methods``.
+    numbers sends statistics of targets. Raises a RunError if the node config lists a
+    method that is not in ``known_methods``.
     """
     _require_known("methods", node.methods, known_methods)
     found = []

@@ -16,19 +16,8 @@ from typing import Any, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = [
-    "AUTO",
-    "Scalar",
-    "drop_removed",
-    "fields_by_key",
-    "kebab",
-    "listed",
-    "load_toml",
-    "nearest",
-    "option",
-    "parse_settings",
-    "removed_settings",
-]
+__all__ = ["AUTO", "Scalar", "drop_removed", "fields_by_key", "kebab", "listed"]
+__all__ += ["load_toml", "nearest", "option", "parse_settings", "removed_settings"]
 
 Scalar = bool | int | float | str
 AUTO = "auto"
@@ -170,15 +159,9 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
             f"{key} must be {finite}of type {kind.__name__}{hint}, got {value!r} "
             f"({type(value).__name__}). {key}: {metadata['text']}."
         )
-    bounds = {
-        name: (sign, metadata[name])
-        for name, sign in BOUNDS.items()
-        if metadata[name] is not None
-    }
-    if not all(getattr(operator, n)(value, bound) for n, (_, bound) in bounds.items()):
-        text = " and ".join(
-            f"{sign} {_shown(bound)}" for sign, bound in bounds.values()
-        )
+    bounds = {n: metadata[n] for n in BOUNDS if metadata[n] is not None}
+    if not all(getattr(operator, n)(value, bound) for n, bound in bounds.items()):
+        text = " and ".join(f"{BOUNDS[n]} {_shown(bounds[n])}" for n in bounds)
         raise ConfigError(f"{key} must be {text}, got {value!r}.")
     if metadata["choices"] and value not in metadata["choices"]:
         raise ConfigError(
@@ -196,17 +179,11 @@ def fields_by_key(cls: Any) -> Mapping[str, Field[Any]]:
     return {kebab(f.name): f for f in fields(cls)}
 
 
-@cache
-def _types_of(cls: Any) -> dict[str, Any]:
-    """Return the type of every field of a settings dataclass."""
-    return get_type_hints(cls)
+_types_of = cache(get_type_hints)
 
 
 def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:
-    """Return the former settings of a settings class, with the values used now.
-
-    They are its class variable ``REMOVED``, by kebab-case key, if it has one.
-    """
+    """Return the former settings, class variable ``REMOVED``, with the values used now."""
     removed: Mapping[str, Scalar] = getattr(cls, "REMOVED", {})
     return removed
 
@@ -216,12 +193,8 @@ def drop_removed(
 ) -> dict[str, Any]:
     """Leave out the former settings of a settings class, which earlier run folders hold.
 
-    ``prefix`` is the table's name for messages, e.g. ``"fedprox"``.
-
-    Raises
-    ------
-    ConfigError
-        If a removed key has another value than its fixed one.
+    ``prefix`` is the table's name for messages. Raises a ConfigError if a removed key has
+    another value than its fixed one.
     """
     removed = removed_settings(cls)
     for key, fixed in removed.items():
@@ -238,13 +211,8 @@ def parse_settings(cls: Any, values: Mapping[str, Any], *, prefix: str = "") -> 
     """Build a settings dataclass, declared by :func:`option`, from kebab-case values.
 
     Missing keys take their default. ``prefix`` is the table's name for messages, e.g.
-    ``"fedprox"``.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown key, a wrong type, a value out of range, or another value than
-        the fixed one of a removed key.
+    ``"fedprox"``. Raises a ConfigError for an unknown key, a wrong type, a value out of
+    range, or another value than the fixed one of a removed key.
     """
     dot = f"{prefix}." if prefix else ""
     values = drop_removed(cls, values, prefix=prefix)

@@ -1,7 +1,6 @@
 """Scores of one class that is sought, and weights that balance classes.
 
-A score of the positive class is undefined, and NaN, unless the set holds both members and
-non-members of the class.
+A score is NaN unless the set holds both members and non-members of the class.
 """
 
 from __future__ import annotations
@@ -15,15 +14,8 @@ from torch import Tensor
 
 from flower_fgl.core.metrics import Scores, precision_recall_area
 
-__all__ = [
-    "THRESHOLDS",
-    "average_precision",
-    "balanced_weights",
-    "best_threshold",
-    "precision_at_k",
-    "score_positive_class",
-    "scores_at_threshold",
-]
+__all__ = ["THRESHOLDS", "average_precision", "balanced_weights", "best_threshold"]
+__all__ += ["precision_at_k", "score_positive_class", "scores_at_threshold"]
 
 
 THRESHOLDS = tuple(
@@ -58,10 +50,7 @@ def balanced_weights(counts: Tensor) -> Tensor:
 
 
 def average_precision(probability: Tensor, is_member: Tensor) -> float:
-    """Return the area under the precision-recall curve as average precision, from n items.
-
-    NaN unless there are members and non-members.
-    """
+    """Return the average precision of n items, NaN unless some are members and some not."""
     if not _is_defined(is_member):
         return math.nan
     return min(1.0, float(precision_recall_area(probability, is_member)))
@@ -70,12 +59,9 @@ def average_precision(probability: Tensor, is_member: Tensor) -> float:
 def precision_at_k(probability: Tensor, is_member: Tensor, k: int) -> float:
     """Return the share of members among the K items with the highest probability.
 
-    Of fewer than K items, all count. NaN unless there are members and non-members.
-
-    Notes
-    -----
-    1. Items with the same probability as the K-th one share the places that are left, so
-       that the result does not depend on the order of items.
+    Of fewer than K items, all count. NaN unless there are members and non-members. Items
+    with the same probability as the K-th one share the places that are left, so that the
+    result does not depend on the order of items.
     """
     if not _is_defined(is_member):
         return math.nan
@@ -130,22 +116,9 @@ def score_positive_class(
 ) -> dict[str, Scores]:
     """Add AUPRC, Precision@K, and scores at the threshold that is best on validation.
 
-    Parameters
-    ----------
-    scores : mapping of str to Scores
-        Scores by column.
-    items : mapping of str to (Tensor of shape (n, C), Tensor of shape (n,))
-        Logits and classes of the items of each column that has any, without unknown
-        classes.
-    positive : int
-        Number of the positive class.
-    k : int
-        K of Precision@K.
-
-    Returns
-    -------
-    dict of str to Scores
-        The threshold is chosen on the column ``val`` and never scored there.
+    ``scores`` and the result are by column; ``items`` hold the logits (n, C) and classes
+    (n,) of each column that has any items, without unknown classes. The threshold is
+    chosen on the column ``val`` and never scored there.
     """
     columns = {
         name: (logits.to(torch.float64).softmax(dim=-1)[:, positive], y == positive)

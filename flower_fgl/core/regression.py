@@ -8,7 +8,7 @@ those of all items together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -115,10 +115,7 @@ class NumberScores:
     def as_dict(self) -> dict[str, Any]:
         """Return the scores by name, and under ``targets`` those of each target."""
         found = self.targets
-        each: dict[str, Sequence[float]] = {
-            "num_values": found.n,
-            "rmse": found.rmse,
-        }
+        each: dict[str, Sequence[float]] = {"num_values": found.n, "rmse": found.rmse}
         if found.mae:
             each |= {"mae": found.mae, "sst": found.sst, "r2": found.r2}
             each |= {"spearman": found.spearman}
@@ -292,10 +289,9 @@ def _r2(sse: float, sst: float) -> float:
     return 1 - sse / sst if sst > 0 else math.nan
 
 
-def _mean(values: Iterable[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     """Return the mean of the values that are not NaN, NaN without any."""
-    known = [value for value in values if not math.isnan(value)]
-    return math.fsum(known) / len(known) if known else math.nan
+    return _weighted(values, [1] * len(values))
 
 
 def _mean_error(values: Sequence[float], n: Sequence[int]) -> float:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-__all__ = ["LOSSES", "TARGET_WEIGHTS", "regression_loss"]
-
-LOSSES = ("mse", "huber", "mae")
-TARGET_WEIGHTS = ("entries", "targets")
+__all__ = ["regression_loss"]
 
 
 def regression_loss(

@@ -13,33 +13,12 @@ from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
 from flower_fgl.core.options import option
 from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, TargetKind
 
-__all__ = [
-    "ALL_TARGETS",
-    "AUROC_DATASETS",
-    "DATASETS",
-    "EDGE_PARTITIONS",
-    "GRAPH_PARTITIONS",
-    "MIN_SECURE_CLIENTS",
-    "NUMBER_DATASETS",
-    "PARTITIONS",
-    "TARGETS",
-    "TRACKERS",
-    "UNSEEN_SETTINGS",
-    "UNSUPPORTED",
-    "GeneralSettings",
-    "SyntheticSettings",
-    "Targets",
-    "has_local_heads",
-    "has_targets",
-    "is_file",
-    "main_score_of",
-    "names_of_trackers",
-    "needs_classes",
-    "owners_name",
-    "predicted_kind",
-    "read_num_neighbors",
-    "read_numbers",
-]
+__all__ = ["ALL_TARGETS", "AUROC_DATASETS", "DATASETS", "EDGE_PARTITIONS"]
+__all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTITIONS"]
+__all__ += ["TARGETS", "TRACKERS", "UNSEEN_SETTINGS", "UNSUPPORTED", "GeneralSettings"]
+__all__ += ["SyntheticSettings", "Targets", "has_targets", "is_file", "main_score_of"]
+__all__ += ["names_of_trackers", "needs_classes", "owners_name", "read_num_neighbors"]
+__all__ += ["read_numbers"]
 
 DATASETS = [
     *("synthetic", "cora", "citeseer", "pubmed", "cora-full", "cora-ml"),
@@ -60,12 +39,13 @@ DATASETS = [
 
 
 class Targets(NamedTuple):
-    """Targets of a dataset whose items may belong to several of them at once."""
+    """Number T of targets to which an item may belong, and the name of one of them.
 
-    number: int  # T
-    example: (
-        str  # name of one; if a number, all are 0 to T - 1, else the files name them
-    )
+    If that is a number, the targets are 0 to T - 1; else the files name them.
+    """
+
+    number: int
+    example: str
 
 
 TARGETS: Mapping[str, Targets] = {
@@ -722,6 +702,27 @@ class GeneralSettings:
         "whether to resume the interrupted run in run-dir from its last checkpoint",
     )
 
+    @property
+    def predicts(self) -> TargetKind:
+        """What the run predicts: ``classes``, ``labels`` or ``numbers``."""
+        if self.setting == LINK:
+            return CLASSES
+        if self.target_kind in KINDS:
+            return self.target_kind
+        if self.dataset in NUMBER_DATASETS and not self.owners:
+            return NUMBERS
+        has_all = self.target == ALL_TARGETS and has_targets(self)
+        return LABELS if has_all else CLASSES
+
+    @property
+    def has_local_heads(self) -> bool:
+        """Whether each owner has its own classes, so that its head stays local."""
+        if self.class_align != "default" or self.setting != "graph":
+            return bool(self.owners) and self.class_align == "local"
+        entries = [entry.strip() for entry in self.owners.split(",")]
+        known = {*DATASETS, *known_names("datasets")}
+        return all(entry in known or entry.startswith("tu:") for entry in entries)
+
 
 def names_of_trackers(track: str) -> list[str]:
     """Return the trackers that the setting ``track`` names, each once."""
@@ -743,10 +744,7 @@ def main_score_of(
     positive_class: str = "",
     kind: str = CLASSES,
 ) -> str:
-    """Return the score by which runs are compared: ``accuracy``, ``auroc`` or ``rmse``.
-
-    ``kind`` is what the run predicts, see :func:`predicted_kind`.
-    """
+    """Return the score by which runs that predict a ``kind`` of target are compared."""
     if kind == NUMBERS:
         return "rmse"
     is_ranked = setting in (LINK, EDGE) or bool(positive_class)
@@ -764,19 +762,6 @@ def has_targets(settings: Any) -> bool:
     """Return whether a run chooses one of several labels, see :data:`TARGETS`."""
     is_known = settings.dataset in TARGETS and not settings.owners
     return is_known and needs_classes(settings)
-
-
-def predicted_kind(settings: Any) -> TargetKind:
-    """Return what a run predicts: classes, several labels, or numbers."""
-    if settings.setting == LINK:
-        return CLASSES
-    given: TargetKind = settings.target_kind
-    if given in KINDS:
-        return given
-    if settings.dataset in NUMBER_DATASETS and not settings.owners:
-        return NUMBERS
-    has_all = settings.target == ALL_TARGETS and has_targets(settings)
-    return LABELS if has_all else CLASSES
 
 
 def is_file(dataset: str) -> bool:
@@ -800,12 +785,3 @@ def read_num_neighbors(text: str) -> tuple[int, ...]:
     if min(numbers) < 1:
         raise ValueError(text)
     return numbers
-
-
-def has_local_heads(settings: GeneralSettings) -> bool:
-    """Return whether each owner has its own classes, and keeps its head."""
-    if settings.class_align != "default" or settings.setting != "graph":
-        return bool(settings.owners) and settings.class_align == "local"
-    entries = [entry.strip() for entry in settings.owners.split(",")]
-    known = {*DATASETS, *known_names("datasets")}
-    return all(entry in known or entry.startswith("tu:") for entry in entries)

@@ -18,17 +18,8 @@ from torch import Tensor
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings import GeneralSettings, read_numbers
 
-__all__ = [
-    "Moments",
-    "TargetScale",
-    "agree_scale",
-    "combine",
-    "distances",
-    "given_scale",
-    "moments",
-    "own_scale",
-    "robust_combine",
-]
+__all__ = ["Moments", "TargetScale", "agree_scale", "combine", "distances"]
+__all__ += ["given_scale", "moments", "own_scale", "robust_combine"]
 
 FAR, TOO_FAR = 10.0, 100.0
 """Spreads between a client and most others: for a warning, and to leave it out."""
@@ -54,13 +45,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class TargetScale:
-    """Mean and standard deviation of T targets.
-
-    Parameters
-    ----------
-    mean, std : Tensor of shape (T,), float64
-        μ and σ > 0 of each target, in its unit.
-    """
+    """Mean μ and standard deviation σ > 0 (T,), float64, of T targets, in their units."""
 
     mean: Tensor
     std: Tensor
@@ -104,10 +89,7 @@ def moments(values: Tensor) -> list[Moments]:
 
 
 def combine(owners: Mapping[int, Moments]) -> tuple[float, float]:
-    """Return μ and σ of all values of one target, exactly, from the owners' moments.
-
-    Summed by partition-id with :func:`math.fsum`, so that no order of replies matters.
-    """
+    """Return μ and σ of all values of one target, exactly, in no order of the owners."""
     parts = [owners[pid] for pid in sorted(owners)]
     n = sum(part.count for part in parts)
     mean = math.fsum(part.count * part.mean for part in parts) / n
@@ -145,25 +127,13 @@ def agree_scale(
 ) -> TargetScale:
     """Combine the moments of all clients to one scale.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Length T: names of the targets.
-    owners : mapping of int to sequence of Moments
-        T moments of each client by partition-id; a count of 0 says nothing.
-    labels : mapping of int to str
-        Name of each client for warnings, e.g. ``owner c``.
-    min_count : int
-        ``min-target-count``, for the error.
-    is_robust : bool
-        Whether medians over the clients replace the exact mean and deviation.
-    warn : callable
-        Takes the text of each warning. No text holds a value of the data.
+    ``owners`` has the T moments of each client by partition-id; a count of 0 says
+    nothing. With ``is_robust`` medians over the clients replace the exact mean and
+    deviation. ``warn`` takes the text of each warning, which names a client by ``labels``
+    and holds no value of the data.
 
-    Raises
-    ------
-    RunError
-        If no client has values of a target, or those of the only target are all equal.
+    Raises a RunError if no client has ``min_count`` values of a target, or those of the
+    only target are all equal.
     """
     pairs = []
     for place, name in enumerate(names):
@@ -209,10 +179,7 @@ def _without_far(
 
 
 def own_scale(values: Tensor) -> TargetScale:
-    """Return the scale of one client's training values (n, T).
-
-    With fewer than two different values of a target its mean is kept and σ is 1.
-    """
+    """Return the scale of one client's training values (n, T); σ is 1 of equal ones."""
     found = moments(values)
     return TargetScale.of(
         (m.mean, 1.0 if _is_constant(m.mean, m.spread) else m.spread) for m in found

@@ -7,19 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "CLASSES",
-    "KINDS",
-    "LABELS",
-    "LARGEST_NUMBER",
-    "NUMBERS",
-    "Target",
-    "TargetKind",
-    "agree_targets",
-    "differing_unit",
-    "headline",
-    "targets_apart",
-]
+__all__ = ["CLASSES", "KINDS", "LABELS", "LARGEST_NUMBER", "NUMBERS", "Target"]
+__all__ += ["TargetKind", "agree_targets", "differing_unit", "headline"]
+__all__ += ["targets_apart"]
 
 TargetKind = Literal["classes", "labels", "numbers"]
 CLASSES: TargetKind = "classes"
@@ -34,14 +24,8 @@ LARGEST_NUMBER = 1e15
 class Target:
     """What is predicted of each item: a node, a graph, or a pair of nodes.
 
-    Parameters
-    ----------
-    kind : {"classes", "labels", "numbers"}
-        One of C classes, any of T labels, or T numbers.
-    names : tuple of str
-        Length C or T: names of the classes, the labels or the numbers.
-    units : tuple of str
-        Length T: the unit of each number, ``""`` if it is not given; else empty.
+    One of C classes, any of T labels, or T numbers, by their ``names``. ``units`` are
+    those of the numbers, ``""`` where not given; else empty.
     """
 
     kind: TargetKind
@@ -75,11 +59,7 @@ class Target:
 
 
 def headline(main_score: str, target: Target) -> str:
-    """Return the score by which rounds and models are selected.
-
-    It is ``RunConfig.main_score``, but ``nrmse`` for several numbers: their units differ,
-    so that their RMSE have no common scale.
-    """
+    """Return the score that selects rounds and models: several RMSE have no common unit."""
     return "nrmse" if main_score == "rmse" and target.width > 1 else main_score
 
 
@@ -114,10 +94,7 @@ def agree_targets(owners: Mapping[str, Target]) -> tuple[Target, dict[str, str]]
 
 
 def differing_unit(own: Target, agreed: Target) -> str:
-    """Return why a data owner does not fit that measures a number in another unit.
-
-    The text is empty if all units are the agreed ones, or one of the two has none.
-    """
+    """Return why an owner with another unit of a number does not fit, or empty text."""
     due = dict(zip(agreed.names, agreed.units, strict=False))
     for name, unit in zip(own.names, own.units, strict=False):
         if unit and due.get(name, "") not in ("", unit):
@@ -134,10 +111,7 @@ def _other_unit(name: str, unit: str, other: str) -> str:
 
 
 def targets_apart(owners: Mapping[str, Target]) -> str:
-    """Return why data owners cannot learn from each other: no two have a target in common.
-
-    The text is empty if two have one.
-    """
+    """Return why data owners cannot learn from each other; empty if two share a target."""
     holders = Counter(name for target in owners.values() for name in target.names)
     if len(owners) < 2 or max(holders.values()) > 1:
         return ""

@@ -16,40 +16,20 @@ from flower_fgl.core.settings import (
     TARGETS,
     UNSEEN_SETTINGS,
     has_targets,
-    predicted_kind,
 )
 from flower_fgl.core.targets import NUMBERS
 
-__all__ = [
-    "DATA_SETTINGS",
-    "OWNER_SETTINGS",
-    "changed_settings",
-    "check_app_table",
-    "reject_unread_settings",
-    "reject_unused_settings",
-    "unused_settings",
-]
+__all__ = ["DATA_SETTINGS", "OWNER_SETTINGS", "changed_settings", "check_app_table"]
+__all__ += ["reject_unread_settings", "reject_unused_settings", "unused_settings"]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
 
-_SECURE: Rule = (
-    "secure-aggregation = true",
-    lambda config: config.secure_aggregation,
-)
 
-_LINKS: Rule = ('setting = "link"', lambda config: config.predicts_links)
-
-_GRAPHS: Rule = ('setting = "graph"', lambda config: config.classifies_graphs)
-
-_PARTITIONED: Rule = (
-    "a dataset that is partitioned, not owners",
-    lambda config: not config.owners,
-)
-
-
-def _aggregation(rule: str) -> Rule:
-    """Return the condition that ``aggregation`` is a rule."""
-    return f'aggregation = "{rule}"', lambda config: config.aggregation == rule
+def _when(key: str, *values: str) -> Rule:
+    """Return the condition that a setting has one of some values."""
+    words = " or ".join(f'"{value}"' for value in values)
+    name = key.replace("-", "_")
+    return f"{key} = {words}", lambda config: getattr(config, name) in values
 
 
 def _has_validation(split: str) -> bool:
@@ -58,31 +38,22 @@ def _has_validation(split: str) -> bool:
     return len(shares) == 1 or (len(shares) > 2 and shares[1].strip(" 0.") != "")
 
 
-def _server(*kinds: str) -> Rule:
-    """Return the condition that ``server-optimizer`` is one of some rules."""
-    words = " or ".join(f'"{kind}"' for kind in kinds)
-    return f"server-optimizer = {words}", lambda c: c.server_optimizer in kinds
-
-
 def _reads(models: Collection[str]) -> Callable[[RunConfig], Any]:
     """Return the condition that a backbone is among some models."""
     return lambda c: any(read_model(m).name in models for m in split_models(c.model))
 
 
-_NUMBERS: Rule = (
-    'target-kind = "numbers"',
-    lambda config: config.predicts_numbers,
+_SECURE: Rule = ("secure-aggregation = true", lambda c: c.secure_aggregation)
+_PARTITIONED: Rule = (
+    "a dataset that is partitioned, not owners",
+    lambda config: not config.owners,
 )
-
+_NUMBERS: Rule = ('target-kind = "numbers"', lambda c: c.predicts_numbers)
 _SHARED: Rule = (
     'target-kind = "numbers" and target-scale = "shared"',
     lambda config: config.predicts_numbers and config.target_scale == "shared",
 )
-
-_GIVEN: Rule = (
-    'target-scale = "given"',
-    lambda config: config.target_scale == "given",
-)
+_NOISE: Rule = ("upload-noise above 0", lambda config: config.upload_noise)
 
 
 NEEDED: Mapping[str, Rule] = {
@@ -91,31 +62,25 @@ NEEDED: Mapping[str, Rule] = {
     "target": (
         f"a dataset with several labels ({', '.join(TARGETS)}) whose classes are read, or "
         'target-kind = "numbers"',
-        lambda config: has_targets(config) or predicted_kind(config) == NUMBERS,
+        lambda config: has_targets(config) or config.predicts == NUMBERS,
     ),
-    "dirichlet-alpha": (
-        'partition = "dirichlet"',
-        lambda config: config.partition == "dirichlet",
-    ),
-    "expansion-hops": (
-        'setting = "closed-set" or "open-set"',
-        lambda config: config.setting in UNSEEN_SETTINGS,
-    ),
-    "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
-    "link-decoder": _LINKS,
-    "link-features": _LINKS,
-    "link-k": _LINKS,
-    "time-cuts": ('setting = "edge"', lambda config: config.classifies_edges),
+    "dirichlet-alpha": _when("partition", "dirichlet"),
+    "expansion-hops": _when("setting", *UNSEEN_SETTINGS),
+    "shots": _when("setting", "few-shot"),
+    "link-decoder": _when("setting", "link"),
+    "link-features": _when("setting", "link"),
+    "link-k": _when("setting", "link"),
+    "time-cuts": _when("setting", "edge"),
     "loss": _NUMBERS,
-    "huber-delta": ('loss = "huber"', lambda config: config.loss == "huber"),
+    "huber-delta": _when("loss", "huber"),
     "target-weight": _NUMBERS,
     "target-scale": _NUMBERS,
-    "target-mean": _GIVEN,
-    "target-std": _GIVEN,
+    "target-mean": _when("target-scale", "given"),
+    "target-std": _when("target-scale", "given"),
     "share-target-statistics": _SHARED,
     "min-target-count": _SHARED,
-    "graph-features": _GRAPHS,
-    "readout": _GRAPHS,
+    "graph-features": _when("setting", "graph"),
+    "readout": _when("setting", "graph"),
     "max-degree": (
         'setting = "graph" and graph-features = "degree"',
         lambda c: c.classifies_graphs and c.graph_features == "degree",
@@ -133,21 +98,18 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.rounds > 1 and _has_validation(config.split),
     ),
     "patience": ("check-every above 0", lambda config: config.check_every),
-    "final-local-epochs": (
-        'eval-policy = "refresh" or "refresh-all"',
-        lambda config: config.eval_policy != "stale",
-    ),
-    "trimmed-share": _aggregation("trimmed-mean"),
-    "krum-attackers": _aggregation("krum"),
-    "krum-keep": _aggregation("krum"),
-    "norm-bound": _aggregation("norm-clip"),
-    "server-lr": _server("momentum", "adam", "yogi", "adagrad"),
-    "server-momentum": _server("momentum", "adam", "yogi"),
-    "server-beta2": _server("adam", "yogi"),
-    "server-tau": _server("adam", "yogi", "adagrad"),
-    "server-moments": _server("adam", "yogi", "adagrad"),
-    "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
-    "upload-noise-model": ("upload-noise above 0", lambda config: config.upload_noise),
+    "final-local-epochs": _when("eval-policy", "refresh", "refresh-all"),
+    "trimmed-share": _when("aggregation", "trimmed-mean"),
+    "krum-attackers": _when("aggregation", "krum"),
+    "krum-keep": _when("aggregation", "krum"),
+    "norm-bound": _when("aggregation", "norm-clip"),
+    "server-lr": _when("server-optimizer", "momentum", "adam", "yogi", "adagrad"),
+    "server-momentum": _when("server-optimizer", "momentum", "adam", "yogi"),
+    "server-beta2": _when("server-optimizer", "adam", "yogi"),
+    "server-tau": _when("server-optimizer", "adam", "yogi", "adagrad"),
+    "server-moments": _when("server-optimizer", "adam", "yogi", "adagrad"),
+    "upload-delta": _NOISE,
+    "upload-noise-model": _NOISE,
     "secure-threshold": _SECURE,
     "secure-fraction-bits": _SECURE,
 }
@@ -209,10 +171,7 @@ OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
 def changed_settings(
     values: Mapping[str, Scalar], defaults: Mapping[str, Any]
 ) -> list[str]:
-    """Return the settings whose value differs from the table by ``pyproject_table``.
-
-    Flower passes all settings to an app, so that only a changed one shows what a user set.
-    """
+    """Return the settings that differ from the table by ``pyproject_table``."""
     known = {key: value for key, value in defaults.items() if isinstance(value, Scalar)}
     for table, entries in defaults.items():
         if isinstance(entries, Mapping):
@@ -223,9 +182,8 @@ def changed_settings(
 def check_app_table(folders: Iterable[str]) -> None:
     """Reject a misspelt ``[tool.flwr.app.config]``, which Flower ignores in silence.
 
-    ``folders`` are those from which Flower loaded the app, its own first
-    (``sys.path``). The first one whose ``pyproject.toml`` describes a Flower app
-    counts.
+    The first of the ``folders`` (``sys.path``) whose ``pyproject.toml`` describes a
+    Flower app counts.
     """
     for folder in folders:
         try:
@@ -274,10 +232,7 @@ def reject_unused_settings(
 def reject_unread_settings(
     keys: Iterable[str], read: Collection[str], command: str
 ) -> None:
-    """Reject a setting that a command which trains nothing does not read.
-
-    ``read`` holds the general settings and tables that the command reads.
-    """
+    """Reject a setting that is not in ``read`` for a command which trains nothing."""
     for key in keys:
         if key.partition(".")[0] not in read:
             raise ConfigError(

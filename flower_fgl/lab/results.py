@@ -150,7 +150,7 @@ class Run(RunFolder):
             If the run saved no model, e.g. because its method sends no weights, or the
             file is damaged.
         """
-        from flower_fgl.runs.model_file import load_model
+        from flower_fgl.runs.saved_model import load_model
 
         return load_model(self.path).model
 

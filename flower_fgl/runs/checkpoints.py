@@ -82,14 +82,12 @@ class Snapshot:
     def part(self, name: str) -> Snapshot:
         """Return the snapshot that :meth:`join` got under a name, empty if none."""
         start = name + "/"
-        return Snapshot(
-            {
-                key[len(start) :]: tensor
-                for key, tensor in self.tensors.items()
-                if key.startswith(start)
-            },
-            dict(self.values.get(name, {})),
-        )
+        tensors = {
+            key.removeprefix(start): tensor
+            for key, tensor in self.tensors.items()
+            if key.startswith(start)
+        }
+        return Snapshot(tensors, dict(self.values.get(name, {})))
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint, e.g. ``…/checkpoint/round-000010``.
-
-        Raises a RunError if a file is missing or does not match its hash.
-        """
+        """Read the checkpoint of a folder; RunError if a file does not match its hash."""
         try:
             written = json.loads((folder / MANIFEST).read_text("utf-8"))
             content = written["content"]
@@ -126,12 +121,8 @@ class Checkpoint:
                 if _file_hash(folder / name) != digest:
                     raise ValueError(f"{name} does not match its hash")
             # copies, so that tensors are laid out in memory as in the original run
-            tensors = {
-                name: tensor.clone()
-                for name, tensor in safetensors.torch.load_file(
-                    folder / SERVER_FILE
-                ).items()
-            }
+            loaded = safetensors.torch.load_file(folder / SERVER_FILE)
+            tensors = {name: tensor.clone() for name, tensor in loaded.items()}
             return cls(
                 folder,
                 content["round"],
@@ -180,36 +171,27 @@ class Checkpoint:
             )
 
 
+@dataclass
 class Checkpoints:
     """Write the checkpoints of one run, and restore the one from which it resumes.
 
-    ``states`` is ``None`` if data owners keep the client states; ``resumed`` is the
-    checkpoint from which the run resumes.
+    Data owners keep their own client ``states``.
     """
 
-    def __init__(
-        self,
-        run_folder: Path,
-        *,
-        config: RunConfig,
-        engine: str,
-        run_id: int,
-        states: StateKeeper | None = None,
-        resumed: Checkpoint | None = None,
-    ) -> None:
-        self.folder = run_folder / FOLDER
-        self.config = config
-        self.engine = engine
-        self.run_id = run_id
-        self.states = states
-        self.resumed = resumed
+    run_folder: Path
+    config: RunConfig
+    engine: str
+    run_id: int
+    states: StateKeeper | None = None
+    resumed: Checkpoint | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all checkpoints."""
+        return self.run_folder / FOLDER
 
     def restore_states(self) -> None:
-        """Restore the client states of the checkpoint, if the engine has access to them.
-
-        Raises a RunError if the files cannot be written, or if the run was a
-        deployment, whose checkpoints hold no client states.
-        """
+        """Restore the client states if the engine has them, or raise a RunError."""
         if self.resumed is None or self.states is None:
             return
         folder = self.resumed.client_folder
@@ -233,9 +215,8 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, then delete those that are no longer needed.
 
-        The round has just ended: no client may be training. ``clients`` are the
-        descriptions that they sent. Raises a RunError if the checkpoint cannot be
-        written; earlier ones are kept.
+        No client may be training. ``clients`` are the descriptions that they sent. Raises
+        a RunError if it cannot be written; earlier ones are kept.
         """
         scratch = self.folder / f".round-{server_round:06d}.tmp"
         target = self.folder / f"round-{server_round:06d}"
@@ -290,9 +271,7 @@ class Checkpoints:
                 for path in sorted(folder.rglob("*.safetensors"))
             },
         }
-        content = json.loads(
-            json.dumps(content)
-        )  # as JSON returns it, with string keys
+        content = json.loads(json.dumps(content))  # with string keys
         manifest = {"sha256": _json_hash(content), "content": content}
         write_file(folder / MANIFEST, json.dumps(manifest).encode())
 
@@ -304,8 +283,7 @@ class Checkpoints:
 def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
     """Return the newest intact checkpoint of a run, ``None`` if the folder has none.
 
-    Newer damaged checkpoints are logged as warnings; if all are damaged, a RunError is
-    raised.
+    Damaged ones are logged; if all are damaged, a RunError is raised.
     """
     reasons = []
     for folder in _rounds(run_folder / FOLDER):

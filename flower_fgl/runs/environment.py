@@ -27,10 +27,9 @@ COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 def describe_environment(engine: str, device: str) -> dict[str, Any]:
     """Return versions, commit, host and device for ``summary.json``.
 
-    The keys are ``versions`` by name (Ray's with engine ``ray``), ``commit`` if the
-    package runs from a checkout, ``source_sha256``, ``host`` with ``cpu``, ``cores``,
-    ``memory_gb`` (10⁹ bytes) and ``os``, and ``device``. No name of a host, user or
-    folder is in it.
+    The keys are ``versions`` (Ray's with engine ``ray``), ``commit`` if the package runs
+    from a checkout, ``source_sha256``, ``host`` (its memory in 10⁹ bytes) and ``device``.
+    No name of a host, user or folder is in it.
     """
     packages = [*PACKAGES, "ray"] if engine == "ray" else PACKAGES
     versions = {"python": platform.python_version(), "flower-fgl": VERSION}
@@ -55,44 +54,36 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
 def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
     """Format start time and environment as comment lines for ``config.toml``."""
     host = environment["host"]
+    machine = (
+        f"{host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {host['os']}"
+    )
     versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
-    lines = [
-        f"started: {started}",
-        f"versions: {versions}",
-        *([f"commit: {environment['commit']}"] if "commit" in environment else []),
-        *(
-            [f"source: {environment['source_sha256']}"]
-            if "source_sha256" in environment
-            else []
-        ),
-        f"host: {host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {host['os']}",
-        f"device: {environment['device']}",
-    ]
-    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+    lines = {
+        "started": started,
+        "versions": versions,
+        "commit": environment.get("commit", ""),
+        "source": environment.get("source_sha256", ""),
+        "host": machine,
+        "device": environment["device"],
+    }
+    return "".join(f"# {k}: {' '.join(v.split())}\n" for k, v in lines.items() if v)
 
 
 def version_label(environment: Mapping[str, Any]) -> str:
-    """Name the versions that can change the scores of a run.
-
-    These are the versions of the packages, and the source hash or, without one, the
-    commit.
-    """
+    """Name the versions of packages, and the source hash or, without one, the commit."""
     versions = environment.get("versions") or {}
     source = str(environment.get("source_sha256", ""))
     commit = str(environment.get("commit", ""))
     parts = [f"{k} {v}" for k, v in sorted(versions.items()) if k != "python"]
-    parts += [
-        f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
-    ]
-    return ", ".join(parts)
+    own = f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
+    return ", ".join([*parts, own])
 
 
 def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name the versions with which the runs of one comparison were made.
+    """Name the versions with which the runs of one comparison were made, if several.
 
-    ``environments`` holds what each run recorded, by its name. The sentence has up to
-    three runs per version; there is none if all have the same. Ray's version, which
-    only some engines use, is not compared.
+    ``environments`` holds what each run recorded, by its name. Ray's version, which only
+    some engines use, is not compared.
     """
     seen: dict[str, list[str]] = {}
     for name, environment in environments.items():
@@ -118,12 +109,7 @@ def _version(package: str) -> str:
 
 @lru_cache(maxsize=4)
 def hash_source(package: Path) -> str:
-    """Return a hash of the Python files of a package, which tells versions of it apart.
-
-    It is the SHA-256 of the names and contents of all ``.py`` files below the folder,
-    in order of their names. An app bundle, which holds the same files, has the same
-    hash.
-    """
+    """Return the SHA-256 of names and contents of all ``.py`` files of a package."""
     total = hashlib.sha256()
     files = {
         file.relative_to(package).as_posix(): file for file in package.rglob("*.py")
@@ -136,10 +122,7 @@ def hash_source(package: Path) -> str:
 
 
 def find_commit(checkout: Path) -> str:
-    """Return the commit of a git checkout, read without git; empty if it cannot be read.
-
-    Folders above the checkout are not searched.
-    """
+    """Return the commit of a git checkout, read without git; empty if it cannot be read."""
     try:
         folder = checkout / ".git"
         if folder.is_file():  # a linked worktree names its own folder

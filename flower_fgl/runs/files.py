@@ -20,6 +20,7 @@ killed run is always readable. NaN (a metric without nodes) becomes ``null``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -30,32 +31,18 @@ import tomli_w
 
 from flower_fgl.core.errors import RunError
 
-__all__ = [
-    "CLIENTS_FILE",
-    "CONFIG_FILE",
-    "HEADER",
-    "MEND",
-    "MODEL",
-    "ORIGIN",
-    "RELEASES",
-    "ROUNDS",
-    "SUMMARY",
-    "OnRound",
-    "Row",
-    "flatten_config",
-    "parse_row",
-    "read_lines",
-    "read_sources",
-    "read_text",
-    "require_whole",
-    "settings_toml",
-]
+__all__ = ["CLIENTS_FILE", "CONFIG_FILE", "ENDED", "HEADER", "MEND", "MODEL", "ORIGIN"]
+__all__ += ["RELEASES", "ROUNDS", "SUMMARY", "OnRound", "Row", "flatten_config"]
+__all__ += ["parse_row", "read_lines", "read_sources", "read_text", "require_whole"]
+__all__ += ["settings_toml", "status_of"]
 
 CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
 ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
 IN_RUN_FOLDER = {CONFIG_FILE, SUMMARY, MODEL, ROUNDS, CLIENTS_FILE, RELEASES}
 ORIGIN = ("started", "environment")
 """Entries of the summary that stay when it is replaced."""
+ENDED = ("completed", "failed", "interrupted")
+"""Values of ``status`` of a run that has ended."""
 MEND = "Restore the file, or remove its folder and run the command again."
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
@@ -101,10 +88,7 @@ def settings_toml(config: Row, sources: Mapping[str, str], about: str = "") -> s
 
 
 def require_whole(text: str, path: Path) -> None:
-    """Raise a RunError if :func:`settings_toml` wrote the file and its end is missing.
-
-    The settings that were cut off would silently have their defaults.
-    """
+    """Raise a RunError if :func:`settings_toml` wrote the file and its end is missing."""
     if text.startswith(TITLE) and f"\n{END}" not in text:
         raise RunError(f'{path} is damaged: its last line, "{END}", is missing. {MEND}')
 
@@ -130,6 +114,13 @@ def read_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise RunError(f"{path} is damaged: {error}. {MEND}") from error
+
+
+def status_of(folder: Path) -> str:
+    """Return the status of a run that may be writing its folder; empty if it has none."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads((folder / SUMMARY).read_text("utf-8"))["status"])
+    return ""
 
 
 def parse_row(text: str, where: str, key: str) -> dict[str, Any]:

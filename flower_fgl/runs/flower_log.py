@@ -32,10 +32,9 @@ class _Forward(logging.Handler):
 def flower_log() -> Iterator[None]:
     """Write this package's log, from level INFO on, to Flower's log inside the block.
 
-    Notes
-    -----
-    1. Flower logs the error that ends a run after the block. It stays without traceback,
-       if it is an :class:`~flower_fgl.core.errors.FglError`, until the process ends.
+    Flower logs the error that ends a run after the block. An
+    :class:`~flower_fgl.core.errors.FglError` stays without traceback until the process
+    ends.
     """
     hide_tracebacks(FLOWER)
     own = logging.getLogger("flower_fgl")

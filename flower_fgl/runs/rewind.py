@@ -22,9 +22,8 @@ LET_GO_SECONDS = 30.0
 def rewind(folder: Path, config: RunConfig) -> Checkpoint:
     """Reset a run folder to its newest checkpoint and delete the rows of later rounds.
 
-    No other process may write to it. Raises a RunError, and leaves the folder
-    unchanged, if the run is complete, has no intact checkpoint, or was made with other
-    settings or versions.
+    No other process may write to it. Raises a RunError, and leaves the folder unchanged,
+    if the run cannot resume with ``config``.
     """
     run = RunFolder.load(folder)
     if run.status == "completed":

@@ -13,9 +13,11 @@ from typing import Any, Self
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of
+from flower_fgl.core.targets import NUMBERS
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
+    ENDED,
     HEADER,
     MEND,
     ROUNDS,
@@ -27,18 +29,13 @@ from flower_fgl.runs.files import (
     read_text,
     require_whole,
 )
-from flower_fgl.runs.score_scale import (
-    NUMBERS,
-    ScoreScale,
-    number_scores,
-    spread_of_targets,
-)
-from flower_fgl.runs.summary import is_scored, select_round, summarise
+from flower_fgl.runs.score_scale import ScoreScale, number_scores, spread_of_targets
+from flower_fgl.runs.summary import is_scored, main_scope, select_round, summarise
 
 __all__ = ["RunFolder", "require_rounds"]
 
 AUROC = "test AUROC"
-STATUSES = ("running", "completed", "failed", "interrupted")
+STATUSES = ("running", *ENDED)
 IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"]
 
 
@@ -46,8 +43,7 @@ IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"
 class RunFolder:
     """Content of a run folder; its ``repr`` is a short table of the results.
 
-    :class:`flower_fgl.Run` describes the fields. ``summary`` is what :func:`summarise`
-    returns.
+    :class:`flower_fgl.Run` describes the fields.
     """
 
     path: Path
@@ -152,9 +148,7 @@ class RunFolder:
         RunError is raised if no evaluated round has it on validation nodes.
         """
         scored = [row for row in self.rounds if is_scored(row)]
-        scopes = {scope for row in scored for scope in row["metrics"]}
-        main = "global" if scopes == {"global"} else "local"
-        chosen = select_round(scored, main, metric)
+        chosen = select_round(scored, main_scope(scored), metric)
         if chosen["selection"] != "validation":
             raise RunError(
                 f'{self.path} has no validation score "{metric}" to select a round by. Use '
@@ -202,8 +196,7 @@ class RunFolder:
             By name, in the order of the partition-ids; a partition of a dataset is named
             by its number. Clients without that score are left out.
         """
-        scopes = {scope for row in self.rounds for scope in row.get("metrics", {})}
-        main = "global" if scopes == {"global"} else "local"
+        main = main_scope(self.rounds)
         scope = scope or main
         best = self.final if scope == main else self.summary.get(scope, {}).get("best")
         if best is None:
@@ -234,18 +227,13 @@ class RunFolder:
     def table(self) -> str:
         """Return the results as a text table, with scores in percent."""
         titles, rows = self.scores()
-        first = (20, 6, 9, 10, 9)[: 2 if self.target else 5]
-        extra = (
-            12 if t == AUROC else max(13, len(t) + 2) for t in titles[len(first) :]
-        )
-        widths = (*first, *extra)
-        lines = [
-            "".join(
-                f"{c:<{w}}" if w == widths[0] else f"{c:>{w}}"
-                for c, w in zip(cells, widths, strict=True)
-            )
-            for cells in (titles, *rows)
-        ]
+        widths = [6, 9, 10, 9][: 1 if self.target else 4]
+        more = titles[len(widths) + 1 :]
+        widths += [12 if title == AUROC else max(13, len(title) + 2) for title in more]
+        lines = []
+        for name, *cells in (titles, *rows):
+            right = (f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+            lines.append(f"{name:<20}{''.join(right)}")
         end = f"Run folder: {self.path}"
         below = [*self.target_lines(), *self.owner_lines(), *self.failures(), end]
         return "\n".join([self.headline(), *(lines if rows else []), *below])
@@ -253,70 +241,44 @@ class RunFolder:
     def scores(self) -> tuple[list[str], list[list[str]]]:
         """Return titles and rows of the results table, with scores in percent.
 
-        Returns
-        -------
-        list of str
-            Titles of the columns; the first, of the rows' names, is empty.
-        list of list of str
-            One row for each selected round that was scored.
+        The first title, of the rows' names, is empty. There is one row for each selected
+        round that was scored.
         """
         about = self.summary
-        scored = [
-            (
-                "last round" if about["selection"] == "last" else "best validation",
-                self.best,
-            )
-        ]
+        is_last = about["selection"] == "last"
+        scored = [("last round" if is_last else "best validation", self.best)]
         if about["selection"] == "validation":
             scored.append(("last round", self.last))
         both = about.get("global", {})
         scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
         scored.append(("finetuned", about.get("finetuned")))
-        extra = {
-            name: f"test {title}"
-            for name, title in EXTRA_SCORES.items()
-            if any(name in (entry or {}).get("test", {}) for _, entry in scored)
-        }
+        found = [(name, entry) for name, entry in scored if entry]
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
         if self.target:
-            return self._number_scores(scored)
-        shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
-        shown += [("test", name) for name in extra]
-        shown += [(column, "accuracy") for column in own]
-        titles = ["", "round", "val acc", "test acc", "test F1"]
-        titles += extra.values()
+            main = self.owner_metric()
+            shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
+            shown += [(column, main) for column in own]
+            titles = [f"{own.get(c, c)} {self.scale_of(n).title}" for c, n in shown]
+        else:
+            tests = [entry.get("test", {}) for _, entry in found]
+            extra = [n for n in EXTRA_SCORES if any(n in scores for scores in tests)]
+            shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
+            shown += [("test", name) for name in extra]
+            shown += [(column, "accuracy") for column in own]
+            titles = ["val acc", "test acc", "test F1"]
+            titles += [*(f"test {EXTRA_SCORES[name]}" for name in extra), *own.values()]
         rows = [
-            [name, str(entry["round"]), *(_percent(entry, *where) for where in shown)]
-            for name, entry in scored
-            if entry
-        ]
-        return titles + list(own.values()), rows
-
-    def _number_scores(
-        self, scored: Sequence[tuple[str, Row | None]]
-    ) -> tuple[list[str], list[list[str]]]:
-        """Return titles and rows of the table of a run that predicts numbers."""
-        main = self.owner_metric()
-        own = [key for key in SETTING_COLUMNS if key in (self.last or {})]
-        shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
-        shown += [(column, main) for column in own]
-        titles = [
-            f"{SETTING_COLUMNS.get(column, column)} {self.scale_of(name).title}"
-            for column, name in shown
-        ]
-        rows = [
-            [
-                name,
-                str(entry["round"]),
-                *(
-                    self.scale_of(score).show(entry.get(column, {}).get(score))
-                    for column, score in shown
-                ),
-            ]
-            for name, entry in scored
-            if entry
+            [name, str(entry["round"]), *(self._cell(entry, *where) for where in shown)]
+            for name, entry in found
         ]
         return ["", "round", *titles], rows
+
+    def _cell(self, entry: Row, column: str, score: str) -> str:
+        """Format a score, a dash if there is none."""
+        value = entry.get(column, {}).get(score)
+        if self.target:
+            return self.scale_of(score).show(value)
+        return "-" if value is None else f"{100 * value:.2f}"
 
     def target_lines(self) -> list[str]:
         """Return the test errors of each of several targets, in its own unit."""
@@ -340,13 +302,12 @@ class RunFolder:
         if target := self.config.get("target"):
             dataset = f"{dataset}, target {target}"
         rounds = about["rounds"]
-        return (
-            f"{about['method']} on {dataset}, "
-            f"{about['clients'] or '?'} clients, "
+        text = (
+            f"{about['method']} on {dataset}, {about['clients'] or '?'} clients, "
             f"seed {about['seed']}, {rounds} round{'' if rounds == 1 else 's'}: "
             f"{self.status}"
-            + (f"\nerror: {about['error']}" if "error" in about else "")
         )
+        return f"{text}\nerror: {about['error']}" if "error" in about else text
 
     def owner_lines(self) -> list[str]:
         """Return the worst, the mean and the best natural owner, if there are owners."""
@@ -375,24 +336,13 @@ class RunFolder:
         reasons: dict[str, int] = self.summary.get("failures") or {}
         parts = [f"{failed} of {len(self.rounds)} rounds"] if failed else []
         if reasons:
-            main = max(reasons, key=reasons.__getitem__)
-            parts.append(
-                f"{sum(reasons.values())} messages to clients (most often: {main})"
-            )
+            number, main = sum(reasons.values()), max(reasons, key=reasons.__getitem__)
+            parts.append(f"{number} messages to clients (most often: {main})")
         return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
 
 
-def _percent(entry: Row, column: str, metric: str) -> str:
-    """Format a score in percent, a dash if there is none."""
-    value = entry.get(column, {}).get(metric)
-    return "-" if value is None else f"{100 * value:.2f}"
-
-
 def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:
-    """Raise a RunError if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``.
-
-    The best round and the bytes would be those of the other rounds.
-    """
+    """Raise a RunError if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``."""
     present = {row["round"] for row in rows}
     lost = [number for number in range(1, count + 1) if number not in present]
     if lost:

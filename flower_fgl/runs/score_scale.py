@@ -18,8 +18,8 @@ from flower_fgl.core.score_names import (
     score_title,
 )
 
-__all__ = ["EQUAL", "MARGIN", "NOTHING", "NUMBERS", "ScoreScale", "refuse_mixed_kinds"]
-__all__ += ["number_scores", "spread_of_targets"]
+__all__ = ["EQUAL", "MARGIN", "NOTHING", "ScoreScale", "number_scores"]
+__all__ += ["refuse_mixed_kinds", "spread_of_targets"]
 
 MARGIN = 0.01
 """Two methods are tied if their difference is less than one point, or less than this share
@@ -28,22 +28,13 @@ EQUAL = 1e-6
 """Differences whose standard deviation is below it, relative to the same scale, are equal:
 cells hold rounded scores."""
 NOTHING = "–"
-NUMBERS = "numbers"
-"""The kind of targets whose scores are not shares of items."""
 
 
 @dataclass(frozen=True)
 class ScoreScale:
-    """A score, with the unit of what it measures and the spread of the target.
+    """A score such as ``mean_rmse``, with the unit and the spread of its target.
 
-    Parameters
-    ----------
-    name : str
-        Name of the score, e.g. ``accuracy`` or ``mean_rmse``.
-    unit : str
-        Unit of the target, empty if unknown.
-    spread : float
-        Standard deviation of the target, NaN if unknown.
+    The unit is empty if unknown. The spread is a standard deviation, NaN if unknown.
     """
 
     name: str = "accuracy"
@@ -52,10 +43,7 @@ class ScoreScale:
 
     @classmethod
     def of(cls, name: str, target: Mapping[str, Any]) -> ScoreScale:
-        """Return the scale of a score of a run's or a cell's target; empty: classes.
-
-        Several targets share a unit only if all of them have it.
-        """
+        """Return the scale of a score of a run's or a cell's target, empty for classes."""
         units = set(target.get("units") or ("",))
         known = [value for value in target.get("std") or () if value is not None]
         unit = units.pop() if len(units) == 1 else ""
@@ -142,10 +130,7 @@ def number_scores(target: Mapping[str, Any]) -> list[str]:
 
 
 def spread_of_targets(targets: Mapping[str, Sequence[float | None]]) -> list[float]:
-    """Return the standard deviation of the values of each target, from pooled scores.
-
-    It is about the mean of each client; NaN without values.
-    """
+    """Return the deviation of each target about the clients' means, NaN without values."""
     pairs = zip(targets.get("sst", ()), targets.get("num_values", ()), strict=False)
     return [((sst or 0.0) / n) ** 0.5 if n else math.nan for sst, n in pairs]
 

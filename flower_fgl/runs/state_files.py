@@ -22,16 +22,8 @@ from flower_fgl.core.atomic import (
 )
 from flower_fgl.core.options import Scalar
 
-__all__ = [
-    "LinkedStates",
-    "StateKeeper",
-    "is_secret",
-    "keep_file",
-    "kept_states",
-    "link_file",
-    "state_file",
-    "state_folder",
-]
+__all__ = ["LinkedStates", "StateKeeper", "is_secret", "keep_file", "kept_states"]
+__all__ += ["link_file", "state_file", "state_folder"]
 
 
 class StateKeeper(Protocol):
@@ -113,18 +105,12 @@ class LinkedStates:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an entry of a client's state is a secret of secure aggregation.
-
-    All of its group are, except the number of the last round with a masked vector.
-    """
+    """Return whether an entry of a client's state is a secret of secure aggregation."""
     return name.startswith("secure/") and name != "secure/masked-round"
 
 
 def keep_file(source: Path, target: Path) -> None:
-    """Keep a client's state without its secrets: as a link if there are none.
-
-    ``target`` may be ``source`` itself. Raises an OSError if it cannot be written.
-    """
+    """Keep a client's state without its secrets: as a link if there are none."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -145,10 +131,7 @@ def keep_file(source: Path, target: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Link a file that is never modified, or copy it; an existing target is replaced.
-
-    Raises an OSError if the file can neither be linked nor copied.
-    """
+    """Link a file that is never modified, or copy it; an existing target is replaced."""
     scratch = scratch_path(target)
     try:
         os.link(source, scratch)

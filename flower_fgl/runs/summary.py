@@ -11,7 +11,7 @@ from typing import Any
 from flower_fgl.core.score_names import goodness, kind_of_score, score_title
 from flower_fgl.runs.files import Row
 
-__all__ = ["Row", "describe_round", "is_scored", "lost_finetuning"]
+__all__ = ["Row", "describe_round", "is_scored", "lost_finetuning", "main_scope"]
 __all__ += ["rounds_without_gain", "score_text", "select_round", "summarise"]
 
 
@@ -30,33 +30,13 @@ def summarise(
     error: str | None = None,
     metric: str = "accuracy",
 ) -> dict[str, Any]:
-    """Summarise a run in the format of ``summary.json``.
+    """Summarise a run, whose rows so far are ``rounds``, in the format of ``summary.json``.
 
-    Parameters
-    ----------
-    rounds : sequence of mapping
-        Rows of ``rounds.jsonl`` so far.
-    method, dataset, engine, partition_sha256, evaluate : str or None
-        Copied to the summary; ``None`` if not known yet.
-    clients, seed : int or None
-        Copied to the summary; ``None`` if not known yet.
-    status : {"running", "completed", "failed", "interrupted"}
-        Status of the run.
-    class_names : sequence of str, optional
-        Length C, for the report.
-    error : str, optional
-        Reason of a failure.
-    metric : str
-        Validation score that selects the best round, unless the rows name another one;
-        the summary names it unless it is ``accuracy``.
-
-    Returns
-    -------
-    dict
-        The copied values, ``status``, ``rounds`` (the last round started),
-        ``selection``, ``best``, ``last`` (``None`` before the first evaluation),
-        ``bytes``, ``seconds`` and ``failures``; ``global`` if both kinds of evaluation
-        were run, and ``finetuned`` after fine-tuning.
+    The other arguments are copied, ``None`` if not known yet. ``metric`` is the validation
+    score that selects the best round, unless the rows name another one; the summary names
+    it unless it is ``accuracy``. ``rounds`` of the summary is the last round started,
+    ``best`` and ``last`` are ``None`` before the first evaluation; it has ``global`` if
+    both kinds of evaluation were run, and ``finetuned`` after fine-tuning.
 
     Notes
     -----
@@ -69,7 +49,6 @@ def summarise(
     train = [row for row in rounds if row.get("phase") == "train"]
     scored = [row for row in rounds if is_scored(row)]
     scopes = {scope for row in scored for scope in row["metrics"]}
-    main = "global" if scopes == {"global"} else "local"
     metric = _metric_of(scored, metric)
     out: dict[str, Any] = {
         "method": method,
@@ -81,7 +60,7 @@ def summarise(
         "partition_sha256": partition_sha256,
         "evaluate": evaluate,
         "status": status,
-        **select_round(scored, main, metric),
+        **select_round(scored, main_scope(scored), metric),
         **_totals(rounds, train),
     }
     if {"local", "global"} <= scopes:
@@ -97,19 +76,19 @@ def summarise(
 
 
 def is_scored(row: Row) -> bool:
-    """Return whether a row of ``rounds.jsonl`` is a successful, evaluated round.
-
-    Failed rounds and fine-tuning are not.
-    """
+    """Return whether a row is a successful, evaluated round, and no fine-tuning."""
     is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
     return is_good_round and bool(row.get("metrics"))
 
 
-def lost_finetuning(summary: Mapping[str, Any], rounds: Sequence[Row]) -> bool:
-    """Return whether clients fine-tuned after the last round, and no score came of it.
+def main_scope(rows: Iterable[Row]) -> str:
+    """Return which models stand for a run: ``global`` if only those were evaluated."""
+    scopes = {scope for row in rows for scope in row.get("metrics", {})}
+    return "global" if scopes == {"global"} else "local"
 
-    Then the summary has only scores from before the fine-tuning.
-    """
+
+def lost_finetuning(summary: Mapping[str, Any], rounds: Sequence[Row]) -> bool:
+    """Return whether clients fine-tuned after the last round, and no score came of it."""
     is_finetuned = any(row.get("phase") == "finetune" for row in rounds)
     return is_finetuned and "finetuned" not in summary
 
@@ -123,8 +102,7 @@ def score_text(row: Row) -> str:
     """Return loss and scores of a row of ``rounds.jsonl`` as text, empty without them.
 
     E.g. ``loss 0.512 val 81.3 % test 80.1 %``, or ``val AUROC 81.3 %`` where AUROC
-    selects, and ``val RMSE 1.214`` of numbers; scores of the personalized models if they
-    were evaluated.
+    selects.
     """
     loss = row.get("loss")
     parts = [] if loss is None else [f"loss {loss:.3f}"]
@@ -142,11 +120,7 @@ def score_text(row: Row) -> str:
 
 
 def select_round(scored: Sequence[Row], scope: str, metric: str) -> dict[str, Any]:
-    """Return ``selection``, ``best`` and ``last`` of a summary, see :func:`summarise`.
-
-    ``scored`` are rows for which :func:`is_scored` holds, ``scope`` is ``local`` or
-    ``global``, ``metric`` the validation score that selects the best round.
-    """
+    """Return ``selection``, ``best`` and ``last`` of a scope, see :func:`summarise`."""
     rows = [row for row in scored if row["metrics"].get(scope)]
     if not rows:
         return {"selection": "validation", "best": None, "last": None}
@@ -186,9 +160,7 @@ def rounds_without_gain(rounds: Iterable[Row], metric: str = "accuracy") -> int:
     not count.
     """
     scored = [row for row in rounds if is_scored(row)]
-    scopes = {scope for row in scored for scope in row["metrics"]}
-    main = "global" if scopes == {"global"} else "local"
-    metric = _metric_of(scored, metric)
+    main, metric = main_scope(scored), _metric_of(scored, metric)
     best, waited = (0, -math.inf), 0
     for row in scored:
         score = _validation(row, main, metric)

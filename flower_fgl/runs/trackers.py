@@ -30,15 +30,8 @@ from flower_fgl.core.settings import TRACKERS, names_of_trackers
 from flower_fgl.runs.files import CONFIG_FILE, MODEL, SUMMARY, Row, flatten_config
 from flower_fgl.runs.writer import replace_file
 
-__all__ = [
-    "MLflowTracker",
-    "TensorBoardTracker",
-    "Tracker",
-    "TrackerGroup",
-    "WandbTracker",
-    "open_trackers",
-    "scalars_of",
-]
+__all__ = ["MLflowTracker", "TensorBoardTracker", "Tracker", "TrackerGroup"]
+__all__ += ["WandbTracker", "open_trackers", "scalars_of"]
 
 log = logging.getLogger(__name__)
 IDS = "trackers.json"
@@ -88,10 +81,7 @@ class Tracker:
 
 
 class TrackerGroup(Tracker):
-    """Several trackers, none of which can end the run.
-
-    The first failure of each is logged as a warning, and its last call.
-    """
+    """Several trackers; one that fails is named in a warning, and is not called again."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._active = list(trackers)
@@ -166,7 +156,7 @@ class MLflowTracker(Tracker):
 
         self._folder = folder
         self._client = MlflowClient(tracking_uri=address)
-        self._id = read_id(folder, "mlflow") if first_round > 1 else ""
+        self._id = read_ids(folder).get("mlflow", "") if first_round > 1 else ""
         if self._id:
             self._client.update_run(self._id, status="RUNNING")
             return
@@ -205,11 +195,8 @@ class MLflowTracker(Tracker):
 
     def on_end(self, summary: Row) -> None:
         """Send the best scores, the settings, the summary and the model."""
-        best = summary.get("best") or {}
-        if best:
-            scores = {key: value for key, value in best.items() if key != "round"}
-            found = [("best/round", float(best["round"])), *_numbers("best", scores)]
-            self._send(found, int(best["round"]))
+        if best := summary.get("best"):
+            self._send(list(_numbers("best", best)), int(best["round"]))
         for name in (CONFIG_FILE, SUMMARY, MODEL):
             if (self._folder / name).exists():
                 self._client.log_artifact(self._id, str(self._folder / name))
@@ -234,11 +221,11 @@ class WandbTracker(Tracker):
         """Begin the run with its settings as configuration, or continue it."""
         import wandb
 
-        own = read_id(folder, "wandb") if first_round > 1 else ""
+        own = read_ids(folder).get("wandb") if first_round > 1 else None
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "flower-fgl"),
             name=folder.name,
-            id=own or None,
+            id=own,
             resume="allow" if own else None,
             dir=str(folder),
             config=dict(flatten_config(config)),
@@ -253,12 +240,7 @@ class WandbTracker(Tracker):
 
     def on_end(self, summary: Row) -> None:
         """Send the summary and end the run."""
-        best = summary.get("best") or {}
-        scores = {key: value for key, value in best.items() if key != "round"}
-        found = dict(_numbers("best", scores))
-        if best:
-            found["best/round"] = best["round"]
-        self._run.summary.update(found)
+        self._run.summary.update(dict(_numbers("best", summary.get("best") or {})))
         self._run.finish(exit_code=int(summary["status"] != "completed"))
 
 
@@ -286,19 +268,11 @@ def open_trackers(names: str) -> list[Tracker]:
 
 
 def scalars_of(row: Row) -> list[tuple[str, float]]:
-    """Return the numbers of a round by name.
+    """Return the numbers of a row of ``rounds.jsonl`` by name.
 
-    Parameters
-    ----------
-    row : mapping
-        Row of ``rounds.jsonl``.
-
-    Returns
-    -------
-    list of (str, float)
-        ``loss``, ``local/test/accuracy``, ``seconds/total``, ``bytes/up/weights``, …;
-        numbers of another phase than training begin with its name. Values that are
-        missing or not finite are left out.
+    Names are ``loss``, ``local/test/accuracy``, ``seconds/total``, ``bytes/up/weights``,
+    …; those of another phase than training begin with its name. Values that are missing or
+    not finite are left out.
     """
     phase = row.get("phase", "train")
     parts: dict[str, Any] = {"loss": row.get("loss"), **(row.get("metrics") or {})}
@@ -322,15 +296,13 @@ def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w .:/-]", "_", name, flags=re.ASCII)
 
 
-def read_id(folder: Path, tracker: str) -> str:
-    """Return the ID that a run has at a tracker, empty if it has none."""
+def read_ids(folder: Path) -> dict[str, str]:
+    """Return the IDs that a run has at trackers."""
     path = folder / IDS
-    found: dict[str, str] = json.loads(path.read_bytes()) if path.exists() else {}
-    return found.get(tracker, "")
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
 
 def write_id(folder: Path, tracker: str, own: str) -> None:
     """Store the ID that a run has at a tracker."""
-    path = folder / IDS
-    found: dict[str, str] = json.loads(path.read_bytes()) if path.exists() else {}
-    replace_file(path, json.dumps({**found, tracker: own}).encode())
+    ids = {**read_ids(folder), tracker: own}
+    replace_file(folder / IDS, json.dumps(ids).encode())

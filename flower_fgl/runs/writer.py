@@ -39,18 +39,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["RunWriter", "default_folder", "finite", "replace_file"]
-__all__ += ["write_lines", "writing"]
-
+__all__ += ["require_empty", "write_lines", "writing"]
 
 ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def replace_file(path: Path, data: bytes, *, is_private: bool = False) -> None:
-    """Create or replace a file atomically, and sync it to disk.
-
-    With ``is_private`` only the owner of the process may read it. Raises a RunError if
-    it cannot be written; an existing file is left unchanged.
-    """
+    """Create or replace a file atomically, and sync it to disk, or raise a RunError."""
     remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
     with writing(path, remedy):
         write_file(path, data, is_private=is_private)
@@ -104,6 +99,15 @@ def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Pa
     return folder
 
 
+def require_empty(folder: Path) -> None:
+    """Raise a RunError if a new run's folder exists and is not empty."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise RunError(
+            f"The run folder {folder} is not empty. Set another run-dir, or leave it unset "
+            "to create a new folder in output-dir."
+        )
+
+
 class RoundCallback(Protocol):
     """What the writer calls of :class:`flower_fgl.runs.trackers.Tracker`."""
 
@@ -142,18 +146,11 @@ class RunWriter:
 
         The folder must not exist or be empty. Settings of a method have dotted keys or
         are a table; ``None`` is omitted. ``sources`` names the source of each value
-        (``user``, ``method``, ``default``, …) by dotted key, ``environment`` is that of
-        :func:`~flower_fgl.runs.environment.describe_environment`, ``engine`` says where
-        the clients are. If the folder cannot be written, new files and folders are
-        removed again and a RunError is raised.
+        (``user``, ``method``, ``default``, …) by dotted key. If the folder cannot be
+        written, new files and folders are removed again and a RunError is raised.
         """
         with writing(folder):
-            is_taken = folder.is_dir() and any(folder.iterdir())
-        if is_taken:
-            raise RunError(
-                f"The run folder {folder} is not empty. Set another run-dir, or leave it "
-                "unset to create a new folder in output-dir."
-            )
+            require_empty(folder)
         writer = cls(folder, on_round)
         writer._settings = (config, sources)
         if environment is not None:
@@ -232,11 +229,7 @@ class RunWriter:
         return Counter(pid for line in lines for pid in line["clients"])
 
     def write_summary(self, summary: Row) -> None:
-        """Replace ``summary.json`` by a result of :func:`summarise`, or raise a RunError.
-
-        Start time and environment of the run are added, for a resumed run those in the
-        file.
-        """
+        """Replace ``summary.json``; start time and environment of a resumed run stay."""
         path = self.folder / SUMMARY
         if not self._origin and path.exists():
             before = parse_row(read_text(path), str(path), "status")
@@ -253,11 +246,7 @@ class RunWriter:
         *,
         is_private: bool = False,
     ) -> None:
-        """Replace ``model.safetensors``, or raise a RunError.
-
-        ``state`` holds the weights by name, on any device; ``header`` is described in
-        :mod:`flower_fgl.runs.model_file`.
-        """
+        """Replace ``model.safetensors``, or raise a RunError."""
         import safetensors.torch  # loads torch, which the reader of a run does not need
 
         own = {

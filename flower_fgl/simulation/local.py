@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.serverapp import Grid
@@ -22,30 +22,25 @@ from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import StateKeeper
-from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local_grid import LocalGrid, frozen_objects, task_identity
-from flower_fgl.simulation.memory import graph_sizes, require_memory
+from flower_fgl.simulation.memory import graph_sizes, has_stacked_form, require_memory
 from flower_fgl.simulation.resources import num_cpus, on_cluster
+
+if TYPE_CHECKING:
+    from flower_fgl.runs.trackers import Tracker
 
 log = logging.getLogger(__name__)
 
 LARGE_CLIENT, LONG_RUN = 2000, 20
 """Nodes per client, on average, and rounds from which worker processes save time."""
 
-__all__ = [
-    "absolute_paths",
-    "check_run",
-    "count_owners",
-    "flat_settings",
-    "pick_workers",
-    "run_config_of",
-    "run_local",
-]
+__all__ = ["absolute_paths", "check_run", "count_owners", "flat_settings"]
+__all__ += ["pick_workers", "run_config_of", "run_local"]
 
 
 def run_config_of(
@@ -80,8 +75,8 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
 def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Set ``clients`` to the number of ``owners``, if any, and make their paths absolute.
 
-    Raises a ConfigError if a setting is wrong or ``clients`` is another number, and a
-    DataError if the folder or a file of ``owners`` is missing.
+    Raises a ConfigError if ``clients`` is another number, a DataError if a file is
+    missing.
     """
     if not values.get("owners"):
         return dict(values)
@@ -114,14 +109,15 @@ def check_run(
 ) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
-    ``clients`` must be at least 1. ``config`` are the same settings, if the caller has
-    parsed them. Raises a ConfigError if a setting is wrong, and a DataError if the data
-    are missing or cannot be partitioned among so many clients.
+    ``config`` are the same settings, if the caller has parsed them.
     """
     config = config or parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
-    open_trackers(config.track)  # reports a missing package before a folder is made
+    if config.track:  # further files: a plain run does not run through them
+        from flower_fgl.runs.trackers import open_trackers
+
+        open_trackers(config.track)  # reports a missing package before a folder is made
     store = open_store(config, config.clients)
     if logs_notes:
         store.log_notes()
@@ -132,7 +128,7 @@ def refuse_unstackable(config: RunConfig) -> None:
     """Raise a ConfigError with the reason if no client of a run could be stacked."""
     from flower_fgl.client_apps.stacked.grouping import why_not_run
 
-    able = [name for name, row in METHODS.items() if _has_stacked_form(row)]
+    able = [name for name, row in METHODS.items() if has_stacked_form(row)]
     reason = why_not_run(config, {})
     if config.method not in able:
         reason = f"only these methods have a stacked form: {', '.join(able)}"
@@ -141,11 +137,6 @@ def refuse_unstackable(config: RunConfig) -> None:
             f"stacked = true is not possible with method = {config.method}: {reason}. "
             'Use stacked = "auto".'
         )
-
-
-def _has_stacked_form(row: Method) -> bool:
-    """Return whether a method's client half declares a stacked form."""
-    return bool(vars(row.load_client_app()).get("stacked"))
 
 
 def pick_workers(config: RunConfig) -> int:
@@ -162,7 +153,7 @@ def pick_workers(config: RunConfig) -> int:
     if number < 2 or config.rounds < LONG_RUN:
         return 1
     has_stacks = (
-        _has_stacked_form(METHODS[config.method]) and config.clients >= FEWEST_STACKED
+        has_stacked_form(METHODS[config.method]) and config.clients >= FEWEST_STACKED
     )
     if has_stacks and config.stacked != "false" and not why_not_run(config, {}):
         return 1
@@ -181,6 +172,7 @@ def pick_workers(config: RunConfig) -> int:
 
 
 @report_lack_of_memory()
+@frozen_objects()
 def run_local(
     values: Mapping[str, Scalar],
     config: RunConfig | None = None,
@@ -192,27 +184,13 @@ def run_local(
 ) -> RunFolder:
     """Run a flat run config with the local engine; see :func:`flower_fgl.simulate`.
 
-    ``config`` are the same settings, where the caller has parsed them. 1 worker runs
-    the clients in this process, more start as many Ray actors with ``client_gpus``
-    each; by default :func:`pick_workers` chooses. The numbers are the same.
-    ``trackers`` are added to those of the setting ``track``. Raises the errors of
-    :func:`flower_fgl.simulate`, and a RunError if the run does not fit into the memory.
+    ``config`` are the same settings, where the caller has parsed them. 1 worker runs the
+    clients in this process, more start as many Ray actors with ``client_gpus`` each; by
+    default :func:`pick_workers` chooses. ``trackers`` are added to those of the setting
+    ``track``.
     """
-    with frozen_objects():
-        if values.get("owners"):
-            values, config = count_owners(values), None
-        return _run_local(values, config, workers, client_gpus, on_round, trackers)
-
-
-def _run_local(
-    values: Mapping[str, Scalar],
-    config: RunConfig | None,
-    workers: int | None,
-    client_gpus: float,
-    on_round: OnRound | None,
-    trackers: Sequence[Tracker],
-) -> RunFolder:
-    """Run a flat run config, see :func:`run_local`."""
+    if values.get("owners"):
+        values, config = count_owners(values), None
     config = check_run(values, config, logs_notes=True)
     if config.stacked == "true":
         refuse_unstackable(config)

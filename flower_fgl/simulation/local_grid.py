@@ -67,13 +67,10 @@ class LocalGrid(OneRunGrid):
     """Grid that runs its nodes in this process, one after the other.
 
     Messages and replies pass through Flower's wire format, so content that a deployment
-    could not transmit fails here as well.
-
-    ``client_app`` handles a message of a node and returns the reply. If it has a method
-    ``handle_all``, that gets all messages of an exchange, each with its node's context,
-    and returns all replies. ``freezes`` excludes the clients' graphs from the search
-    for cyclic garbage once they are built; the caller undoes it, see
-    :func:`frozen_objects`.
+    could not transmit fails here as well. ``client_app`` handles a message of a node and
+    returns the reply; its method ``handle_all``, if any, all messages of an exchange with
+    their contexts. ``freezes`` excludes the clients' graphs from the search for cyclic
+    garbage once they are built; the caller undoes it, see :func:`frozen_objects`.
     """
 
     def __init__(
@@ -95,10 +92,7 @@ class LocalGrid(OneRunGrid):
             self.contexts[node_id] = Context(
                 run_id=run_id,
                 node_id=node_id,
-                node_config={
-                    "partition-id": partition_id,
-                    "num-partitions": num_nodes,
-                },
+                node_config={"partition-id": partition_id, "num-partitions": num_nodes},
                 state=RecordDict(),
                 run_config=dict(run_config or {}),
             )
@@ -198,8 +192,7 @@ def carry(content: RecordDict, known: dict[int, _Record] | None = None) -> Recor
 def frozen_objects() -> Iterator[None]:
     """Exclude the objects that exist now from the search for cyclic garbage.
 
-    A search visits every object of the process: with the graphs of 1,000 clients it takes
-    0.4 s, and creating their messages starts several of them.
+    With the graphs of 1,000 clients a search takes 0.4 s, and an exchange starts several.
     """
     thresholds = gc.get_threshold()
     gc.freeze()
@@ -212,15 +205,7 @@ def frozen_objects() -> Iterator[None]:
 
 @contextmanager
 def task_identity(run_id: int) -> Iterator[None]:
-    """Set Flower's task identity inside the context and restore it afterwards.
-
-    Flower cannot build a ``Message`` outside a run.
-
-    Parameters
-    ----------
-    run_id : int
-        Run ID that messages carry.
-    """
+    """Set Flower's task identity, without which no ``Message`` can be built."""
     before = {name: _known(name) for name in ("task_id", "run_id", "node_id")}
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = run_id

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
@@ -15,12 +16,13 @@ from flower_fgl.client_apps.runtime.session import CACHE_BYTES, choose_device
 from flower_fgl.client_apps.runtime.training import FIELD_SHARE
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.sampling import num_sampled
 from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, Method
 from flower_fgl.nn import assign_models, backbone_shapes
 
 __all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "graph_sizes"]
-__all__ += ["require_memory"]
+__all__ += ["has_stacked_form", "require_memory"]
 
 GIB = 1 << 30
 WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.6 * GIB)
@@ -57,11 +59,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the peak memory of a run from its settings and its partition.
 
-    The parts are ``worker processes``, ``graphs``, ``training`` (of the largest
-    client), ``client states``, ``uploads`` of one round and ``stacked graphs``. With
-    the local engine 1 worker is no other process. With ``is_cluster`` the workers run
-    on a Ray cluster, so that only the server's part is here. Raises the errors of a
-    partition that cannot be opened.
+    The parts are ``worker processes``, ``graphs``, ``training`` (of the largest client),
+    ``client states``, ``uploads`` of one round and ``stacked graphs``. With the local
+    engine 1 worker is no other process; with ``is_cluster`` only the server's part is
+    here.
 
     Notes
     -----
@@ -96,17 +97,13 @@ def estimate_memory(
             copies += 2 * (config.optimizer != "sgd")
         parts["client states"] = int(copies * weights * _share_ever_sampled(config))
     if row.robust:  # uploads are weights
-        sampled = _sampled(config) / config.clients
+        sampled = num_sampled(config, config.clients) / config.clients
         parts["uploads"] = int(weights * sampled)
     return MemoryEstimate(parts)
 
 
 def available_memory() -> int:
-    """Return the bytes that this process and its children can still use.
-
-    It is the machine's available memory and free swap, or less if a control group (a
-    container, or a batch system) limits it.
-    """
+    """Return the bytes that this process can still use, within its control groups."""
     free = int(psutil.virtual_memory().available + psutil.swap_memory().free)
     return min([free, *_control_group_rooms(Path("/"))])
 
@@ -114,11 +111,7 @@ def available_memory() -> int:
 def require_memory(
     config: RunConfig, *, engine: str, workers: int = 1, is_cluster: bool = False
 ) -> None:
-    """Refuse a run that cannot fit into the memory.
-
-    The RunError holds the numbers, and settings that need less; see
-    :func:`estimate_memory`.
-    """
+    """Refuse a run that cannot fit into the memory, with settings that need less."""
     needed = estimate_memory(
         config, engine=engine, workers=workers, is_cluster=is_cluster
     )
@@ -162,17 +155,10 @@ def graph_sizes(store: ClientStore) -> tuple[GraphSizes, GraphSizes]:
     def total(name: str) -> int:
         return int(scale * sum(getattr(one, name) for one in read))
 
-    first = read[0]
     names = ["num_bytes", "num_nodes", "num_edges"]
-    later = ["num_entries", "num_train_nodes", "num_train"]
-    sums = {name: total(name) for name in names + later}
-    together = GraphSizes(
-        num_features=first.num_features,
-        is_sparse=first.is_sparse,
-        num_edge_features=first.num_edge_features,
-        **sums,
-    )
-    return together, first
+    names += ["num_entries", "num_train_nodes", "num_train"]
+    sums: dict[str, Any] = {name: total(name) for name in names}
+    return replace(read[0], **sums), read[0]
 
 
 def _operator_bytes(sizes: GraphSizes) -> int:
@@ -230,7 +216,7 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
 
     if config.stacked == "false" or why_not_run(config, {}):
         return 0
-    if not vars(METHODS[config.method].load_client_app()).get("stacked"):
+    if not has_stacked_form(METHODS[config.method]):
         return 0
     rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
     is_worthwhile = config.clients >= FEWEST_STACKED and rows <= LARGEST_STEP
@@ -240,16 +226,14 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
     return min(kept, STACKED_BYTES // 3)  # the limit counts three times the features
 
 
-def _sampled(config: RunConfig) -> int:
-    """Return the number of clients of a round."""
-    if config.participants:
-        return min(config.participants, config.clients)
-    return math.ceil(config.participation * config.clients)
+def has_stacked_form(row: Method) -> bool:
+    """Return whether a method's client half declares a stacked form."""
+    return bool(vars(row.load_client_app()).get("stacked"))
 
 
 def _share_ever_sampled(config: RunConfig) -> float:
     """Return the expected share of clients that any round samples."""
-    share = _sampled(config) / config.clients
+    share = num_sampled(config, config.clients) / config.clients
     return 1 - float((1 - share) ** config.rounds)
 
 

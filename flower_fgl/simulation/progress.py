@@ -28,7 +28,9 @@ def show_progress(
     ten lines are printed. ``on_round`` gets the rows as well; ``first`` rounds were
     complete before.
     """
-    is_live = _is_live(sys.stderr)
+    # a bar can be redrawn on a terminal and in a notebook
+    is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    is_live = is_notebook or bool(getattr(sys.stderr, "isatty", lambda: False)())
     shown = _bar(name, rounds, first) if is_live else _lines(name, rounds, sys.stderr)
     with shown as show:
 
@@ -75,9 +77,3 @@ def _lines(name: str, rounds: int, out: TextIO) -> Iterator[OnRound]:
             print(text, file=out, flush=True)
 
     yield show
-
-
-def _is_live(stream: TextIO) -> bool:
-    """Return whether a bar can be redrawn: on a terminal, or in a notebook."""
-    is_notebook = type(stream).__module__.startswith("ipykernel")
-    return is_notebook or bool(getattr(stream, "isatty", lambda: False)())

@@ -16,11 +16,6 @@ from flower_fgl.methods import METHODS, Method
 
 __all__ = ["refuse_registered", "register"]
 
-ADVICE = (
-    "Put it into a package: flower-fgl new NAME writes one with its entry point. Or use "
-    "the local engine, with workers if you want several processes."
-)
-
 
 def register(
     *,
@@ -144,5 +139,7 @@ def refuse_registered(config: RunConfig) -> None:
             if name in rows.get(kind, {}):
                 raise ConfigError(
                     f'"{name}" was registered in this process only, but Flower\'s '
-                    f"simulation starts new processes, which do not know it. {ADVICE}"
+                    "simulation starts new processes, which do not know it. Put it into a "
+                    "package: flower-fgl new NAME writes one with its entry point. Or use "
+                    "the local engine, with workers if you want several processes."
                 )

@@ -1,23 +1,33 @@
-"""CPUs, GPUs and worker processes: what a run asks for, and what the machine has."""
+"""CPUs, GPUs and worker processes: what a run asks for, and what machine or cluster has."""
 
 from __future__ import annotations
 
 import math
 import os
+import socket
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from flower_fgl.core.errors import ConfigError, RunError
 
-__all__ = [
-    "check_client_gpus",
-    "check_workers",
-    "fitting_workers",
-    "num_cpus",
-    "on_cluster",
-]
+__all__ = ["REMEDY", "check_client_gpus", "check_workers", "fitting_workers"]
+__all__ += ["num_cpus", "on_cluster", "require_cluster"]
 
 SMALLEST_SHARE = 1e-4
 """Smallest share of a GPU that Ray distinguishes from 0."""
+
+CONNECT_SECONDS = 10.0
+"""Seconds within which the cluster must answer."""
+REMEDY = (
+    "Unset RAY_ADDRESS, or set RAY_ADDRESS=local, to run without a cluster; or start the "
+    "cluster, and set RAY_ADDRESS to the host and port that `ray start` prints."
+)
+_PAUSE = 0.2
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""Beginning of an HTTP/2 connection, which every gRPC server answers with a frame of
+settings (RFC 9113, section 3.4)."""
+_SETTINGS = 4  # type of that frame, its fourth byte
 
 
 def check_workers(workers: int) -> None:
@@ -29,11 +39,7 @@ def check_workers(workers: int) -> None:
 
 
 def check_client_gpus(client_gpus: float) -> None:
-    """Reject a number of GPUs per worker process that Ray cannot give.
-
-    These are negative numbers, those that are not finite, below Ray's smallest share,
-    or above 1 but not whole.
-    """
+    """Reject a number of GPUs per worker process that Ray cannot give."""
     is_share = client_gpus == 0 or SMALLEST_SHARE <= client_gpus <= 1
     is_number = math.isfinite(client_gpus) and client_gpus > 1
     if not is_share and not (is_number and client_gpus == int(client_gpus)):
@@ -46,8 +52,8 @@ def check_client_gpus(client_gpus: float) -> None:
 def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
     """Return ``workers``, or by default how many the machine has resources for.
 
-    ``client_cpus`` and ``client_gpus`` are those of each worker process. Raises a
-    RunError if the machine has too few CPUs or GPUs.
+    Each has ``client_cpus`` and ``client_gpus``. Raises a RunError if the machine has too
+    few.
     """
     cpus = num_cpus()
     wanted = client_cpus * (workers or 1)
@@ -59,22 +65,19 @@ def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -
         )
     fitting = cpus // client_cpus
     if client_gpus > 0:
-        gpus = _num_gpus()
+        import torch  # takes seconds to import, and most runs do not need it
+
+        gpus = torch.cuda.device_count()
         if client_gpus * (workers or 1) > gpus:
             raise RunError(
                 f"{workers or 1} clients at once with {client_gpus:g} GPUs each need "
                 f"more than the {gpus} GPUs that torch finds here. Use fewer workers or a "
                 "smaller share, or train on CPU: --client-gpus 0."
             )
-        fitting = min(fitting, _gpu_slots(gpus, client_gpus))
+        # fractions of two GPUs are not combined, and 1 / 0.1 may fall just below 10
+        shares = gpus * int(1 / client_gpus + 1e-9)
+        fitting = min(fitting, gpus // int(client_gpus) if client_gpus > 1 else shares)
     return workers or fitting
-
-
-def _gpu_slots(gpus: int, client_gpus: float) -> int:
-    """Return how many clients fit on the GPUs; fractions of two GPUs are not combined."""
-    if client_gpus > 1:
-        return gpus // int(client_gpus)
-    return gpus * int(1 / client_gpus + 1e-9)  # 1 / 0.1 may fall just below 10
 
 
 def num_cpus() -> int:
@@ -84,13 +87,55 @@ def num_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _num_gpus() -> int:
-    """Return the number of GPUs that torch finds."""
-    import torch  # takes seconds to import, and most runs do not need it
-
-    return torch.cuda.device_count()
-
-
 def on_cluster(environment: Mapping[str, str]) -> bool:
     """Return whether ``RAY_ADDRESS`` names an existing Ray cluster."""
     return environment.get("RAY_ADDRESS", "") not in ("", "local")
+
+
+def require_cluster(environment: Mapping[str, str]) -> None:
+    """Raise a RunError if ``RAY_ADDRESS`` is no address, or nothing answers there.
+
+    ``environment`` is that of the process that joins the cluster. Ray itself would wait
+    for minutes, and its error would name neither the variable nor the address.
+    """
+    if not on_cluster(environment):
+        return
+    text = environment["RAY_ADDRESS"]
+    address = text
+    if text == "auto":  # Ray reads the address of the last cluster from a file
+        file = Path(environment.get("RAY_TMPDIR") or "/tmp", "ray/ray_current_cluster")
+        if not file.is_file():
+            return  # without it Ray searches the processes, and fails at once
+        address = file.read_text(encoding="utf-8").strip()
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise RunError(
+            f'RAY_ADDRESS = "{text}" is no address of a Ray cluster, HOST:PORT. {REMEDY}'
+        )
+    end = time.monotonic() + CONNECT_SECONDS
+    has_tls = environment.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+    while True:
+        try:
+            left = max(end - time.monotonic(), _PAUSE)
+            _connect((host.strip("[]"), int(port)), left, has_tls=has_tls)
+            return
+        except (OSError, OverflowError) as error:
+            if time.monotonic() + _PAUSE < end:
+                time.sleep(_PAUSE)
+                continue
+            where = "" if address == text else f" ({address})"
+            raise RunError(
+                f'RAY_ADDRESS = "{text}"{where}, but no Ray cluster answers there within '
+                f"{CONNECT_SECONDS:g} s: {error}. {REMEDY}"
+            ) from error
+
+
+def _connect(address: tuple[str, int], seconds: float, *, has_tls: bool) -> None:
+    """Raise an OSError unless a gRPC server answers; with TLS unless any server does."""
+    with socket.create_connection(address, timeout=seconds) as connection:
+        if has_tls:
+            return
+        connection.sendall(_HELLO)
+        begin = connection.recv(9, socket.MSG_WAITALL)
+        if len(begin) < 9 or begin[3] != _SETTINGS:
+            raise OSError("the program that listens there is not Ray")

@@ -22,10 +22,10 @@ from flower_fgl.core.errors import (
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, drop_removed
-from flower_fgl.runs.files import OnRound
+from flower_fgl.runs.files import ENDED, ROUNDS, SUMMARY, OnRound, status_of
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.writer import RunWriter, default_folder
+from flower_fgl.runs.writer import RunWriter, default_folder, require_empty
 
 __all__ = ["OnRound", "run_one"]
 
@@ -48,17 +48,15 @@ def run_one(
 ) -> RunFolder:
     """Run one configuration until it completes.
 
-    ``values`` is a flat run config with ``clients``; with ``resume`` the run in
-    ``run-dir`` resumes. ``engine`` is ``local``, ``ray`` (Flower's simulation) or
-    ``auto``: the local engine, and Flower's simulation if ``RAY_ADDRESS`` names a
-    cluster. Without ``workers`` Flower's simulation starts one worker process per core,
-    ``local`` none, ``auto`` as many as save time. ``client_gpus`` are those of each
-    worker process.
+    ``values`` is a flat run config with ``clients``. ``engine`` is ``local``, ``ray``
+    (Flower's simulation) or ``auto``: the local engine, and Flower's simulation if
+    ``RAY_ADDRESS`` names a cluster. Without ``workers`` Flower's simulation starts one
+    worker process per core, ``local`` none, ``auto`` as many as save time; each has
+    ``client_gpus``.
 
     Raises a ConfigError or DataError before the run starts if a setting is wrong or the
-    data are missing; a RunError, which names the folder, if the run folder is not
-    empty, the run in it cannot resume or does not fit into the memory, or it did not
-    complete. The argument of the KeyboardInterrupt after Ctrl-C is the run folder, if
+    data are missing; a RunError, which names the folder, if the run cannot start, resume
+    or complete. The argument of the KeyboardInterrupt after Ctrl-C is the run folder, if
     one was written.
     """
     from flower_fgl.client_apps.runtime.session import choose_device
@@ -101,14 +99,10 @@ def run_one(
     if not uses_ray:
         choose_device(config.device)  # reports a missing device before a folder is made
     if engine == "ray":
-        require_memory(
-            config,
-            engine="ray",
-            workers=1
-            if has_cluster
-            else fitting_workers(config.threads, client_gpus, workers),
-            is_cluster=has_cluster,
-        )
+        fitting = 1
+        if not has_cluster:
+            fitting = fitting_workers(config.threads, client_gpus, workers)
+        require_memory(config, engine="ray", workers=fitting, is_cluster=has_cluster)
         warn_of_many_clients(config, config.clients)
         # the local engine logs them itself
         open_store(config, config.clients).log_notes()
@@ -123,10 +117,7 @@ def run_one(
         with _record_failures(folder):
             if engine == "local":
                 return run_local(
-                    values,
-                    workers=workers,
-                    client_gpus=client_gpus,
-                    on_round=on_round,
+                    values, workers=workers, client_gpus=client_gpus, on_round=on_round
                 )
             return _run_ray(values, config, folder, workers, client_gpus, on_round)
 
@@ -136,12 +127,8 @@ def _create_run_folder(config: RunConfig) -> Path:
     try:
         if config.run_dir:
             folder = Path(config.run_dir).resolve()
-            if folder.exists() and any(folder.iterdir()):
-                raise RunError(
-                    f"The run folder {folder} is not empty. Set another run-dir, or "
-                    "leave it unset to create a new folder in output-dir."
-                )
             folder.mkdir(parents=True, exist_ok=True)
+            require_empty(folder)
             return folder
         while True:
             base = Path(config.output_dir).resolve()
@@ -184,7 +171,7 @@ def _correct_status(
     folder: Path, status: str, *, error: str = "", over: Sequence[str] = ("running",)
 ) -> None:
     """Set the final status of a run whose ServerApp could not write it."""
-    if not (folder / "summary.json").exists():
+    if not (folder / SUMMARY).exists():
         return
     summary = dict(RunFolder.load(folder).summary)
     if summary.get("status") in over:
@@ -244,7 +231,7 @@ def _run_ray(
             GRACE_SECONDS,
         )
     finally:
-        if (folder / "summary.json").exists() and (home / "flower.log").exists():
+        if (folder / SUMMARY).exists() and (home / "flower.log").exists():
             shutil.copy(home / "flower.log", folder / "flower.log")
         shutil.rmtree(home, ignore_errors=True)
     run = _verify_result(folder, flower_status, log_tail, reason)
@@ -269,7 +256,7 @@ def _verify_result(
     """Return the run if its folder and Flower both report that it completed."""
     # Flower also reports ``completed`` if every client failed or the ServerApp called
     # ``sys.exit``
-    if not (folder / "summary.json").exists():
+    if not (folder / SUMMARY).exists():
         raise RunError(
             f"The run wrote nothing; Flower reports {flower_status}. End of its log:\n"
             f"{log_tail}"
@@ -296,7 +283,7 @@ class _RunMonitor:
     def __init__(self, folder: Path, on_round: OnRound | None) -> None:
         self._folder = folder
         self._on_round = on_round
-        rounds = folder / "rounds.jsonl"  # exists if the run resumes
+        rounds = folder / ROUNDS  # exists if the run resumes
         self._offset = rounds.stat().st_size if rounds.exists() else 0
         self._next_check = 0.0
         self._ended_at: float | None = None
@@ -307,14 +294,14 @@ class _RunMonitor:
         if now < self._next_check:
             return
         self._next_check = now + SUMMARY_SECONDS
-        if self._ended_at is None and self._has_ended():
+        if self._ended_at is None and status_of(self._folder) in ENDED:
             self._ended_at = now
         if self._ended_at is not None and now > self._ended_at + GRACE_SECONDS:
             raise _OverdueError
 
     def read_rounds(self) -> None:
         """Call ``on_round`` with each row that was added to ``rounds.jsonl``."""
-        path = self._folder / "rounds.jsonl"
+        path = self._folder / ROUNDS
         if self._on_round is None or not path.exists():
             return
         with path.open("rb") as file:
@@ -324,11 +311,3 @@ class _RunMonitor:
                     break
                 self._offset += len(line)
                 self._on_round(json.loads(line))
-
-    def _has_ended(self) -> bool:
-        """Return whether the summary holds a final status."""
-        try:
-            summary = json.loads((self._folder / "summary.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        return summary.get("status") in ("completed", "failed", "interrupted")

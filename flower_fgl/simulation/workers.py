@@ -1,7 +1,6 @@
-"""Worker processes of the local engine: each holds a part of the clients.
+"""Worker processes of the local engine: N Ray actors, each with a part of the clients.
 
-``--workers N`` starts N Ray actors. An exchange sends each of them one call with the
-messages of all its clients, and gets one answer with all their replies.
+An exchange sends each of them one call, and gets one answer with all replies.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ from flower_fgl.core.flower_internals import (
     set_message_id,
 )
 from flower_fgl.core.options import Scalar
-from flower_fgl.simulation.flower.ray_cluster import REMEDY, require_cluster
 from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
+from flower_fgl.simulation.resources import REMEDY, require_cluster
 
 __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
 
@@ -65,9 +64,9 @@ class Parcel:
     """Messages or replies of several clients; a record that they share is held once.
 
     ``records`` are in the form that crosses the process boundary, ``layouts`` the names
-    and shapes that they have in common. A letter is ``(partition-id, message type,
-    group, names, error)``: ``names`` maps the names of its records to positions in
-    ``records``; ``error`` is the code and reason of a failed reply.
+    and shapes that they have in common. A letter is ``(partition-id, message type, group,
+    names, error)``: ``names`` maps the names of its records to positions in ``records``;
+    ``error`` is the code and reason of a failed reply.
     """
 
     records: list[Packed]
@@ -83,21 +82,17 @@ class Parcel:
         layouts: dict[Layout, int] = {}
         for partition_id, message in messages:
             meta = message.metadata
+            error, names = None, {}
             if message.has_error():
-                error = (message.error.code, str(message.error.reason))
-                letters.append(
-                    (partition_id, meta.message_type, meta.group_id, {}, error)
-                )
-                continue
-            names: dict[str, int] = {}
-            for name, record in message.content.items():
-                if id(record) not in positions:
-                    positions[id(record)] = len(records)
-                    records.append(_pack_record(record, layouts))
-                names[name] = positions[id(record)]
-            letters.append(
-                (partition_id, meta.message_type, meta.group_id, names, None)
-            )
+                error = message.error.code, str(message.error.reason)
+            else:
+                for name, record in message.content.items():
+                    if id(record) not in positions:
+                        positions[id(record)] = len(records)
+                        records.append(_pack_record(record, layouts))
+                    names[name] = positions[id(record)]
+            kind, group = meta.message_type, meta.group_id
+            letters.append((partition_id, kind, group, names, error))
         return cls(records, letters, list(layouts))
 
     def contents(self) -> Iterator[RecordDict]:
@@ -323,13 +318,11 @@ def start_workers(
     cpus: int = 1,
     gpus: float = 0.0,
 ) -> Iterator[list[Any]]:
-    """Start Ray actors of :class:`ClientHost`; end them on leaving.
+    """Start Ray actors of :class:`ClientHost` with ``cpus`` and ``gpus`` each; end them.
 
-    ``cpus`` and ``gpus`` are those of each actor. Raises a RunError if Ray cannot start
-    the actors, or the cluster of ``RAY_ADDRESS`` does not answer.
-
-    Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster. If the calling
-    process has already initialised Ray, its workers are used and Ray is left running.
+    Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster; if the calling
+    process has already initialised Ray, that is used and left running. Raises a RunError
+    if Ray cannot start the actors, or the cluster does not answer.
     """
     with _silent():
         import ray

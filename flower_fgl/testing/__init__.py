@@ -22,29 +22,19 @@ except ModuleNotFoundError as error:
 pytest.register_assert_rewrite(
     *(
         f"flower_fgl.testing.{name}"
-        for name in ("case", "exchanges", "ray", "runs", "settings", "stage", "wire")
+        for name in ("case", "exchanges", "ray", "runs", "stage", "wire")
     )
 )
 
 from flower_fgl.testing.case import SMALL, Contract, MethodCase, comparable  # noqa: E402
 from flower_fgl.testing.exchanges import ExchangeContract  # noqa: E402
 from flower_fgl.testing.ray import RayContract  # noqa: E402
-from flower_fgl.testing.runs import RunContract  # noqa: E402
-from flower_fgl.testing.settings import SettingContract  # noqa: E402
+from flower_fgl.testing.runs import RunContract, SettingContract  # noqa: E402
 from flower_fgl.testing.wire import WireContract  # noqa: E402
 
-__all__ = [
-    "SMALL",
-    "Contract",
-    "ExchangeContract",
-    "MethodCase",
-    "MethodContract",
-    "RayContract",
-    "RunContract",
-    "SettingContract",
-    "WireContract",
-    "comparable",
-]
+__all__ = ["SMALL", "Contract", "ExchangeContract", "MethodCase", "MethodContract"]
+__all__ += ["RayContract", "RunContract", "SettingContract", "WireContract"]
+__all__ += ["comparable"]
 
 
 class MethodContract(ExchangeContract, RunContract, SettingContract, WireContract):

@@ -56,13 +56,7 @@ class MethodCase:
 
     @property
     def row(self) -> Method:
-        """The method's row.
-
-        Raises
-        ------
-        ConfigError
-            If there is none.
-        """
+        """The method's row; ConfigError if there is none."""
         if self.name not in METHODS:
             reason = refusal("methods", self.name) or (
                 "No installed package names it in the entry points flower_fgl.methods. "
@@ -94,10 +88,7 @@ def applies_to(
 
 
 class Contract:
-    """Base of the test classes: calls each test with each of ``cases``.
-
-    A subclass sets ``cases``. Its tests take the fixture ``case``.
-    """
+    """Base of the test classes: calls each test with each ``case`` of ``cases``."""
 
     cases: ClassVar[Sequence[MethodCase]] = ()
 
@@ -153,13 +144,7 @@ class Contract:
 
 
 def comparable(run: Any) -> str:
-    """Return all numbers of a run except times, as text.
-
-    Parameters
-    ----------
-    run : Run
-        A run of ``simulate``.
-    """
+    """Return all numbers of a run of ``simulate`` except times, as text."""
     keep = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
     clients = [{k: v for k, v in row.items() if k != "seconds"} for row in run.clients]
     return json.dumps([keep, clients], sort_keys=True)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -58,9 +57,6 @@ class RayContract(Contract):
 def _numbers(run: RunFolder) -> str:
     """Return what a run computed; two engines may differ in time and process only."""
     kept = ("round", "partition_id", "loss", "metrics", "replies", "status")
-
-    def chosen(rows: Any) -> list[Any]:
-        return [{key: row[key] for key in kept if key in row} for row in rows]
-
-    parts = [chosen(run.rounds), chosen(run.clients), run.summary["best"]]
-    return json.dumps(parts, sort_keys=True)
+    rows = [*run.rounds, *run.clients]
+    chosen = [{key: row[key] for key in kept if key in row} for row in rows]
+    return json.dumps([chosen, run.summary["best"]], sort_keys=True)

@@ -1,4 +1,4 @@
-"""Contract of whole runs of a method in the local engine."""
+"""Contract of whole runs of a method in the local engine, also in each setting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ from flower_fgl.testing.exchanges import has_rounds
 from flower_fgl.testing.pretended_gpu import gpu
 from flower_fgl.testing.tiny_graphs import write_tiny
 
-__all__ = ["RunContract", "trained_weights"]
+__all__ = ["RunContract", "SettingContract", "trained_weights"]
+
+COLUMNS = {
+    "few-shot": ("test_masked",),
+    "open-set": ("unseen", "missing"),
+    "closed-set": ("unseen", "missing", "new_client"),
+}
+"""Node sets that each setting scores besides the test nodes."""
 
 REFERENCE = pytest.StashKey[dict[str, Run]]()
 FREE = ("query.describe", "query.resume")
@@ -216,6 +223,33 @@ class RunContract(Contract):
         )
         # rounding alone leaves less than 1e-6 of weights near 1
         assert most > 1e-5, f"{weight} does not change what the clients train"
+
+
+class SettingContract(Contract):
+    """A run in each setting of the data.
+
+    A method that needs edges between clients (``Method.needs_cross_edges``) runs in the
+    settings that have them and refuses the others.
+    """
+
+    @pytest.mark.parametrize("setting", sorted(COLUMNS))
+    def test_a_method_runs_in_every_setting(
+        self, case: MethodCase, setting: str, short: dict[str, Any]
+    ) -> None:
+        # enough nodes of each class
+        graph = {"nodes": 400, "classes": 4, "features": 8, "block_skew": 0.3}
+        values = {"synthetic": graph, "setting": setting, "evaluate": "local"}
+        if case.row.needs_cross_edges and setting != "few-shot":
+            with pytest.raises(ConfigError, match="sums over the edges between"):
+                simulate(**{**short, **values})
+            return
+        run = simulate(**{**short, **values})
+        assert run.best is not None
+        assert ("new_client" in run.best) == (setting == "closed-set")
+        for column in ("test", *COLUMNS[setting]):
+            assert run.best[column]["num_nodes"] > 0
+            assert 0 <= run.best[column]["accuracy"] <= 1
+        assert all(row["failures"] == [] for row in run.rounds)
 
 
 def repeated(case: MethodCase, settings: dict[str, Any]) -> dict[str, Any]:

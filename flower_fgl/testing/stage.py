@@ -28,16 +28,8 @@ __all__ = ["Stage", "StageContract", "content_bytes"]
 class Stage:
     """A method after the describe exchange, with three clients in this process.
 
-    Parameters
-    ----------
-    strategy : FglStrategy
-        The server half, prepared.
-    grid : LocalGrid
-        Carries messages to the client half.
-    session : Session
-        State of the clients.
-    sent : mapping of int to Message
-        The messages of the last exchange, by partition-id.
+    ``session`` has the state of the clients, ``sent`` the messages of the last exchange
+    by partition-id.
     """
 
     strategy: FglStrategy

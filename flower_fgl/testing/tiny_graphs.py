@@ -13,18 +13,10 @@ NAME = "TINY"
 def write_tiny(
     folder: Path, *, num_graphs: int = 30, has_labels: bool = True, hub: int = -1
 ) -> None:
-    """Write rings (class 1) and stars (class 2) of 4 to 6 nodes, one without edges.
+    """Write rings (class 1) and stars (class 2) of 4 to 6 nodes to a data folder.
 
-    Parameters
-    ----------
-    folder : Path
-        The data folder.
-    num_graphs : int
-        Number of graphs; every other one is a ring, and the last has no edge.
-    has_labels : bool
-        Whether nodes have labels; without them the dataset has no features.
-    hub : int
-        Index of a graph that gets 20 more nodes.
+    Every other graph is a ring, and the last has no edge. Without labels of nodes the
+    dataset has no features. The graph of index ``hub`` gets 20 more nodes.
     """
     raw = folder / "TU" / NAME / "raw"
     raw.mkdir(parents=True)

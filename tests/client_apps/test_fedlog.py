@@ -30,7 +30,8 @@ from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedlog import FedLogDownload
-from flower_fgl.runs.model_file import ModelCard, load_model, save_model
+from flower_fgl.runs.model_file import ModelCard, save_model
+from flower_fgl.runs.saved_model import load_model
 
 N, C, D, S = 30, 3, 6, 4
 SHORT = {

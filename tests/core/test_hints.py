@@ -19,7 +19,7 @@ from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.tables.compare import select_runs
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.model_file import load_model
+from flower_fgl.runs.saved_model import load_model
 from flower_fgl.runs.state_files import state_folder
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flower_fgl.core.regression_losses import LOSSES, regression_loss
+from flower_fgl.core.regression_losses import regression_loss
 
 NAN = math.nan
 
@@ -40,7 +40,7 @@ def test_targets_count_equally_or_by_their_known_numbers() -> None:
     assert equal.item() == pytest.approx((1 + 4) / 2)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["mse", "huber", "mae"])
 @pytest.mark.parametrize("target_weight", ["entries", "targets"])
 def test_nothing_known_gives_zero_with_a_zero_gradient(
     loss: str, target_weight: str

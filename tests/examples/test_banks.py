@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
-from flower_fgl.runs.model_file import load_model
+from flower_fgl.runs.saved_model import load_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "banks"
 SMALL = {"banks": 3, "accounts": 120, "share": 0.2}

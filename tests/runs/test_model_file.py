@@ -35,7 +35,8 @@ from flower_fgl.datasets.graph_files.graph_file import (
 from flower_fgl.datasets.transforms.normalize_features import scale_client
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import MODELS, GraphInput, build_model
-from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
+from flower_fgl.runs.model_file import ModelCard, read_card, save_model
+from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.prediction import Prediction, predict_graph, write_table
 from tests.client_apps.runtime.test_owners import NAMES, saved
 from tests.support.methods import collected

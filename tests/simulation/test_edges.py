@@ -24,7 +24,7 @@ from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.owners import build_owners
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs.model_file import load_model
+from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.local import run_config_of
 from tests.support.owners import run_owners
 from tests.support.short_runs import SMALL

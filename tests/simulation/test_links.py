@@ -23,7 +23,7 @@ from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.lab.results import as_run
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import pair_codes
-from flower_fgl.runs.model_file import load_model
+from flower_fgl.runs.saved_model import load_model
 from tests.support.short_runs import SMALL, comparable
 
 LINKS: dict[str, Any] = {

@@ -27,7 +27,8 @@ from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput, build_model
-from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
+from flower_fgl.runs.model_file import ModelCard, read_card, save_model
+from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.prediction import pairs as pairs_module
 from flower_fgl.simulation.prediction import predict, predict_graph, write_table

@@ -14,10 +14,8 @@ from flower_fgl.core.settings import (
     TARGETS,
     UNSEEN_SETTINGS,
     GeneralSettings,
-    has_local_heads,
     has_targets,
     is_file,
-    predicted_kind,
 )
 from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS
 
@@ -41,7 +39,7 @@ def check_data(settings: GeneralSettings) -> None:
         _check_target(settings)
     if settings.target_kind != "auto":
         _check_target_kind(settings)
-    if predicted_kind(settings) != CLASSES:
+    if settings.predicts != CLASSES:
         _check_values(settings)
     elif settings.partition == "quantile":
         raise ConfigError(
@@ -140,7 +138,7 @@ def _check_target_kind(settings: GeneralSettings) -> None:
 
 def _check_values(settings: GeneralSettings) -> None:
     """Reject what needs one class of each item, where labels or numbers are predicted."""
-    kind = predicted_kind(settings)
+    kind = settings.predicts
     names = CLASS_SETTINGS if kind == NUMBERS else CLASS_SETTINGS[:2]
     for name in _changed(settings, *names):
         raise ConfigError(
@@ -188,11 +186,10 @@ def _check_owners(settings: GeneralSettings) -> None:
             "the two."
         )
     _reject_sparsity(settings, "a partition, but an owner's graph is used unchanged")
-    is_projected = settings.feature_align == "project"
-    for text, is_on in (
-        ('feature-align = "project"', is_projected),
-        ('class-align = "local"', has_local_heads(settings)),
-    ):
+    for text, is_on in {
+        'feature-align = "project"': settings.feature_align == "project",
+        'class-align = "local"': settings.has_local_heads,
+    }.items():
         if is_on and settings.evaluate != "local":
             raise ConfigError(
                 f"With {text} there is no complete global model: use evaluate = "
@@ -319,13 +316,8 @@ def _check_split_by(settings: GeneralSettings) -> None:
         raise ConfigError(
             f"{text} and time-cuts both split the edges. Remove one of the two."
         )
-    if by_structure and not settings.owners and settings.dataset != "synthetic":
-        _check_molecules(settings, text)
-
-
-def _check_molecules(settings: GeneralSettings, text: str) -> None:
-    """Reject a dataset that brings no SMILES."""
-    if not is_file(settings.dataset):
+    may_have_smiles = settings.owners or is_file(settings.dataset)
+    if by_structure and not may_have_smiles and settings.dataset != "synthetic":
         raise ConfigError(
             f"{text} needs SMILES, which {settings.dataset} does not bring. Use "
             'split-by = "random", or a folder with graphs.csv and its column smiles.'

@@ -26,15 +26,7 @@ def check_names(
     methods: Mapping[str, Any],
     datasets: Iterable[str],
 ) -> None:
-    """Reject an unknown method, dataset, table or key, before anything else is parsed.
-
-    ``general`` and ``tables`` hold what a user gave, ``tables`` by the table's name.
-
-    Raises
-    ------
-    ConfigError
-        Naming the closest known name, or the table that holds the key.
-    """
+    """Reject an unknown method, dataset, table or key, before anything else is parsed."""
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:
         if reason := refusal("methods", method):
@@ -112,11 +104,7 @@ def _check_keys(
 
 
 def _unknown_key(
-    key: str,
-    table: str,
-    names: Mapping[str, Set[str]],
-    common: Set[str],
-    method: str,
+    key: str, table: str, names: Mapping[str, Set[str]], common: Set[str], method: str
 ) -> str:
     """Return the error for a key that its table lacks, with the right table if any."""
     full = f"{table}.{key}" if table else key

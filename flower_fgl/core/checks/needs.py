@@ -12,9 +12,7 @@ from flower_fgl.core.settings import (
     ALL_TARGETS,
     TARGETS,
     GeneralSettings,
-    has_local_heads,
     has_targets,
-    predicted_kind,
 )
 from flower_fgl.core.targets import LABELS, NUMBERS
 
@@ -70,7 +68,7 @@ NEEDS = (
     ),
     Need(
         'target-kind = "numbers"',
-        lambda s: predicted_kind(s) == NUMBERS,
+        lambda s: s.predicts == NUMBERS,
         lambda method: method.numbers,
         "learns classes, and cannot predict numbers",
         can="can",
@@ -195,7 +193,7 @@ NEEDS = (
     ),
     Need(
         'class-align = "local"',
-        has_local_heads,
+        lambda s: s.has_local_heads,
         lambda method: method.keeps_head,
         "cannot leave the head of each owner local",
         can="can",

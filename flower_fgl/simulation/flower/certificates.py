@@ -33,10 +33,10 @@ def make_certificates(
     """Write ``ca.crt``, ``server.pem``, ``server.key`` and a key pair per owner.
 
     Private keys get mode 0600; the owners' are ``<owner>.key`` and ``<owner>.pub``.
-    ``hosts`` are names and addresses by which SuperNodes reach the SuperLink; the
-    certificate always names ``localhost`` and ``127.0.0.1`` too. Returns the files.
-    Raises a ConfigError if an owner's name cannot be a file name, or is given twice,
-    and a RunError if one of the files exists or the folder cannot be written.
+    ``hosts`` are names and addresses by which SuperNodes reach the SuperLink, besides
+    ``localhost`` and ``127.0.0.1``. Returns the files. Raises a ConfigError if an owner's
+    name cannot be a file name, or is given twice, and a RunError if one of the files
+    exists or the folder cannot be written.
     """
     for owner in owners:
         if owner != Path(owner).name or owner in ("", ".", "..", "server"):
@@ -124,7 +124,6 @@ def _write_key(
     data = key.private_bytes(
         serialization.Encoding.PEM, form, serialization.NoEncryption()
     )
-    with os.fdopen(
-        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
-    ) as file:
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "wb") as file:
         file.write(data)

@@ -14,11 +14,10 @@ import psutil  # type: ignore[import-untyped]
 import tomli_w
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower.superlink import CONNECTION, FlowerHome, tail
 
 __all__ = ["FlowerRun", "LaunchResult", "StuckError"]
-
-from flower_fgl.core.options import Scalar
 
 Tick = Callable[[], None]
 T = TypeVar("T")
@@ -39,10 +38,9 @@ class LaunchResult:
 
     ``flower_status`` is ``finished:completed``, ``finished:failed`` or
     ``finished:stopped``; ``failed`` if the SuperLink or the run's process was killed.
-    Flower reports ``finished:completed`` even if every client raised an exception or
-    the ServerApp called ``sys.exit(3)``: compare it with the app's output. ``log_tail``
-    holds the last 40 lines of the run's log, without colours, and the ``reason`` of a
-    failure if Flower or the launcher knows it.
+    Flower reports ``finished:completed`` even if every client failed or the ServerApp
+    called ``sys.exit(3)``. ``log_tail`` holds the last 40 lines of the run's log, and the
+    ``reason`` of a failure.
     """
 
     run_id: int | None
@@ -56,11 +54,7 @@ class StuckError(Exception):
 
 
 class FlowerRun:
-    """One run in a Flower home whose context is already entered.
-
-    ``log`` is the file for the run's log, ``on_tick`` is called about five times a
-    second while waiting.
-    """
+    """One run in an entered Flower home; ``on_tick`` is called while it waits."""
 
     def __init__(self, flower: FlowerHome, log: Path, on_tick: Tick) -> None:
         self._flower = flower
@@ -77,10 +71,9 @@ class FlowerRun:
     ) -> LaunchResult:
         """Submit the run, wait until it ends, and return its status.
 
-        ``run_config`` overrides the app's configuration, ``sizes`` is the federation
-        configuration in the format of ``flwr run``; Flower must start the run within
-        ``pending_timeout`` seconds. Raises a RunError if Flower rejects the run, and a
-        StuckError if the SuperLink does not start, or does not start the run.
+        ``sizes`` is the federation configuration in the format of ``flwr run``. Raises a
+        RunError if Flower rejects the run, and a StuckError if the SuperLink does not
+        start, or does not start the run within ``pending_timeout`` seconds.
         """
         is_up = self._until(
             lambda: self._flower.is_ready or not self._flower.is_alive, _START_TIMEOUT
@@ -114,10 +107,8 @@ class FlowerRun:
             if not self._flower.is_alive:
                 raise StuckError("the SuperLink ended.")
             message = str(answer.get("error-message", ""))
-            reason = (
-                message.partition("\n\n")[2].strip() or message
-            )  # after "Using SuperLink"
-            raise RunError(f"Flower rejected the run: {reason}")
+            reason = message.partition("\n\n")[2].strip()  # after "Using SuperLink"
+            raise RunError(f"Flower rejected the run: {reason or message}")
         return int(answer["run-id"])
 
     def _until_started(self, timeout: float) -> psutil.Process:

@@ -1,9 +1,7 @@
 """Run a Flower app in Flower's simulation, in a private Flower home.
 
-``flwr run`` alone has three problems: it returns 0 if the ServerApp raised, it may submit
-the run to another user's SuperLink, and it can wait forever for a run that never starts.
-:func:`launch` starts a SuperLink for one run, limits the wait, returns Flower's status of
-the run, and leaves no process behind.
+``flwr run`` alone returns 0 if the ServerApp raised, may submit the run to another user's
+SuperLink, and can wait forever for a run that never starts.
 """
 
 from __future__ import annotations
@@ -28,20 +26,15 @@ from flower_fgl.simulation.flower.flower_run import (
     StuckError,
     Tick,
 )
-from flower_fgl.simulation.flower.ray_cluster import require_cluster
 from flower_fgl.simulation.flower.superlink import FlowerHome, tail
 from flower_fgl.simulation.resources import (
     check_client_gpus,
     fitting_workers,
     on_cluster,
+    require_cluster,
 )
 
-__all__ = [
-    "LaunchResult",
-    "launch",
-    "sigterm_as_interrupt",
-    "write_app_folder",
-]
+__all__ = ["LaunchResult", "launch", "sigterm_as_interrupt", "write_app_folder"]
 
 
 def launch(
@@ -58,44 +51,37 @@ def launch(
     log_file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> LaunchResult:
-    """Run a Flower app in simulation and wait until it has ended.
+    """Run a Flower app in simulation and wait until all its processes have ended.
 
-    All processes have ended when this function returns or raises. In the main thread,
-    SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process itself is killed,
-    its children end within seconds.
+    In the main thread, SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process
+    itself is killed, its children end within seconds.
 
     ``app_dir`` is that of :func:`write_app_folder`; paths in ``run_config``, which
-    overrides the app's configuration, should be absolute. In ``home`` each launch
-    creates a private Flower home and removes it again. ``client_cpus`` are also the
-    threads of a client; with 0.25 ``client_gpus`` four clients share one. As many
+    overrides the app's configuration, should be absolute. ``home`` gets a private Flower
+    home for the launch. ``client_cpus`` are also the threads of a client. As many
     ``workers`` train at once as the machine has resources for, unless set. A submitted
     run that does not start within ``pending_timeout`` seconds gets another SuperLink
     once. ``on_tick`` is called about five times a second; an exception that it raises
-    ends the run. ``environment`` overrides variables of this process.
-
-    If ``RAY_ADDRESS`` is set, the run joins that Ray cluster, whose CPUs and GPUs are
-    not checked here, and ``workers`` is not allowed. Otherwise the run starts its own
-    Ray processes.
+    ends the run. ``environment`` overrides variables of this process. If ``RAY_ADDRESS``
+    is set, the run joins that Ray cluster, whose resources are not checked here, and
+    ``workers`` is not allowed.
 
     Raises a ConfigError if an argument is out of range or of a type that Flower's
     configuration cannot hold; a RunError if the machine has too few CPUs or GPUs, the
-    cluster does not answer, Flower does not start or rejects the run, or two SuperLinks
-    in turn did not start the run.
+    cluster does not answer, or Flower rejects or does not start the run.
     """
     environment = environment or {}
     if os.name != "posix":
         raise RunError(
             'Flower\'s simulation needs Linux or macOS. Use engine "local" or WSL.'
         )
+    variables = {**os.environ, **environment}
+    has_cluster = on_cluster(variables)
     sizes = _federation_config(
-        num_clients,
-        client_cpus,
-        client_gpus,
-        workers,
-        is_cluster=on_cluster({**os.environ, **environment}),
+        num_clients, client_cpus, client_gpus, workers, is_cluster=has_cluster
     )
     _check_values(run_config)
-    require_cluster({**os.environ, **environment})
+    require_cluster(variables)
     home.mkdir(parents=True, exist_ok=True)
     with sigterm_as_interrupt():
         reason = ""
@@ -120,9 +106,8 @@ def write_app_folder(
 ) -> Path:
     """Write an app for ``flwr run`` that refers to installed modules and holds no code.
 
-    ``config`` holds all keys that a run may set, with their defaults; the apps are
-    named as ``module:attribute``. Raises a ConfigError if a value has a type that
-    Flower's configuration cannot hold.
+    ``config`` holds all keys that a run may set, with their defaults, or a ConfigError is
+    raised.
     """
     _check_values(config)
     app = {
@@ -153,11 +138,9 @@ def _federation_config(
     is_cluster: bool,
 ) -> str:
     """Check the resources of a run; return the federation config for ``flwr run``."""
-    for name, value in (
-        ("num_clients", num_clients),
-        ("client_cpus", client_cpus),
-        ("workers", 1 if workers is None else workers),
-    ):
+    counts = {"num_clients": num_clients, "client_cpus": client_cpus}
+    counts["workers"] = 1 if workers is None else workers
+    for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
     check_client_gpus(client_gpus)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,52 +23,48 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.node_settings import node_config_text
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS
-from flower_fgl.runs.files import ROUNDS, SUMMARY, OnRound, read_lines
+from flower_fgl.runs.files import ENDED, ROUNDS, OnRound, read_lines, status_of
 from flower_fgl.simulation.flower.certificates import make_certificates
 from flower_fgl.simulation.flower.flower_simulation import write_app_folder
-from flower_fgl.simulation.flower.superlink import free_port, tail
+from flower_fgl.simulation.flower.superlink import (
+    FLOWER_SETTINGS,
+    PROGRAMS,
+    find_program,
+    free_port,
+    tail,
+)
 from flower_fgl.simulation.flower.supervisor import die_with_parent
 
-__all__ = ["Rehearsal", "status_of"]
+__all__ = ["Rehearsal"]
 
-PROGRAMS = Path(sys.executable).parent
 CONNECTION = "federation"
 """Name of the SuperLink connection in the home's ``config.toml``."""
-ENDED = ("completed", "failed", "interrupted")
 START_SECONDS = 60.0
 LAST_SECONDS = 10.0
 """Seconds for which the processes may end by themselves."""
 ASK_SECONDS = 10.0
 """Seconds between two questions to Flower for the status of a run without a folder."""
 ENVIRONMENT = {
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    **FLOWER_SETTINGS,
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
-    "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ADDRESS": "local",
     "OMP_NUM_THREADS": "1",
 }
 
 
 class Rehearsal:
-    """Processes of one rehearsal, and the folder for all their files.
+    """Processes of one rehearsal, and the new or empty folder for all their files.
 
-    Use it as a context manager: at the end of the block all processes end. The folder,
-    for configuration, keys, logs and results, must be new or empty. With ``tls``
-    connections are encrypted and SuperNodes authenticated. An owner's worker process
-    ends after ``worker_idle`` seconds without a message; 0 starts a new process for
-    each message. A RunError is raised if Flower's programs are not beside this Python.
+    A context manager: at the end of the block all processes end. With ``tls`` connections
+    are encrypted and SuperNodes authenticated. An owner's worker process ends after
+    ``worker_idle`` seconds without a message; 0 starts a new process for each message. A
+    RunError is raised if Flower's programs are not beside this Python.
     """
 
     def __init__(
         self, folder: Path, owners: Sequence[str], *, tls: bool, worker_idle: int = 600
     ) -> None:
-        if shutil.which("flower-superlink", path=str(PROGRAMS)) is None:
-            raise RunError(
-                f"flower-superlink was not found in {PROGRAMS}, the folder of this "
-                "Python. Install flower-fgl for it (pip install flower-fgl)."
-            )
+        find_program("flower-superlink")
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise RunError(f"{folder} is not empty: choose a new folder.")
         self.folder = folder
@@ -126,10 +120,7 @@ class Rehearsal:
         return done.stdout
 
     def start(self, log: str, cwd: Path, *arguments: str) -> None:
-        """Start a background program whose output goes to a log file.
-
-        On Linux it ends with this process, even if that is killed.
-        """
+        """Start a program with a log file; on Linux it ends with this process."""
         cwd.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{log}.log").open("wb") as output:
             self.processes.append(
@@ -145,10 +136,7 @@ class Rehearsal:
             )
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it listens; register the owners' keys.
-
-        Raises a RunError if it does not listen within a minute, or refuses a key.
-        """
+        """Start the SuperLink, wait until it listens, and register the owners' keys."""
         host, port = self.address.split(":")
         security = ["--insecure"]
         if self.tls:
@@ -196,10 +184,7 @@ class Rehearsal:
         )  # fmt: skip
 
     def submit(self, values: Mapping[str, Scalar]) -> str:
-        """Submit a run in the folder ``server/run`` and return its ID.
-
-        ``values`` are its settings besides ``clients`` and ``run-dir``.
-        """
+        """Submit a run in the folder ``server/run`` and return its ID."""
         file = self.folder / "run-config.toml"
         chosen = {"clients": len(self.owners), "run-dir": str(self.run_folder)}
         file.write_text(tomli_w.dumps({**chosen, **values}), encoding="utf-8")
@@ -215,9 +200,8 @@ class Rehearsal:
     ) -> Path:
         """Submit a run and wait until it completes; return its folder.
 
-        Its log is written to ``run.log``; ``on_round`` gets the row of each round.
-        Raises a RunError if the run does not complete within ``timeout`` seconds, or a
-        program ends before it.
+        Its log is written to ``run.log``. Raises a RunError if it does not complete
+        within ``timeout`` seconds, or a program ends before it.
         """
         run_id = self.submit(values)
         begin = time.monotonic()
@@ -273,10 +257,3 @@ class Rehearsal:
                 member.kill()
         for process in self.processes:
             process.wait(timeout=20)
-
-
-def status_of(run: Path) -> str:
-    """Return the status of a run folder, empty if there is none yet."""
-    with contextlib.suppress(OSError, ValueError):
-        return str(json.loads((run / SUMMARY).read_text("utf-8"))["status"])
-    return ""

@@ -1,9 +1,9 @@
 """A private Flower home: starts and stops SuperLink, SuperExec and ``flwr``.
 
-``flwr run`` submits a run to any SuperLink that listens on its port, whatever environment
-that was started in, and leaves a daemon running. Here each launch starts a private
-SuperLink with its own folder, a free port on 127.0.0.1 and no database. A keeper process
-(:mod:`flower_fgl.simulation.flower.supervisor`) ends all processes, including those of Ray.
+``flwr run`` submits a run to any SuperLink that listens on its port, and leaves a daemon
+running. Here each launch starts one with its own folder, a free port on 127.0.0.1 and no
+database; a keeper process (:mod:`flower_fgl.simulation.flower.supervisor`) ends all
+processes, including those of Ray.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ import psutil  # type: ignore[import-untyped]
 from flower_fgl.core.errors import RunError
 from flower_fgl.simulation.resources import on_cluster
 
-__all__ = ["FlowerHome", "free_port", "tail"]
+__all__ = ["FLOWER_SETTINGS", "PROGRAMS", "FlowerHome", "find_program", "free_port"]
+__all__ += ["tail"]
+
+PROGRAMS = Path(sys.executable).parent
 
 CONNECTION = "launch"
 """Name of the SuperLink connection in the home's ``config.toml``."""
 _PROCESSES = Path(__file__).with_name("supervisor.py")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-_SETTINGS = {
+FLOWER_SETTINGS = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # no `uv sync` in each run
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -57,29 +60,21 @@ _DEFAULTS = {
 class FlowerHome:
     """Context manager for a SuperLink in a private folder below ``parent``.
 
-    On exit the SuperLink and all processes that it started end, and the folder is
-    removed. The calling process and its environment are not changed. ``RAY_ADDRESS``,
-    ``RAY_TMPDIR`` and other Ray variables of the user override the defaults of this
-    module; ``environment`` overrides those of this process. Raises a RunError if
-    Flower's programs are not installed beside this Python.
+    On exit all its processes end, and the folder is removed. The environment of this
+    process is not changed: Ray variables of the user override the defaults of this
+    module, and ``environment`` overrides all. Raises a RunError if Flower's programs are
+    not installed beside this Python.
     """
 
     def __init__(self, parent: Path, environment: Mapping[str, str]) -> None:
-        self._bin = Path(sys.executable).parent
-        superlink = shutil.which("flower-superlink", path=str(self._bin))
-        if superlink is None:
-            raise RunError(
-                f"flower-superlink was not found in {self._bin}, the folder of this "
-                "Python. Install flower-fgl for it (pip install flower-fgl)."
-            )
+        self._superlink = find_program("flower-superlink")
         self.folder = Path(tempfile.mkdtemp(prefix="flwr-", dir=parent.resolve()))
         self.ray_folder = Path(tempfile.mkdtemp(prefix="fgl-", dir=short_folder()))
         self.port = free_port()
         self.superlink_log = self.folder / "superlink.log"
         self._environment = flower_environment(
-            self.folder, self.ray_folder, self._bin, environment
+            self.folder, self.ray_folder, PROGRAMS, environment
         )
-        self._superlink = superlink
         self._keeper: subprocess.Popen[bytes] | None = None
         self._flwr: subprocess.Popen[bytes] | None = None
         self._answer: int | None = None
@@ -203,13 +198,9 @@ class FlowerHome:
 def flower_environment(
     folder: Path, ray_folder: Path, programs: Path, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """Build the environment of Flower's processes from that of this process.
-
-    Variables in ``extra`` override all others except those set from the three folders.
-    The path of ``ray_folder`` must be short, since it holds sockets.
-    """
+    """Build the environment of Flower's processes; ``extra`` overrides this process's."""
     env = _DEFAULTS | {k: v for k, v in os.environ.items() if v or k not in _DEFAULTS}
-    env |= {**_SETTINGS, **extra}
+    env |= {**FLOWER_SETTINGS, **extra}
     env["FLWR_HOME"] = str(folder)
     env["PATH"] = os.pathsep.join([str(programs), env.get("PATH", os.defpath)])
     if not on_cluster(env):
@@ -234,6 +225,17 @@ def short_folder() -> str | None:
     """Return a short parent folder for Ray's sockets: paths are limited to 103 bytes."""
     wanted = os.environ.get("RAY_TMPDIR") or "/tmp"
     return wanted if os.access(wanted, os.W_OK | os.X_OK) else None
+
+
+def find_program(name: str) -> str:
+    """Return the path of a program beside this Python; raise RunError if it is missing."""
+    found = shutil.which(name, path=str(PROGRAMS))
+    if found is None:
+        raise RunError(
+            f"{name} was not found in {PROGRAMS}, the folder of this Python. Install "
+            "flower-fgl for it (pip install flower-fgl)."
+        )
+    return found
 
 
 def free_port() -> int:

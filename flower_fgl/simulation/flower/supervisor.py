@@ -1,15 +1,12 @@
 """Two programs that the SuperLink launcher starts: a keeper and a persistent ``flwr``.
 
-``keep`` runs one command. When the command ends, or the keeper's standard input is closed,
-the keeper ends all descendants of the command. The kernel closes that pipe when the
-launcher dies for any reason, so no process survives the launcher.
+``keep`` runs one command. When it ends, or the keeper's standard input is closed, all its
+descendants are ended. The kernel closes that pipe when the launcher dies for any reason,
+so no process survives the launcher. ``flwr`` executes Flower command lines one after
+another in one interpreter, because importing Flower takes 0.9 s.
 
-``flwr`` executes Flower command lines one after another in one interpreter, because
-importing Flower takes 0.9 s.
-
-:mod:`flower_fgl.simulation.flower.superlink` runs both as files
-(``python -P supervisor.py``). They import nothing from this package, so they start fast
-and use little memory.
+Both run as files (``python -P supervisor.py``) and import nothing from this package, so
+they start fast and use little memory.
 """
 
 from __future__ import annotations

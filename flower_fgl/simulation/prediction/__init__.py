@@ -8,11 +8,5 @@ from flower_fgl.simulation.prediction.table import (
     write_table,
 )
 
-__all__ = [
-    "Prediction",
-    "check_ending",
-    "predict_graph",
-    "predict_set",
-    "task_of",
-    "write_table",
-]
+__all__ = ["Prediction", "check_ending", "predict_graph", "predict_set", "task_of"]
+__all__ += ["write_table"]

@@ -30,35 +30,20 @@ from flower_fgl.datasets.transforms.normalize_features import (
     scale_features,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.runs.model_file import ModelCard, SavedModel
+from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.runs.saved_model import SavedModel
 from flower_fgl.simulation.prediction.table import task_of
 
-__all__ = [
-    "Features",
-    "check_recipe",
-    "features_of",
-    "fit_features",
-    "model_input",
-    "with_node_degrees",
-]
+__all__ = ["Features", "check_recipe", "fit_features", "model_input"]
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
     """Features of a graph, or of a set of graphs.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features of the nodes, strided or sparse CSR.
-    names : tuple of str
-        Length d: names of the columns; empty if they have none.
-    scaling : Scaling or None
-        Normalization of ``x`` before it was written; ``None`` for raw features.
-    edges : MessageEdges or None
-        The edges with the features that the model reads, raw; ``None`` if it reads none.
-    pair_x : Tensor of shape (M, a), float32, or None
-        The features of these edges as those of edges to classify.
+    ``x`` (N, d), strided or sparse CSR, has the normalization ``scaling`` (``None``: raw).
+    ``edges`` have the features that the model reads, raw; ``pair_x`` (M, a) are the same
+    features as those of edges to classify.
     """
 
     x: Tensor
@@ -79,7 +64,7 @@ class Features:
         return joint_names(self.names, self.x.shape[1], of_edges, self.edge_width)
 
 
-def features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
+def _features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
     """Return the features of a file, with those of its edges if the model reads them."""
     dataset = owned.dataset
     edges = dataset.messages if card.messages or task_of(card) == "edges" else None
@@ -88,7 +73,7 @@ def features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
     return Features(dataset.x, dataset.feature_names, owned.scaling, edges)
 
 
-def with_node_degrees(
+def _with_node_degrees(
     found: Features, dataset: GraphDataset, card: ModelCard
 ) -> tuple[Features, list[str]]:
     """Replace the features by the nodes' degrees if the model was trained on these."""
@@ -132,32 +117,28 @@ def check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
 
 
 def fit_features(
-    found: Features, edge_index: Tensor, saved: SavedModel, where: Path | str
+    owned: LocalGraphFile | OwnedSet,
+    edge_index: Tensor,
+    saved: SavedModel,
+    where: Path | str,
 ) -> tuple[Features, list[str]]:
-    """Order and scale features as in training.
+    """Order and scale features as in training, or raise a DataError if they differ.
 
-    ``edge_index`` (2, 2E) are the edges over which messages pass.
-
-    Returns
-    -------
-    Features
-        What the model reads.
-    list of str
-        Sentences on what was not checked, or was changed or assumed.
-
-    Raises
-    ------
-    DataError
-        If the features differ from those in training.
+    ``edge_index`` (2, 2E) are the edges over which messages pass. Also returns sentences on
+    what was not checked, or was changed or assumed.
     """
-    if task_of(saved.card) == "links":
+    notes: list[str] = []
+    found = _features_of(owned, saved.card)
+    if isinstance(owned, OwnedSet):
+        found, notes = _with_node_degrees(found, owned.dataset, saved.card)
+    elif task_of(saved.card) == "links":
         x = links.degree_features(edge_index, len(found.x))
         degrees = replace(found, x=x, names=links.degree_names(), scaling=None)
         if hash_names(degrees.all_names) == saved.card.features_sha256:
             found = degrees
-    found, notes = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
-    found, more = _scale(found, saved, where)
-    return found, [*notes, *more]
+    found, more = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
+    found, last = _scale(found, saved, where)
+    return found, [*notes, *more, *last]
 
 
 def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Features:

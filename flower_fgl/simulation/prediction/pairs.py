@@ -29,17 +29,10 @@ SCORES_AT_ONCE = 1 << 24
 def read_pairs(pairs: Any, ids: Any, graph: Path | str) -> Tensor:
     """Return pairs of nodes (2, P), int64, by the numbers of their nodes.
 
-    Parameters
-    ----------
-    pairs : path-like, pandas.DataFrame or array-like of shape (P, 2)
-        A CSV table with the columns ``source`` and ``target``, or the pairs themselves.
-    ids : array of shape (N,)
-        The owner's identifiers of the nodes of ``graph``, text or numbers.
-
-    Raises
-    ------
-    DataError
-        If the table is malformed or empty, an identifier is unknown, or both are equal.
+    ``pairs`` is a CSV table with the columns ``source`` and ``target``, a data frame, or an
+    array of shape (P, 2); ``ids`` (N,) are the owner's identifiers of the nodes of
+    ``graph``. Raises a DataError if the table is malformed or empty, an identifier is
+    unknown, or both are equal.
     """
     if isinstance(pairs, str | os.PathLike):
         where = show_path(Path(pairs))
@@ -121,15 +114,9 @@ def best_partners(
 ) -> tuple[Tensor, Tensor, str]:
     """Find the nodes that score highest with each node, among those without an edge to it.
 
-    Returns
-    -------
-    pairs : Tensor of shape (2, P), int64
-        Each node with at most ``number`` partners, best first. In a bipartite graph they
-        are on the other side.
-    score : Tensor of shape (P,), float32
-        Logit of each pair.
-    note : str
-        Says that the graph is bipartite, else empty.
+    Returns pairs (2, P) of each node with at most ``number`` partners, best first, which in
+    a bipartite graph are on the other side; the logit (P,) of each pair; and a note if the
+    graph is bipartite.
     """
     num_nodes, edge_index = graph.num_nodes, graph.edge_index
     h = model.head(model.embed(graph), graph)

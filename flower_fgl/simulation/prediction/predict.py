@@ -16,14 +16,8 @@ from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.transforms.canonical import undirected_simple
-from flower_fgl.runs.model_file import SavedModel, load_model
-from flower_fgl.simulation.prediction.fit import (
-    check_recipe,
-    features_of,
-    fit_features,
-    model_input,
-    with_node_degrees,
-)
+from flower_fgl.runs.saved_model import SavedModel, load_model
+from flower_fgl.simulation.prediction.fit import check_recipe, fit_features, model_input
 from flower_fgl.simulation.prediction.pairs import (
     best_partners,
     count_edges,
@@ -89,42 +83,10 @@ def predict_graph(
 ) -> Prediction:
     """Predict the items of a graph: what the model was trained for decides which.
 
-    Parameters
-    ----------
-    model : Path
-        Folder with a ``model.safetensors``: a data owner's model folder or a run folder.
-    graph : Path, str, torch_geometric.data.Data, or a list of these
-        An ``.npz`` file or a CSV folder, whose labels are optional; or an object with
-        ``x`` (N, d) and ``edge_index`` (2, M). For a model of whole graphs a set of
-        graphs: a file, or a list of objects.
-    pairs : path-like, pandas.DataFrame or array-like of shape (P, 2), optional
-        For a model of links: the pairs of nodes to score, by the owner's identifiers.
-    top_k : int, optional
-        For a model of links, instead of ``pairs``: score the best ``top_k`` partners of
-        every node, among the nodes without an edge to it.
-    only_unknown : bool
-        For a model of edges: predict only edges without a label.
-    from_time : float, optional
-        For a model of edges: predict only edges from this time on.
-
-    Returns
-    -------
-    Prediction
-        One row per item, with the owner's identifiers.
-
-    Raises
-    ------
-    RunError
-        If the model cannot be read.
-    ConfigError
-        If an option is missing, or is for models of another task.
-    DataError
-        If the graph or the pairs cannot be read, or do not fit the model.
-
-    Notes
-    -----
-    1. Messages pass over all edges of the graph. With times of edges and a part of the
-       edges to predict, they pass over edges before the first of these, as in training.
+    ``model`` is a data owner's model folder or a run folder. :meth:`flower_fgl.Run.predict`
+    describes the other arguments and the errors. Messages pass over all edges of the graph.
+    With times of edges and a part of the edges to predict, they pass over edges before the
+    first of these, as in training.
     """
     saved = load_model(model)
     task = task_of(saved.card)
@@ -154,9 +116,7 @@ def _predict_nodes(
 ) -> Prediction:
     """Predict all nodes."""
     edge_index = owned.dataset.edge_index
-    fitted, notes = fit_features(
-        features_of(owned, saved.card), edge_index, saved, where
-    )
+    fitted, notes = fit_features(owned, edge_index, saved, where)
     logits = saved.model(model_input(fitted, edge_index, saved.card))
     return _prediction({"node": owned.ids}, logits, saved, notes)
 
@@ -173,9 +133,7 @@ def _predict_edges(
     if not bool(sent.all()):
         earlier = table.pairs[:, sent].contiguous()
         edge_index = undirected_simple(earlier, owned.dataset.num_nodes)
-    fitted, more = fit_features(
-        features_of(owned, saved.card), edge_index, saved, where
-    )
+    fitted, more = fit_features(owned, edge_index, saved, where)
     assert fitted.edges is not None
     assert fitted.pair_x is not None
     passed = replace(fitted, edges=fitted.edges.select(sent))
@@ -237,9 +195,7 @@ def _predict_links(
     """Score the given pairs, or the best partners of every node."""
     edge_index, ids = owned.dataset.edge_index, owned.ids
     pairs = None if wanted.pairs is None else read_pairs(wanted.pairs, ids, where)
-    fitted, notes = fit_features(
-        features_of(owned, saved.card), edge_index, saved, where
-    )
+    fitted, notes = fit_features(owned, edge_index, saved, where)
     graph = model_input(fitted, edge_index, saved.card)
     if pairs is None:
         assert wanted.top_k is not None
@@ -257,38 +213,18 @@ def _predict_links(
 
 
 def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Prediction:
-    """Predict the graphs of a set, some at a time.
+    """Predict the graphs of a set, some at a time; ``where`` names it in messages.
 
-    Parameters
-    ----------
-    saved : SavedModel
-        A model of whole graphs.
-    owned : OwnedSet
-        The set; its labels are not read.
-    where : Path or str
-        Name of the set in messages.
-
-    Raises
-    ------
-    DataError
-        If the features do not fit the model.
+    Raises a DataError if the features do not fit the model.
     """
-    dataset, number = owned.dataset, owned.dataset.num_graphs
-    found, degrees = with_node_degrees(
-        features_of(owned, saved.card), dataset, saved.card
-    )
-    fitted, notes = fit_features(found, dataset.edge_index, saved, where)
+    dataset = owned.dataset
+    fitted, notes = fit_features(owned, dataset.edge_index, saved, where)
+    batch = {"batch": dataset.batch, "num_graphs": dataset.num_graphs}
     with torch.inference_mode():
-        union = model_input(
-            fitted,
-            dataset.edge_index,
-            saved.card,
-            batch=dataset.batch,
-            num_graphs=number,
-        )
+        union = model_input(fitted, dataset.edge_index, saved.card, **batch)
         logits = [saved.model(union.select(part)) for part in _parts(dataset)]
         ids = np.array(owned.ids, dtype=object)
-        return _prediction({"graph": ids}, torch.cat(logits), saved, degrees + notes)
+        return _prediction({"graph": ids}, torch.cat(logits), saved, notes)
 
 
 def _parts(dataset: GraphDataset) -> Iterator[Tensor]:

@@ -25,7 +25,7 @@ from flower_fgl.protocols.target_scale import (
     AgreedScale,
     TargetStatistics,
 )
-from flower_fgl.runs.model_file import load_model
+from flower_fgl.runs.saved_model import load_model
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
 from tests.support.number_targets import number_files
 from tests.support.owners import run_owners

@@ -12,9 +12,9 @@ import pytest
 
 from flower_fgl import simulate
 from flower_fgl.core.errors import RunError
-from flower_fgl.simulation.flower import ray_cluster
+from flower_fgl.simulation import resources
 from flower_fgl.simulation.flower.flower_simulation import launch
-from flower_fgl.simulation.flower.ray_cluster import require_cluster
+from flower_fgl.simulation.resources import require_cluster
 from flower_fgl.simulation.run import run_one
 from tests.support.flower_deployment import free_port
 from tests.support.short_runs import SMALL
@@ -22,7 +22,7 @@ from tests.support.short_runs import SMALL
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(resources, "CONNECT_SECONDS", 0.5)
 
 
 @contextlib.contextmanager
