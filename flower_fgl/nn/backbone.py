@@ -117,7 +117,8 @@ class Backbone(nn.Module):
         messages: str = "",
     ) -> None:
         super().__init__()
-        self.typed = TypedModel.from_text(messages)
+        if messages.startswith("typed:"):
+            self.typed = TypedModel.from_text(messages)
         sizes = {
             "in_channels": (in_channels, 0 if self.typed else 1),
             "hidden_channels": (hidden_channels, 1),

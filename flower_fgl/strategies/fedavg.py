@@ -175,9 +175,10 @@ class FedAvg(FglStrategy):
 
     def upload_spec(self, partition_id: int) -> Mapping[str, tuple[int, ...]]:
         """Expect the names and shapes of the downloaded weights."""
-        told = self.federation.clients[partition_id].told
-        if told is None or not self.federation.has_parts:
+        if not self.federation.has_parts:
             return self.shapes
+        told = self.federation.clients[partition_id].told
+        assert told is not None
         assert self.federation.schema is not None
         kinds, relations = told.places_in(self.federation.schema)
         rest = {*unheld_names(self.shapes, kinds, relations)}

@@ -46,6 +46,8 @@ class Federation:
 
     Attributes
     ----------
+    has_parts : bool
+        Whether clients have typed graphs, each with some of the kinds and relations.
     partitions : dict of int to int
         Partition-id of each of Flower's node ids.
     trainable : list of int
@@ -61,13 +63,17 @@ class Federation:
     turned_away: frozenset[int] = frozenset()
     scale: AgreedScale | None = None
     schema: Schema | None = None
+    has_parts: bool = field(init=False)
     partitions: dict[int, int] = field(init=False)
     trainable: list[int] = field(init=False)
     agreements: dict[int, ClassAgreement] = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.clients and self.schema is None and self._first.schema:
-            first = self._first
+        first = next(iter(self.clients.values()), None)
+        text = "" if first is None else first.schema
+        is_told = text not in ("", PRIVATE) and not text.startswith(HASHED)
+        object.__setattr__(self, "has_parts", is_told)
+        if first is not None and text and self.schema is None:
             told = [c.told for c in self.clients.values()] if self.has_parts else []
             parts = [one for one in told if one is not None]
             schema = Schema.union(parts) if parts else first.told or Schema("", ())
@@ -132,12 +138,6 @@ class Federation:
     def capacity(self, config: RunConfig) -> int:
         """Return the largest number of clients."""
         return config.clients or self.num_partitions
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether clients have typed graphs, each with some of the kinds and relations."""
-        text = self._first.schema
-        return text not in ("", PRIVATE) and not text.startswith(HASHED)
 
     @property
     def _first(self) -> Description:
