@@ -92,12 +92,8 @@ FILE_SPLIT = "20/40/40"
 def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
     """Load the dataset named in the settings.
 
-    Raises
-    ------
-    ConfigError
-        If ``setting`` does not fit the task of the dataset.
-    DataError
-        If the files are missing or malformed.
+    A ConfigError says that ``setting`` does not fit its task, a DataError that the
+    files are missing or malformed.
     """
     _check_task(config)
     if config.dataset == "synthetic":

@@ -70,13 +70,7 @@ class GraphSizes:
 
 
 def graph_sizes(path: Path) -> GraphSizes:
-    """Read the sizes of a client's graphs without reading the graphs.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or damaged.
-    """
+    """Read the sizes of a client's graphs without reading the graphs."""
     try:
         with safe_open(path, "pt") as file:
             shapes = {k: file.get_slice(k).get_shape() for k in file.keys()}  # noqa: SIM118 (not a dict)

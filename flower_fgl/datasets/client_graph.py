@@ -500,12 +500,7 @@ class ClientGraph(_HasTarget):
 
         ``names`` are those of the classes, labels or numbers. Classes become indices into
         them; -1 stays -1. Columns of ``targets`` are in this order, and unknown for a
-        label or number that the graph lacks.
-
-        Raises
-        ------
-        DataError
-            If the graph has a name that is not in ``names``.
+        label or number that the graph lacks. A DataError says that ``names`` lack one.
         """
         own = self.target
         unknown = sorted(set(own.names) - set(names))

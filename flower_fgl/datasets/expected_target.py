@@ -22,12 +22,8 @@ Held = TypeVar("Held", bound=NodeDataset | GraphDataset | EdgeTable)
 def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
     """Return a dataset with the target that a run predicts.
 
-    Of several numbers the setting ``target`` may choose one.
-
-    Raises
-    ------
-    DataError
-        If the dataset holds another kind of target, or lacks the chosen one.
+    Of several numbers the setting ``target`` may choose one. A DataError says that the
+    dataset holds another kind of target, or lacks the chosen one.
     """
     target, kind = dataset.target, config.predicts
     if target.kind != kind:

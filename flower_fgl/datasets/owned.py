@@ -42,17 +42,10 @@ LEAST_KEY, LARGEST_KEY = 32, 4096
 def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientGraph:
     """Read a data owner's graph file and build client 0, with the owner's class order.
 
-    ``split`` is used if the file has no split or if it is not ``default``; ``setting`` is
-    applied unless the file contains evaluation graphs. ``id_key`` is a file with the secret
-    with which identifiers are hashed, see :func:`keyed_ids`; empty for none.
-
-    Raises
-    ------
-    ConfigError
-        If sparsity is requested.
-    DataError
-        If the file is missing or malformed, or does not fit the settings; or ``id_key`` is
-        missing or too short.
+    ``split`` is used if the file has no split or if it is not ``default``; ``setting``
+    is applied unless the file contains evaluation graphs. ``id_key`` is a file with the
+    secret with which identifiers are hashed, see :func:`keyed_ids`; empty for none.
+    Errors are those of :func:`client_from_owned` and of the readers of the files.
 
     Notes
     -----
@@ -74,13 +67,7 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
 
 
 def read_id_key(path: str) -> bytes:
-    """Read the secret with which data owners hash the identifiers of nodes.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, or is shorter than 32 bytes or longer than 4,096.
-    """
+    """Read the secret, 32 to 4,096 bytes, with which owners hash identifiers of nodes."""
     try:
         key = Path(path).expanduser().read_bytes().strip()
     except OSError as error:
@@ -116,13 +103,9 @@ def keyed_ids(outside: OutsideEdges, key: bytes) -> OutsideEdges:
 def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     """Apply the settings to an owner's graph, see :func:`client_from_file`.
 
-    Raises
-    ------
-    ConfigError
-        If sparsity is requested.
-    DataError
-        If a required split is missing or has other ``shots``, or the file's evaluation
-        graphs or feature normalization differ from the settings.
+    A ConfigError says that sparsity is requested. A DataError says that a required
+    split is missing or has other ``shots``, or that evaluation graphs or the
+    normalization of features differ from the settings.
     """
     if Sparsity.of(config):
         raise ConfigError(

@@ -44,13 +44,9 @@ def client_from_set(
     """Split an owner's set of graphs, and build client 0 from it.
 
     Graphs whose label is unknown are left out. ``is_published`` says that the set is a
-    benchmark, see :func:`choose_messages`.
-
-    Raises
-    ------
-    DataError
-        If nodes have no features, ``split-by`` needs identifiers that the file lacks, or
-        ``split = "public"`` a split; or the features were exported with another scaling.
+    benchmark, see :func:`choose_messages`. A DataError says that nodes have no
+    features, ``split-by`` needs identifiers that the file lacks, ``split = "public"`` a
+    split, or that the features were exported with another scaling.
     """
     dataset = expect_target(owned.dataset, config, owned.dataset.name)
     owned = replace(owned, dataset=dataset)
@@ -119,14 +115,10 @@ def split_rule(owned: OwnedSet, config: RunConfig) -> str:
 def split_set(
     owned: OwnedSet, config: RunConfig
 ) -> tuple[dict[str, Tensor], tuple[tuple[str, Scalar], ...]]:
-    """Split the graphs of known label into train, val and test.
+    """Split the graphs of known label into disjoint masks train, val and test.
 
-    Returns
-    -------
-    dict of str to Tensor of shape (G,), bool
-        Disjoint masks.
-    tuple of (str, bool, int, float or str)
-        The settings from which the split was drawn; ``setting`` alone for the file's own.
+    The second result is the settings from which the split was drawn; ``setting`` alone for
+    the file's own.
     """
     dataset, rule, split = owned.dataset, split_rule(owned, config), config.split
     known = dataset.y >= 0
@@ -175,10 +167,7 @@ def _drawn(
 def split_keys(owned: OwnedSet, rule: str) -> tuple[str, ...]:
     """Return the identifier of each graph by which a rule other than ``random`` splits.
 
-    Raises
-    ------
-    DataError
-        If the file has no identifiers, or no molecules.
+    A DataError says that the file has no identifiers, or no molecules.
     """
     name = owned.dataset.name
     if rule == "id" and not owned.keys:

@@ -1,9 +1,7 @@
 """Natural owners: one client per graph file or dataset, the setting ``owners``.
 
-Each owner's graph is built as a data owner's in a deployment builds its own, see
-``owned.py``. Then all owners agree on features and classes by name, with the checks of
-``strategies/rounds/schema_agreement.py``. A problem of any owner is reported before the
-run starts.
+Each owner's graph is built as in a deployment, see ``owned.py``. Then all owners agree on
+features and classes by name, with the checks of ``strategies/rounds/schema_agreement.py``.
 """
 
 from __future__ import annotations
@@ -73,12 +71,8 @@ TABLES = (NODES, GRAPHS)
 class Owner:
     """One owner of the setting ``owners``.
 
-    Parameters
-    ----------
-    name : str
-        Name in tables and reports: of a file without its ending, else of the dataset.
-    source : Path or str
-        Graph file (or CSV folder), or the name of a dataset.
+    ``name`` is that in tables and reports: of a file without its ending, else of the
+    dataset. ``source`` is a graph file (or CSV folder), or the name of a dataset.
     """
 
     name: str
@@ -89,14 +83,9 @@ def list_owners(config: RunConfig) -> list[Owner]:
     """List the owners by partition-id, without reading their graphs.
 
     These are the files of a folder by name, or the entries of a list in their order.
-    Relative paths are also looked up in ``data-dir``.
-
-    Raises
-    ------
-    ConfigError
-        If a dataset is unknown, or has several labels.
-    DataError
-        If the folder or a file is missing, holds no graph, or two owners have one name.
+    Relative paths are also looked up in ``data-dir``. A ConfigError names a dataset
+    that is unknown or has several labels; a DataError a folder or file that is missing
+    or holds no graph, or two owners of one name.
     """
     path = _find(config.owners, config)
     if path is not None and os.path.isdir(path):
@@ -204,11 +193,7 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
 
 
 def owner_contents(config: RunConfig) -> list[list[Any]]:
-    """Return name and content of every owner, for the key of a store.
-
-    A dataset's name and version follow the owner's name, or the result of
-    :func:`file_contents`.
-    """
+    """Return name and content (or dataset and version) of owners, for the key of a store."""
     out: list[list[Any]] = []
     for owner in list_owners(config):
         if isinstance(owner.source, str):
@@ -223,10 +208,7 @@ def owner_contents(config: RunConfig) -> list[list[Any]]:
 
 
 def file_contents(path: Path) -> list[Any]:
-    """Return the SHA-256 of a graph file, for the key of a store.
-
-    Of a folder, [name, SHA-256] of each table: the name has a meaning.
-    """
+    """Return the SHA-256 of a graph file; of a folder, [name, SHA-256] of each table."""
     if not os.path.isdir(path):
         return [hashlib.sha256(read_bytes(path)).hexdigest()]
     return [

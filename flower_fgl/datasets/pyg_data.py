@@ -334,12 +334,8 @@ def graph_dataset(
     """Convert G PyG graphs with ``x``, ``edge_index`` and ``y`` to a dataset.
 
     With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
-    ``may_be_unknown`` accepts graphs without a known value.
-
-    Raises
-    ------
-    DataError
-        If the graphs do not fit each other.
+    ``may_be_unknown`` accepts graphs without a known value. A DataError says that the
+    graphs do not fit each other.
     """
     from torch_geometric.data import Batch
 
@@ -414,12 +410,8 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
 def store_graph(data: Any, folder: Path, kind: TargetKind = CLASSES) -> Path:
     """Write a PyG graph to a folder, under a name that depends on its content.
 
-    An equal graph gives the same path and is written once.
-
-    Raises
-    ------
-    DataError
-        If the graph is malformed, or the file cannot be written.
+    An equal graph gives the same path and is written once. A DataError says that the
+    graph is malformed, or that the file cannot be written.
     """
     dataset = node_dataset(data, "the graph", GivenNames.of_kind(kind))
     path = folder / f"graph-{_digest(dataset)}.npz"
@@ -431,15 +423,8 @@ def store_graphs(
 ) -> Path:
     """Write PyG graphs, one per client, to a folder of their own below ``folder``.
 
-    Returns
-    -------
-    Path
-        Folder with one graph file per client, in the order of the clients.
-
-    Raises
-    ------
-    DataError
-        If there is no graph, a graph is malformed, or a file cannot be written.
+    Returns the folder with one graph file per client, in their order. A DataError says
+    that there is no graph, that one is malformed, or that a file cannot be written.
     """
     if not graphs:
         raise DataError("The list of graphs is empty: give one graph for each client.")

@@ -19,14 +19,9 @@ def own_masks(data: Any, name: str, of: str = "") -> dict[str, Tensor]:
     """Return the split of a graph's nodes, or with ``of`` = ``edge_`` of its edges.
 
     The attributes are bool, such as ``train_mask``, or numbers of items, such as
-    ``valid_idx``. The masks are ``train``, ``val`` and ``test``; there are none without a
-    split.
-
-    Raises
-    ------
-    DataError
-        If a part of the split is missing or malformed, two attributes differ, or an
-        attribute looks like a split that cannot be read.
+    ``valid_idx``. The masks are ``train``, ``val`` and ``test``; there are none without
+    a split. A DataError says that a part is missing or malformed, that two attributes
+    differ, or that an attribute looks like a split that cannot be read.
     """
     size = int(data.edge_index.shape[1] if of else data.x.shape[0])
     held = {

@@ -1,9 +1,8 @@
 """Store of partitioned datasets: one file per client, written once per machine.
 
-The first process that needs a partition computes it under a file lock and writes one
-safetensors file per client. Later processes open only the file of their client, and map
-large files into memory: they share its pages, and only what is used is read. The index
-holds the SHA-256 of each file; a file that does not match is rebuilt, with a warning.
+Later processes open only the file of their client, and map large files into memory: they
+share its pages, and only what is used is read. The index holds the SHA-256 of each file; a
+file that does not match is rebuilt, with a warning.
 """
 
 from __future__ import annotations
@@ -120,17 +119,7 @@ class StoreIndex:
 
 @dataclass(frozen=True)
 class ClientStore:
-    """One partitioned dataset on disk.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of its files.
-    config : RunConfig
-        Configuration it was built from, for a rebuild.
-    index : StoreIndex
-        Index of its files.
-    """
+    """A partitioned dataset in a folder, with the configuration for a rebuild."""
 
     folder: Path
     config: RunConfig
@@ -145,10 +134,7 @@ class ClientStore:
     def load(self, partition_id: int) -> ClientGraph:
         """Load one client's graph.
 
-        Raises
-        ------
-        DataError
-            If there is no such client, or the store cannot be rebuilt.
+        A DataError says that there is no such client, or that the store cannot be rebuilt.
         """
         if not 0 <= partition_id < self.index.num_clients:
             raise DataError(
@@ -247,13 +233,9 @@ class ClientStore:
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
     """Open the store of a configuration with K clients, and build it if it does not exist.
 
-    Raises
-    ------
-    ConfigError
-        If a setting does not fit the dataset.
-    DataError
-        If the dataset is missing or cannot be partitioned as requested, or the cache
-        folder cannot be written.
+    A ConfigError says that a setting does not fit the dataset; a DataError that the
+    dataset is missing or cannot be partitioned as requested, or that the cache folder
+    cannot be written.
     """
     if config.owners and num_clients != (found := len(list_owners(config))):
         raise ConfigError(
@@ -273,15 +255,7 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
 def obtain_data(configs: Iterable[RunConfig]) -> None:
     """Download what several runs lack, each dataset once.
 
-    Parameters
-    ----------
-    configs : iterable of RunConfig
-        Settings of the runs.
-
-    Raises
-    ------
-    DataError
-        Naming each dataset that is missing and cannot be downloaded.
+    A DataError names each dataset that is missing and cannot be downloaded.
     """
     tried: set[tuple[str, str]] = set()
     missing = []

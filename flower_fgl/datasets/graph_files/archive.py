@@ -1,8 +1,7 @@
 """Reader of the arrays in an ``.npz`` file that trusts no size the file claims.
 
-An ``.npz`` file is a zip archive with one ``.npy`` member per array. Every claimed size is
-compared with the size of the file before memory is allocated. Headers are matched with a
-pattern and never evaluated. Only arrays of plain numbers and text are read.
+Every claimed size is compared with the size of the file before memory is allocated.
+Headers are matched with a pattern and never evaluated.
 """
 
 from __future__ import annotations
@@ -66,13 +65,7 @@ HEADER = re.compile(rf"\{{(?:\s*(?:{ENTRY})\s*,?){{3}}\s*\}}\s*", re.ASCII)
 
 
 def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
-    """Return one array of integers as int64, in its original shape.
-
-    Raises
-    ------
-    DataError
-        If the array is missing, or does not hold integers that fit int64.
-    """
+    """Return one array of integers as int64, in its original shape."""
     if key not in arrays:
         raise DataError(f"{where}: array {key} is missing. Add it to the file.")
     array: Array = arrays[key]
@@ -89,13 +82,9 @@ def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
 def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
     """Read all arrays of an ``.npz`` file, with names that are known, without unpickling.
 
-    Booleans are 0 or 1, and text can be encoded as UTF-8.
-
-    Raises
-    ------
-    DataError
-        If the file is missing, empty, truncated or not an ``.npz`` file, contains pickled
-        objects or an unknown name, or claims sizes that it does not have.
+    Booleans are 0 or 1, and text can be encoded as UTF-8. A DataError says that the
+    file is missing, damaged or of another format, contains pickled objects or an
+    unknown name, or claims sizes that it does not have.
     """
     where = show_path(path)
     if not os.path.isfile(path):  # Path.is_file raises an error for long names

@@ -1,8 +1,4 @@
-"""Rows of a CSV table, and its cells as text columns and float32 features.
-
-Rows are converted one by one, so that memory and time grow with the number of cells,
-however wide a table is.
-"""
+"""Rows of a CSV table, and its cells as text columns and float32 features."""
 
 from __future__ import annotations
 

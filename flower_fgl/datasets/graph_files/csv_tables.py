@@ -86,30 +86,13 @@ def read_csv_folder(
 
     Without ``needs_labels``, labels, classes and split are not read and may be missing.
     With ``scores_edges``, features and times of edges are read without their classes,
-    and ``edge_label`` is 0 for an edge with a label, else -1. By default the first error
-    is raised; arrays with an error that ``attempts`` has collected are missing in the
-    result.
+    and ``edge_label`` is 0 for an edge with a label, else -1. Nodes are in the order of
+    the table. ``names`` are their ids as text, and ``notes`` sentences on how the
+    tables were read. Edges keep their classes, times and split whatever
+    ``needs_labels`` is.
 
-    Returns
-    -------
-    dict of str to array
-        ``x``, ``feature_names`` (its columns in the header), ``edges`` and ``names`` (the
-        ids as text), with nodes in the order of the table. Labels add ``y``,
-        ``class_names`` and ``declared_classes``, and a split adds ``train_mask``,
-        ``val_mask`` and ``test_mask``. ``notes`` are sentences on how the tables were
-        read. ``outside.csv`` adds ``outside_edges`` and ``outside_ids``. Features of edges
-        add ``edge_attr`` and ``edge_attr_names``. Labels of edges add ``edge_label``,
-        ``edge_class_names`` and ``edge_declared_classes``, and ``edge_time`` and the masks
-        ``edge_train_mask`` etc. if there are such columns, whatever ``needs_labels`` is.
-
-    Raises
-    ------
-    DataError
-        If a table is missing or malformed, an id is empty, duplicate or unknown, a label
-        is not in ``classes.csv``, or without that table is probably no class, a feature is
-        not a finite number, two whole numbers of a feature are equal as float32, or a
-        column looks like a split that cannot be read. The message names file, line and
-        column.
+    By default the first error is raised, a DataError that names file, line and column;
+    arrays with an error that ``attempts`` has collected are missing in the result.
     """
     attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
@@ -369,9 +352,9 @@ def _times(table: Table) -> Array:
 
 
 def hash_ids(ids: Sequence[str]) -> Array:
-    """Return numbers (N,), int64, by which data owners name nodes to each other.
+    """Return the first 63 bits of the BLAKE2b hash of each id, (N,), int64.
 
-    They are the first 63 bits of the BLAKE2b hash of each id. Guessable ids stay guessable.
+    By them data owners name nodes to each other. Guessable ids stay guessable.
     """
     hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
     numbers = np.frombuffer(b"".join(hashes), dtype="<u8") >> np.uint64(1)

@@ -25,13 +25,7 @@ ALONE = "target"
 
 
 def target_columns(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
-    """Return the columns of labels or numbers in the header of a table.
-
-    Raises
-    ------
-    DataError
-        If there are columns of two kinds, or one has no name.
-    """
+    """Return the columns of labels or numbers, of one kind, in the header of a table."""
     try:
         _, header = next(csv_rows(path, ()))
     except (DataError, StopIteration):  # the table's reader reports it
@@ -76,13 +70,7 @@ def _reject_similar(
 
 
 def read_columns(table: Table, columns: Sequence[str], item: str) -> dict[str, Array]:
-    """Return labels or numbers, and their names, as in an ``.npz`` file.
-
-    Raises
-    ------
-    DataError
-        If a cell cannot be read, or ``targets.csv`` is malformed.
-    """
+    """Return labels or numbers, and their names, as in an ``.npz`` file."""
     are_labels = columns[0].startswith(LABEL)
     names = [c if c == ALONE else c.partition(":")[2].strip() for c in columns]
     cells = np.array([_values(table, c, are_labels=are_labels) for c in columns]).T

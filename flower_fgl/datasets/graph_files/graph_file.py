@@ -140,8 +140,7 @@ class LocalGraphFile:
     names : tuple of str
         Length N: the owner's node ids if they are text, else empty.
     scaling : Scaling or None
-        Normalization of the features before they were written; ``None`` for raw
-        features.
+        Normalization of the features before they were written; ``None`` for raw features.
     outside : OutsideEdges or None
         Edges to nodes of other data owners; ``None`` if the file has no table of them.
     notes : tuple of str
@@ -169,13 +168,7 @@ class LocalGraphFile:
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
     ) -> ClientGraph:
-        """Return the graph of a client, by default with the split in the file.
-
-        Raises
-        ------
-        DataError
-            If neither the file nor ``masks`` has all three masks of a split.
-        """
+        """Return the graph of a client, by default with the split in the file."""
         masks = self.dataset.masks if masks is None else masks
         if not {"train", "val", "test"} <= set(masks):
             raise DataError(
@@ -229,8 +222,8 @@ def load_graph_file(
     Returns
     -------
     LocalGraphFile
-        Undirected and simple; self-loops and duplicate edges are dropped, and the log
-        counts them. Features stay sparse or dense as in the file.
+        Undirected and simple; the log counts dropped self-loops and duplicate edges.
+        Features stay sparse or dense as in the file.
 
     Raises
     ------

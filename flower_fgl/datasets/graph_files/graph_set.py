@@ -113,20 +113,11 @@ class OwnedSet:
 def load_graph_set(
     path: str | os.PathLike[str], *, needs_labels: bool = True
 ) -> OwnedSet:
-    """Read and validate a data owner's set of graphs.
+    """Read and validate a data owner's set of graphs, an ``.npz`` file or CSV folder.
 
-    Parameters
-    ----------
-    path : path-like
-        An ``.npz`` file, or a folder with ``graphs.csv``; ``~`` is the user's home folder.
-    needs_labels : bool
-        Whether to read labels and split. If not, they may be missing: every label is -1,
-        and there is one class with an empty name.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or damaged, holds one graph, or its content is inconsistent.
+    Without ``needs_labels``, labels and split may be missing: every label is -1, and
+    there is one class with an empty name. A DataError says that the file is missing or
+    damaged, holds one graph, or that its content is inconsistent.
     """
     owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
     assert owned is not None  # the collector raises the first error

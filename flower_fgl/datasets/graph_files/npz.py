@@ -1,7 +1,4 @@
-"""Conversion of the arrays of an ``.npz`` file to a validated ``NodeDataset``.
-
-``graph_file.py`` documents the array names.
-"""
+"""Conversion of the arrays of an ``.npz`` file to a validated ``NodeDataset``."""
 
 from __future__ import annotations
 
@@ -115,13 +112,10 @@ def try_node_dataset(
 ) -> NodeDataset | None:
     """Build one graph from the arrays of ``GRAPH_KEYS``, and validate it.
 
-    Returns
-    -------
-    NodeDataset or None
-        Undirected and simple; the log counts dropped and added edges. Without
-        ``has_labels``, ``y`` is not read and every label is -1. ``None`` if an error was
-        collected: an array is missing, has the wrong dtype or shape, or does not fit the
-        others.
+    It is undirected and simple; the log counts dropped and added edges. Without
+    ``has_labels``, ``y`` is not read and every label is -1. The result is ``None`` if
+    an error was collected: an array is missing, has the wrong dtype or shape, or does
+    not fit the others.
     """
     x = attempt(_features, arrays, where)
     if x is None:
@@ -254,21 +248,10 @@ def check_labels(
 ) -> None:
     """Reject classes that are probably none, unless the file declares them.
 
-    Parameters
-    ----------
-    y : Tensor of shape (N,), int64
-        Classes in [-1, C) with the ``names``.
-    arrays : mapping of str to array
-        Arrays of the file, maybe with ``declared_classes``.
-    of : {"node", "edge", "graph"}
-        What has the classes.
-
-    Raises
-    ------
-    DataError
-        If a class with an item means "unknown", or the classes are probably ids, see
-        :func:`~flower_fgl.datasets.graph_files.validate.doubtful_labels`, or
-        ``declared_classes`` is no list of class names.
+    ``y`` (N,) are classes in [-1, C) of nodes, edges or graphs (``of``) with the
+    ``names``. A DataError says that ``declared_classes`` is no list of class names, or
+    that a class is doubtful, see
+    :func:`~flower_fgl.datasets.graph_files.validate.doubtful_labels`.
     """
     label, prefix = ("edge_label", "edge_") if of == "edge" else ("y", "")
     key = f"{prefix}declared_classes"

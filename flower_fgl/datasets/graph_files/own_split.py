@@ -1,8 +1,7 @@
 """Names of columns, arrays and attributes that hold an owner's own split.
 
-Owners store a split under many names, e.g. ``train_mask``, ``valid_idx``, ``is_test`` or
-``Split``. Readers use the three parts where they are unambiguous, and refuse other names
-of a split: the column would else be a feature, and a random split would be drawn.
+Readers use the three parts where they are unambiguous, and refuse other names of a split:
+the column would else be a feature, and a random split would be drawn.
 """
 
 from __future__ import annotations
@@ -46,17 +45,9 @@ def part_of_split(text: str) -> str:
 def split_names(names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
     """Find the names of columns, arrays or attributes that hold a split.
 
-    Returns
-    -------
-    dict of str to list of str
-        Names for each of the parts ``train``, ``val`` and ``test`` that has any.
-    list of str
-        Names of whole splits.
-
-    Notes
-    -----
-    1. The words ``val``, ``valid``, ``validation`` and ``dev`` alone, without a name of
-       another part, are no split: they have other meanings.
+    Returns the names for each of ``train``, ``val`` and ``test`` that has any, and
+    those of whole splits. The words ``val``, ``valid``, ``validation`` and ``dev``
+    alone, without a name of another part, are no split: they have other meanings.
     """
     parts: dict[str, list[str]] = {}
     whole, is_certain = [], False

@@ -34,25 +34,13 @@ def check_whole_numbers(
 ) -> None:
     """Reject a column of whole numbers of which two become equal as float32.
 
-    Parameters
-    ----------
-    values : array of shape (N, d), or (n,) with ``columns``
-        Features in the dtype of their file.
-    where, names : str, sequence of d str
-        File and array, and columns, for messages; by default columns have numbers.
-    columns : array of shape (n,), int64, optional
-        Column of each value of a sparse matrix.
+    ``values`` are features (N, d) in the dtype of their file, or with ``columns`` (n,) the
+    values (n,) of a sparse matrix in these columns. ``where`` and ``names`` of the columns
+    are for the DataError, which names the column and two such numbers.
 
-    Raises
-    ------
-    DataError
-        Naming the column and two such numbers.
-
-    Notes
-    -----
-    1. A column with any fraction is no column of whole numbers: it was measured, and
-       float32 holds seven of its digits. A note names it if that is too few, see
-       :func:`~flower_fgl.datasets.suspect.suspect_data`.
+    A column with any fraction is no column of whole numbers: it was measured, and
+    float32 holds seven of its digits. :func:`~flower_fgl.datasets.suspect.suspect_data`
+    notes it if that is too few.
     """
     is_float = values.dtype.kind == "f"
     if values.dtype.kind not in "fiu" or (is_float and values.dtype.itemsize <= 4):
@@ -94,18 +82,9 @@ def equal_cells(
 ) -> dict[int, str]:
     """Find columns of a CSV table in which two whole numbers become equal as float32.
 
-    Parameters
-    ----------
-    rows : iterable of (int, list of str)
-        Line number and cells of each row.
-    places : iterable of int
-        Columns to check.
-
-    Returns
-    -------
-    dict of int to str
-        What is wrong with a column, with the numbers as they are in the table. Numbers
-        with more digits than float64 holds are compared exactly.
+    ``rows`` are line number and cells of each row, and ``places`` the columns to check.
+    The result says what is wrong with a column, with the numbers as they are in the
+    table. Numbers with more digits than float64 holds are compared exactly.
     """
     seen: dict[int, dict[float, tuple[int, int]]] = {place: {} for place in places}
     found: dict[int, str] = {}

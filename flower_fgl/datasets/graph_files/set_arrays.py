@@ -1,7 +1,4 @@
-"""Conversion of the arrays of a set of graphs to a validated ``GraphDataset``.
-
-``graph_set.py`` documents the array names.
-"""
+"""Conversion of the arrays of a set of graphs to a validated ``GraphDataset``."""
 
 from __future__ import annotations
 

@@ -57,12 +57,6 @@ def read_set_folder(
 
     ``smiles`` (G,) are added for a table of molecules, and ``notes`` are sentences on how
     the tables were read. Arrays with an error that ``attempts`` has collected are missing.
-
-    Raises
-    ------
-    DataError
-        If a table is missing or malformed, or its content does not fit the others. The
-        message names file, line and column.
     """
     attempt = attempts
     several = attempt(target_columns, folder / GRAPHS)

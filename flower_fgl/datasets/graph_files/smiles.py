@@ -1,9 +1,8 @@
 """Graphs of molecules from a column of SMILES, by rdkit and torch-geometric.
 
 Atoms have the 9 categories of ``torch_geometric.utils.from_smiles``, one-hot: 177 columns
-named ``atomic_num=6``, ``formal_charge=-1`` etc. Bonds have 3 categories: 30 columns such
-as ``bond_type=SINGLE``. So another version of torch-geometric with other categories differs
-in the names of its columns.
+named ``atomic_num=6`` etc. Bonds have 3: 30 columns such as ``bond_type=SINGLE``. So
+another version with other categories differs in the names of its columns.
 """
 
 from __future__ import annotations
@@ -35,16 +34,9 @@ CHARGES = (-5, 6)
 def read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
     """Convert the column ``smiles`` to the arrays of a set of graphs.
 
-    Returns
-    -------
-    dict of str to array
-        ``graph_of_node``, ``edges`` and the features of atoms (sparse) and bonds, with
-        their names; and ``smiles`` (G,).
-
-    Raises
-    ------
-    DataError
-        If rdkit is missing, or rows cannot be read: of these 20 are named, and counted.
+    These are ``graph_of_node``, ``edges``, the features of atoms (sparse) and bonds
+    with their names, and ``smiles`` (G,). A DataError says that rdkit is missing, or
+    that rows cannot be read: of these 20 are named, and all counted.
     """
     parse = _Parser(graphs.where)
     from torch_geometric.utils.smiles import e_map, x_map
@@ -158,13 +150,7 @@ def inchikeys(smiles: Sequence[str], where: str, *, is_skeleton: bool) -> list[s
 
 
 def drop_unreadable(folder: Path, out: Path) -> int:
-    """Copy the tables of a set without the rows whose SMILES cannot be used; count these.
-
-    Raises
-    ------
-    DataError
-        If the table has no column ``smiles``, or ``out`` exists or cannot be written.
-    """
+    """Copy the tables of a set without rows whose SMILES cannot be used; count these."""
     source = folder / GRAPHS
     rows = csv_rows(source, ("id", "smiles"))
     _, header = next(rows)

@@ -75,13 +75,7 @@ def read_values(
     *,
     item: str = "node",
 ) -> TargetValues:
-    """Read the values of a target of I items, which are nodes, graphs or edges.
-
-    Raises
-    ------
-    DataError
-        If they are missing, do not fit the names, or a number is infinite.
-    """
+    """Read the values of a target of I items, which are nodes, graphs or edges."""
     key = _key(target, item)
     if target.has_classes:
         y = integers(arrays, key, where)
@@ -122,13 +116,7 @@ def _key(target: Target, item: str) -> str:
 def read_names(
     arrays: Mapping[str, Array], where: str, *, item: str = "node"
 ) -> Target:
-    """Read what is predicted of nodes, graphs or edges: its kind and its names.
-
-    Raises
-    ------
-    DataError
-        If names are missing, malformed, or of several kinds.
-    """
+    """Read what is predicted of nodes, graphs or edges: its kind and its names."""
     prefix = "edge_" if item == "edge" else ""
     able = {k: prefix + name for k, name in NAMES.items() if not prefix or k != LABELS}
     held = {kind: key for kind, key in able.items() if key in arrays}

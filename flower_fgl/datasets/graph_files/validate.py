@@ -35,16 +35,11 @@ FEWEST_IDS = 10
 
 
 def check_class_names(names: Sequence[str], where: str, noun: str = "class") -> None:
-    """Check the class names of a data owner; ``where`` names their file and array.
+    """Check the names of classes, labels or targets (``noun``) of a data owner.
 
-    ``noun`` is what has the names: a class, a label or a target.
-
-    Raises
-    ------
-    DataError
-        If there are more than 10,000 names, a name is no text, occurs twice, also in
-        another spelling such as ``Fraud`` and ``fraud`` or ``1`` and ``1.0``, is longer
-        than 300 characters, or contains a line break or another control character.
+    A DataError, which says ``where``, names one that is no text, occurs twice, also in
+    another spelling such as ``Fraud`` and ``fraud`` or ``1`` and ``1.0``, is longer
+    than 300 characters, or contains a control character; or there are more than 10,000.
     """
     _check_texts(names, where)
     if len(names) > MOST_CLASSES:
@@ -88,19 +83,10 @@ def doubtful_labels(
 ) -> str:
     """Describe labels that are probably no classes: markers of unknown ones, or ids.
 
-    Parameters
-    ----------
-    y : Tensor of shape (N,), int64
-        Classes in [-1, C) with the ``names``; the owner has confirmed those ``declared``.
-    item : {"node", "edge", "graph"}
-        What has the classes.
-    unknown, declare : str
-        Instructions for items of unknown class, and to confirm classes.
-
-    Returns
-    -------
-    str
-        What is doubtful and the remedies; empty without such labels.
+    ``y`` (N,) are classes in [-1, C) of the items (nodes, edges or graphs) with the
+    ``names``; the owner has confirmed those ``declared``. ``unknown`` and ``declare``
+    say how to mark an item of unknown class, and how to confirm a class. The result is
+    empty without doubt.
     """
     counts = torch.bincount(y[y >= 0], minlength=len(names)).tolist()
     sure = set(declared)
@@ -125,14 +111,7 @@ def doubtful_labels(
 
 
 def check_feature_names(names: Sequence[str], where: str) -> None:
-    """Check the names of the feature columns of a data owner.
-
-    Raises
-    ------
-    DataError
-        If a name is no text, is empty, occurs twice, is longer than 300 characters, or
-        contains characters that cannot be printed.
-    """
+    """Check that feature columns have different names, each of 1 to 300 characters."""
     _check_texts(names, f"{where}: feature_names")
     bad = [
         name
@@ -160,14 +139,7 @@ def validate_node_dataset(
 ) -> None:
     """Check that a graph meets the requirements of :class:`NodeDataset`.
 
-    By default the first error is raised; ``attempts`` may collect them.
-
-    Raises
-    ------
-    DataError
-        If a shape or dtype is wrong, a feature is not finite, a label is outside [-1, C),
-        an edge is out of range, unsorted, duplicate, a self-loop or in one direction only,
-        or two masks share a node.
+    By default the first DataError is raised; ``attempts`` may collect them.
     """
     num_nodes, name = dataset.num_nodes, dataset.name
     attempt = attempts or ErrorCollector()
@@ -232,14 +204,8 @@ def validate_graph_dataset(
 ) -> None:
     """Check that a set of graphs meets the requirements of :class:`GraphDataset`.
 
-    With ``may_be_unknown`` a label may be -1.
-
-    Raises
-    ------
-    DataError
-        If features, labels or edges are invalid as in :func:`validate_node_dataset`,
-        ``batch`` is not ascending or out of range, a graph has no nodes, or an edge joins
-        two graphs.
+    With ``may_be_unknown`` a label may be -1. A DataError also says that a graph has no
+    nodes, or that an edge joins two graphs.
     """
     batch, name = dataset.batch, dataset.name
     _check_features(dataset.x, batch.numel(), name)
@@ -274,15 +240,7 @@ def validate_graph_dataset(
 
 
 def validate_edges(table: EdgeTable, name: str) -> None:
-    """Check the classes, features, times and split of edges whose ends were checked.
-
-    Raises
-    ------
-    DataError
-        If a length is wrong, a class is out of range, a feature is not finite, a time is
-        not finite or earlier than the one before, a part of the split is missing, or two
-        share an edge.
-    """
+    """Check the classes, features, times and split of edges whose ends were checked."""
     num_edges = table.pairs.shape[1]
     parts = {"edge_label": table.y}
     parts |= {f"edge_{part}_mask": mask for part, mask in table.masks.items()}
@@ -317,13 +275,7 @@ def validate_edges(table: EdgeTable, name: str) -> None:
 
 
 def check_edge_features(x: Tensor, num_edges: int, name: str) -> None:
-    """Check shape and finite values of the features of edges.
-
-    Raises
-    ------
-    DataError
-        If there is not one row for each edge, or a value is not finite.
-    """
+    """Check that edges have one row of finite features each."""
     if x.dim() != 2 or len(x) != num_edges:
         raise DataError(_edge_shape(x, "edge_attr", num_edges, name))
     if not bool(x.isfinite().all()):

@@ -31,14 +31,8 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     """Write one client's graph as a data owner's ``.npz`` file, atomically.
 
     :func:`load_graph_file` restores it exactly, except for ``partition_id``, which the
-    caller then sets. The folder must exist.
-
-    Raises
-    ------
-    DataError
-        If a mask has a name that graph files do not support.
-    OSError
-        If the file cannot be written; an existing file then stays unchanged.
+    caller then sets. The folder must exist; an OSError leaves an existing file
+    unchanged. A DataError names masks that graph files do not support.
     """
     path = Path(path)
     names = {name for g in (client.graph, *client.evaluation) for name in g.masks}
@@ -76,13 +70,9 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
 def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
     """Write one client's sets of graphs as a data owner's ``.npz`` file, atomically.
 
-    The file holds its training, validation and test graphs, in this order, and their split;
-    :func:`~flower_fgl.datasets.graph_files.graph_set.load_graph_set` reads it.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written; an existing file then stays unchanged.
+    The file holds its training, validation and test graphs, in this order, and their
+    split; :func:`~flower_fgl.datasets.graph_files.graph_set.load_graph_set` reads it.
+    An OSError leaves an existing file unchanged.
     """
     graphs, edges, features, batches, masks = client.held, [], [], [], []
     first_node = first_graph = 0

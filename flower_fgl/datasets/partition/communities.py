@@ -1,7 +1,6 @@
 """Structural node groups: METIS parts, Louvain communities and their merge.
 
-Every function is pure: equal graphs, numbers of groups and seeds give equal groups in
-every process. Groups are ascending arrays of node numbers.
+Equal graphs, numbers of groups and seeds give equal groups, ascending arrays of nodes.
 """
 
 from __future__ import annotations
@@ -73,16 +72,8 @@ def metis_communities(
 ) -> list[IntArray]:
     """Partition a graph into equal parts with few edges between, Karypis & Kumar 1998.
 
-    METIS may leave some parts empty if the graph is tiny or has very few edges.
-
-    Parameters
-    ----------
-    edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge, no self-loops.
-    num_nodes, num_parts : int, int in [1, N]
-        Number of nodes N, and of parts.
-    seed : int in [0, 2**31)
-        Seed of METIS.
+    ``edge_index`` (2, 2E) has both directions of each edge, and no self-loops. METIS may
+    leave some parts empty if the graph is tiny or has very few edges.
 
     Notes
     -----
@@ -160,7 +151,8 @@ def merge_communities(
 
     Communities of more than ⌊N/K⌋ - δ nodes are first divided into consecutive chunks of
     that size. The list of chunks is breadth-first: the first chunks of all communities,
-    then all second chunks, and so on.
+    then all second chunks, and so on. Every client stays below ⌊N/K⌋ + δ nodes unless a
+    chunk fits no client.
 
     Parameters
     ----------
@@ -170,8 +162,7 @@ def merge_communities(
     num_clients : int in [1, N]
         Number of clients K.
     max_size_difference : int, at least 0
-        δ. Every client stays below ⌊N/K⌋ + δ nodes unless a chunk fits no client. If
-        ⌊N/K⌋ - δ is below 1, δ is reduced to half of ⌊N/K⌋.
+        δ; half of ⌊N/K⌋ if ⌊N/K⌋ - δ is below 1.
 
     Notes
     -----

@@ -96,18 +96,11 @@ def dirichlet_parts(
 ) -> list[IntArray]:
     """Assign each client class shares sampled from a Dirichlet distribution.
 
-    A client that holds N/K members gets no members of the following classes. Sampling is
-    repeated until the smallest client holds ``min_size`` members.
-
-    Parameters
-    ----------
-    labels : ndarray of shape (N,), int64
-        Classes of nodes or graphs; members of unknown class (-1) are assigned like one
-        more class, the last.
-    alpha : float, above 0
-        Concentration; small values give strong label skew.
-    seed : int
-        Partition seed; every attempt has its own generator.
+    ``labels`` (N,) are the classes of nodes or graphs; members of unknown class (-1)
+    are assigned like one more class, the last. A small ``alpha``, above 0, gives strong
+    label skew. A client that holds N/K members gets no members of the following
+    classes. Sampling is repeated, with another generator each time, until the smallest
+    client holds ``min_size`` members.
 
     Raises
     ------
@@ -171,19 +164,10 @@ def cluster_by_labels(
 ) -> list[IntArray]:
     """Merge communities with similar label shares to clients by K-means.
 
-    Sizes may differ by two orders of magnitude.
-
-    Parameters
-    ----------
-    communities : sequence of ndarray of shape (n_i,), int64
-        Disjoint communities, none empty.
-    labels : ndarray of shape (N,), int64
-        Classes; -1 if unknown, which counts towards no share.
-    num_classes, num_clients : int
-        C and K.
-    seed : int in [0, 2**32)
-        Seed of K-means (Euclidean, best of 10 starts). If a cluster is empty, K-means is
-        repeated with the next seed.
+    The communities are disjoint and none is empty; ``labels`` (N,) are -1 if unknown,
+    which counts towards no share. ``seed`` in [0, 2**32) is that of K-means (Euclidean,
+    best of 10 starts); if a cluster is empty, K-means is repeated with the next seed.
+    Sizes of the clients may differ by two orders of magnitude.
 
     Raises
     ------

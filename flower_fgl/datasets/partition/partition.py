@@ -1,9 +1,7 @@
 """Partitions of nodes or graphs among clients, their hash and their cache key.
 
-``NODE_RULES``, ``NETWORK_RULES`` and ``GRAPH_RULES`` are the tables of rules. A rule is a
-pure function of the dataset, the number of clients K, the seed and its options. It
-returns K ascending arrays. Together they hold every node (or graph) once; a network rule
-selects K of the networks.
+A rule of the tables in ``rules.py`` is a pure function of the dataset, the number of
+clients K, the seed and its options, and returns K ascending arrays.
 """
 
 from __future__ import annotations
@@ -57,20 +55,11 @@ def partition_nodes(
     seed: int,
     alpha: float = 0.5,
 ) -> list[IntArray]:
-    """Partition the nodes of a graph among clients.
+    """Partition the N nodes of a graph among K clients by a rule.
 
-    Parameters
-    ----------
-    dataset : NodeDataset
-        Whole graph with N nodes.
-    rule : str
-        Name in ``NODE_RULES`` or ``NETWORK_RULES``.
-    num_clients : int in [1, N]
-        Number of clients K.
-    seed : int in [0, 2**31)
-        Partition seed.
-    alpha : float, above 0
-        Concentration of ``dirichlet``; other rules ignore it.
+    ``rule`` is a name in ``NODE_RULES`` or ``NETWORK_RULES``, K lies in [1, N],
+    ``seed`` in [0, 2**31), and ``alpha``, above 0, is the concentration of
+    ``dirichlet``.
 
     Returns
     -------

@@ -40,20 +40,10 @@ IntArray = NDArray[np.int64]
 class PartitionInput:
     """Input of a partition rule.
 
-    Parameters
-    ----------
-    edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge; shape (2, 0) if whole graphs are partitioned.
-    labels : ndarray of shape (N,), int64
-        Classes of the N nodes (or graphs), -1 if unknown.
-    num_classes : int
-        Number of classes C.
-    num_clients : int in [2, N]
-        Number of clients K.
-    seed : int in [0, 2**31)
-        Partition seed.
-    alpha : float, above 0
-        Concentration of the Dirichlet rule.
+    ``edge_index`` (2, 2E) has both directions of each edge, or shape (2, 0) if whole
+    graphs are partitioned; ``labels`` (N,) are the classes of the N nodes (or graphs),
+    -1 if unknown. K lies in [2, N], ``seed`` in [0, 2**31); ``alpha``, above 0, is that
+    of Dirichlet.
     """
 
     edge_index: IntArray

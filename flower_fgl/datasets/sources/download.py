@@ -1,9 +1,8 @@
 """Locate the raw files of a dataset, or download them, and run its reader.
 
-The data folder is only read. A library loader works in the folder
-``<cache>/sources/<name>/stage-…``, where the raw files are symbolic links. Its downloads
-are kept in ``<cache>/sources/<name>/download``. Both folders are written under a
-temporary name and renamed when complete, under one lock per dataset.
+The data folder is only read. A library loader works in ``<cache>/sources/<name>/stage-…``,
+with links to the raw files, and its downloads are kept in ``…/<name>/download``. Both
+are written under a temporary name and renamed when complete, under one lock per dataset.
 """
 
 from __future__ import annotations

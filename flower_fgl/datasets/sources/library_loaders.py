@@ -1,8 +1,7 @@
 """Readers that call the dataset loaders of torch-geometric and OGB.
 
-Each reader takes a root folder in the layout that the library's loader expects, and may
-write there: the loader's ``processed`` files and its downloads. Graphs get their
-canonical form before the loader writes them, so this is computed once.
+Each takes a root folder in the layout that the library's loader expects, and may write
+there. Graphs get their canonical form before the loader writes them.
 """
 
 from __future__ import annotations
@@ -106,17 +105,10 @@ def tu_graphs(root: Path, *, name: str) -> Raw:
 
     Features are the one-hot node labels, as in papers. Without node labels they are the
     node attributes; without both they have width 0. Features of edges are the attributes
-    and one-hot labels of edges.
+    and one-hot labels of edges. A DataError says that the graphs have no classes.
 
-    Raises
-    ------
-    DataError
-        If the graphs have no classes.
-
-    Notes
-    -----
-    1. torch-geometric drops graphs without edges at the end of the dataset. This reader
-       keeps them, using the file that assigns each node to its graph.
+    torch-geometric drops graphs without edges at the end of the dataset. This reader keeps
+    them, using the file that assigns each node to its graph.
     """
     datasets = _import_quietly("torch_geometric.datasets")
     files = root / name / "raw" / name
@@ -187,19 +179,15 @@ def _check_tu_files(files: Path) -> None:
 def ogb_nodes(root: Path, *, name: str) -> Raw:
     """Read a node classification dataset by its name at OGB.
 
-    Raises
-    ------
-    DataError
-        If the files belong to another release than the one the installed ``ogb`` reads.
-
     Notes
     -----
     1. OGB's loader reads its processed file with ``torch.load``, which since torch 2.6
        accepts only listed classes. The classes of ``torch_geometric.data.Data`` are
        listed during the call.
     2. OGB's loader prompts on the terminal before it replaces another release. This
-       reader raises instead, so no worker waits for input. The loader also prompts
-       before it downloads more than 1 GB; ``raw_paths.py`` disables such downloads.
+       reader raises a DataError instead, so no worker waits for input. The loader also
+       prompts before it downloads more than 1 GB; ``raw_paths.py`` disables such
+       downloads.
     3. Nodes without features get the mean attributes of their edges, as in OGB's own
        examples.
     """
@@ -226,20 +214,15 @@ def ogb_nodes(root: Path, *, name: str) -> Raw:
 def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     """Read a graph classification dataset by its name at OGB and its published split.
 
-    Features of molecules are the nine attributes of an atom, each one-hot, of width 174.
-    Without node features they have width 0.
-
-    Raises
-    ------
-    DataError
-        If the files belong to another release than the one the installed ``ogb`` reads,
-        the labels are no classes, or an attribute is out of range.
+    Features of molecules are the nine attributes of an atom, each one-hot, of width
+    174. Without node features they have width 0. A DataError says that the files belong
+    to another release than the one the installed ``ogb`` reads, the labels are no
+    classes, or an attribute is out of range.
 
     Notes
     -----
     1. A linear layer on the one-hot attributes computes the same as OGB's ``AtomEncoder``,
-       the sum of an embedding per attribute. Attributes of bonds are not used: the
-       backbones here have no edge features.
+       the sum of an embedding per attribute. Attributes of bonds are not used.
     2. The tables are read at once, instead of graph by graph as by OGB's loader, which
        only downloads them.
     """

@@ -1,9 +1,7 @@
-"""Load a dataset by its name.
+"""Load a dataset by its name, and compare it with its published statistics.
 
-``registry.py`` lists the datasets, ``raw_paths.py`` defines where their files lie, and
-``download.py`` locates or downloads the files. ``library_loaders.py`` reads them with
-the loaders of torch-geometric and OGB; ``raw_readers.py`` reads the other datasets. Every
-load compares the dataset with its published statistics.
+``registry.py`` lists the datasets, ``raw_paths.py`` says where their files lie, and
+``download.py`` obtains them for the readers.
 """
 
 from __future__ import annotations
@@ -135,10 +133,8 @@ def load(
     ----------
     name : str
         Name as in :func:`find_source`; ``synthetic`` uses its default settings.
-    data_dir : Path or None
-        Data folder, only read.
-    cache_dir : Path
-        Folder for downloads and processed files.
+    data_dir, cache_dir : Path or None, Path
+        Data folder, only read; folder for downloads and processed files.
     allow_download : bool
         Whether to download a dataset that is not on disk.
     check : bool

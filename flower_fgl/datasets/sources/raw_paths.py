@@ -1,7 +1,6 @@
 """Locations of each dataset's files below the data folder, and their readers.
 
-The locations are those of the library loaders. A folder filled by these loaders, or by
-hand as their documentation describes, works unchanged.
+The locations are those of the library loaders: a folder that these filled works unchanged.
 """
 
 from __future__ import annotations

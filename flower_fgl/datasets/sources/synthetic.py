@@ -1,8 +1,7 @@
 """Contextual stochastic block model: a graph for experiments without a download.
 
-It follows the contextual SBM of Deshpande et al. (NeurIPS 2018) and adds latent
-communities with their own preferred classes. Partitioning the graph therefore gives
-clients with different class distributions.
+It follows Deshpande et al. (NeurIPS 2018) and adds latent communities with their own
+preferred classes, so that its parts have different class distributions.
 """
 
 from __future__ import annotations
@@ -70,35 +69,25 @@ def contextual_sbm(
     num_blocks: int = 1,
     block_skew: float = 0.0,
 ) -> NodeDataset:
-    """Sample a graph with communities, classes and noisy features.
+    """Sample a graph with communities, classes and noisy features, equal for equal seeds.
 
     Parameters
     ----------
-    num_nodes : int
-        Number of nodes N.
-    num_classes : int
-        Number of classes C.
-    num_features : int
-        Feature width d.
+    num_nodes, num_classes, num_features : int
+        N, C and d.
     homophily : float in [0, 1]
         Share of the edges that join two nodes of one class.
     mean_degree : float, at least 0
-        Mean number of neighbours.
+        Mean number of neighbours: there are E = round(N · mean_degree / 2) distinct
+        edges, of which round(E · homophily) lie inside a class; both counts are exact.
     feature_noise : float, at least 0
-        Standard deviation of each feature around its class mean; the class means are
-        standard normal.
+        Standard deviation of each feature around its class mean.
     seed : int
-        Equal seeds give equal graphs.
+        Seed of all draws.
     num_blocks : int, at least 1
         Latent communities B, of N/B nodes each.
     block_skew : float in [0, 1]
         Probability that a node takes the preferred class of its block.
-
-    Returns
-    -------
-    NodeDataset
-        Named ``synthetic``, with E = round(N · mean_degree / 2) distinct edges of which
-        round(E · homophily) lie inside a class; both counts are exact.
 
     Raises
     ------

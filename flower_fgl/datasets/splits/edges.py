@@ -55,8 +55,9 @@ def split_edges(
     """Split labelled edges at random, all edges between two nodes together.
 
     Pairs of nodes are split class by class, as
-    :func:`~flower_fgl.datasets.splits.split.split_nodes` splits nodes. The class of a pair
-    is the rarest one among its edges.
+    :func:`~flower_fgl.datasets.splits.split.split_nodes` splits nodes, by ``fractions``
+    for training, validation and test. The class of a pair is the rarest one among its
+    edges.
 
     Parameters
     ----------
@@ -64,8 +65,6 @@ def split_edges(
         Source and target of each edge.
     y : Tensor of shape (M,), int64
         Class of each edge; -1 if unknown.
-    num_nodes, fractions : int, sequence of three Fraction
-        Number of nodes N; shares of training, validation and test.
 
     Returns
     -------
@@ -138,13 +137,7 @@ def split_by_time(
 
 
 def check_edge_times(time: Tensor, masks: Mapping[str, Tensor]) -> None:
-    """Reject an owner's split that goes backwards in time.
-
-    Raises
-    ------
-    DataError
-        If an edge is not later than all edges of the masks before its own.
-    """
+    """Reject an owner's split in which an edge is no later than those of earlier parts."""
     latest, of = -float("inf"), ""
     for name in SPLITS:
         held = time[masks[name]]
@@ -165,17 +158,12 @@ def edge_client(
     """Turn the graph of a client with ``edges`` into the task of classifying these edges.
 
     ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
-
-    Its items are the labelled edges. With times, ``graph`` holds training and validation
-    edges, and messages pass over edges before the first validation edge; the test edges are
-    in an evaluation graph, with the edges before the first test edge. A client with fewer
-    than ``MIN_EDGES`` labelled edges, and no split of its own, has no items: it neither
-    trains nor is scored.
-
-    Raises
-    ------
-    DataError
-        If edges have no classes, or the split does not fit their times.
+    Its items are the labelled edges. With times, ``graph`` holds training and
+    validation edges, and messages pass over edges before the first validation edge; the
+    test edges are in an evaluation graph, with the edges before the first test edge. A
+    client with fewer than ``MIN_EDGES`` labelled edges, and no split of its own, has no
+    items: it neither trains nor is scored. A DataError says that edges have no classes,
+    or that the split does not fit their times.
     """
     table = client.edges
     if table is None:

@@ -1,8 +1,4 @@
-"""Few-shot splits: K training nodes and 15 queries per class on every client, FedPANO.
-
-"Personalized Federated Few-Shot Node Classification" (FedPANO) keeps the classes with
-more than 25 nodes on a client. K nodes of each are for training, 15 others for testing.
-"""
+"""Few-shot splits: K training nodes and 15 queries per class on every client, FedPANO."""
 
 from __future__ import annotations
 
@@ -81,27 +77,20 @@ def few_shot_split(
 ) -> dict[str, Tensor]:
     """Sample training and test nodes of each class, FedPANO Sec. 4.1.
 
-    Parameters
-    ----------
-    labels : ndarray of shape (n,), int64
-        Classes of the client's nodes, -1 if unknown.
-    classes : ndarray of shape (C_i,), int64
-        Ascending classes to sample from, each with at least ``shots`` + 15 nodes.
-    shots : int
-        Training nodes K per class.
-    generator : numpy.random.Generator
-        In an equal state, a larger K samples a superset of the training nodes.
+    ``labels`` (n,) are the classes of the client's nodes, -1 if unknown, and ``classes``
+    (C_i,) the ascending ones to sample from.
 
     Returns
     -------
     dict of str to Tensor of shape (n,), bool
-        In a random order of each class, ``train`` holds the first K nodes and ``test`` the
-        last 15, independent of K. ``val`` is empty.
+        In a random order of each class, ``train`` holds the first K = ``shots`` nodes and
+        ``test`` the last 15, independent of K; ``val`` is empty. In an equal state of the
+        generator, a larger K samples a superset of the training nodes.
 
     Raises
     ------
     ValueError
-        If a class is too small.
+        If a class has fewer than ``shots`` + 15 nodes.
     """
     shuffled = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
     node = shuffled[np.argsort(labels[shuffled], kind="stable")]  # class by class

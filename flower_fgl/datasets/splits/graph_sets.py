@@ -71,14 +71,9 @@ def cut_graph_clients(
     """Build each client's training graphs and separate evaluation graphs.
 
     ``parts`` are the ascending graphs of each of the K clients, and ``masks`` their
-    disjoint masks ``train``, ``val`` and ``test``.
-
-    Returns
-    -------
-    list of ClientGraph
-        By partition-id. ``graph`` is the union of the training graphs. ``evaluation`` holds
-        the unions of the validation and of the test graphs, so training cannot see an
-        evaluation graph.
+    disjoint masks ``train``, ``val`` and ``test``. ``graph`` of a client is the union
+    of its training graphs; ``evaluation`` holds the unions of the validation and of the
+    test graphs, so training cannot see an evaluation graph.
 
     Notes
     -----

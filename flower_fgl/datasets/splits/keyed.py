@@ -20,17 +20,12 @@ BETWEEN = "\u001f"
 
 
 def keyed_uniform(key: str, seed: int) -> float:
-    """Return a number in [0, 1) that only an identifier and a seed determine.
+    """Return a number in [0, 1) that only an identifier and ``partition-seed`` determine.
 
-    It is the first 8 bytes (big-endian) of the HMAC-SHA256 of the identifier, divided by
-    2^64. The identifier is stripped and NFC-normalized; capital letters count.
-
-    Parameters
-    ----------
-    key : str
-        Identifier of an item, such as an account number or an InChIKey.
-    seed : int
-        ``partition-seed``. It makes draws differ; it hides no identifier.
+    It is the first 8 bytes (big-endian) of the HMAC-SHA256 of the identifier, divided
+    by 2^64. The identifier, e.g. an account number or an InChIKey, is stripped and
+    NFC-normalized; capital letters count. The seed makes draws differ; it hides no
+    identifier.
     """
     text = unicodedata.normalize("NFC", key.strip())
     secret = f"flower-fgl/split/{seed}".encode()
@@ -41,7 +36,7 @@ def keyed_uniform(key: str, seed: int) -> float:
 def keyed_split(
     keys: Iterable[str], known: Tensor, fractions: Sequence[Fraction], *, seed: int
 ) -> dict[str, Tensor]:
-    """Split items by :func:`keyed_uniform` of their identifiers.
+    """Split items by :func:`keyed_uniform` of their identifiers, for ``partition-seed``.
 
     Items with a number below r_test are test items, those below r_test + r_val validation
     items, and the others training items. So r_val never moves a test item.
@@ -54,8 +49,6 @@ def keyed_split(
         Items whose label is known; only these are in a part.
     fractions : sequence of three Fraction
         Expected shares r_train, r_val and r_test.
-    seed : int
-        ``partition-seed``.
 
     Returns
     -------

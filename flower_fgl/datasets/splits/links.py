@@ -67,10 +67,8 @@ def split_links(
     ----------
     edge_index : Tensor of shape (2, 2E), int64
         Both directions of each edge, without self-loops or duplicates.
-    num_nodes, fractions : int, sequence of three Fraction
-        Number of nodes N; shares of training, validation and test.
-    generator : torch.Generator
-        Generator of the shuffle and of the negatives.
+    fractions : sequence of three Fraction
+        Shares of training, validation and test.
     parts : mapping of str to Tensor of shape (E,), bool, optional
         Masks ``train``, ``val`` and ``test`` of the undirected edges, sorted; by default
         they are shuffled.
@@ -149,14 +147,10 @@ def link_client(
     """Turn a client's graph into its link prediction task.
 
     ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
-
     Its edges are the training edges, its items pairs of nodes. A graph with fewer than
-    ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
-
-    Raises
-    ------
-    DataError
-        If the graph is almost complete, or its features follow the degrees.
+    ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored. A
+    DataError says that the graph is almost complete, or that its features follow the
+    degrees.
     """
     fractions = parse_split(LINK_SPLIT if config.split == "default" else config.split)
     if fractions is None:

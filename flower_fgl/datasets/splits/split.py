@@ -44,20 +44,11 @@ class SplitFractions(NamedTuple):
 
 
 def parse_split(text: str) -> SplitFractions | None:
-    """Parse a split such as ``"20/40/40"`` or ``"public"``.
+    """Parse percentages ``train/val/test``, or ``train/test`` without validation.
 
-    Percentages are ``train/val/test``, or ``train/test`` without validation.
-
-    Returns
-    -------
-    SplitFractions or None
-        Exact shares; ``None`` for ``"public"``, the split published with a dataset.
-
-    Raises
-    ------
-    ConfigError
-        If the text has another form, the percentages do not add up to 100, or the
-        training or test share is 0.
+    The shares are exact; the result is ``None`` for ``"public"``, the split published
+    with a dataset. A ConfigError says that the text has another form, the percentages
+    do not add up to 100, or the training or test share is 0.
     """
     if text.strip() == PUBLIC:
         return None
@@ -175,10 +166,7 @@ def published_split(
 ) -> dict[str, Tensor]:
     """Restrict the published split of a dataset to one client's nodes ``node_ids`` (n,).
 
-    Raises
-    ------
-    DataError
-        If the dataset was published without one of the three masks.
+    A DataError names the masks without which the dataset was published.
     """
     missing = [name for name in SPLITS if name not in masks]
     if missing:

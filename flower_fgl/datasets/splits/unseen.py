@@ -108,23 +108,11 @@ def expansion_hops(dataset: str, hops: int) -> int:
 def surroundings(
     edge_index: IntArray, nodes: IntArray, pool: BoolArray, hops: int
 ) -> IntArray:
-    """Find the nodes within h hops of a client's nodes, FedLoG Appendix A.10.
+    """Find the nodes within h hops of a client's nodes V_k, FedLoG Appendix A.10.
 
-    Parameters
-    ----------
-    edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge.
-    nodes : ndarray of shape (n,), int64
-        V_k.
-    pool : ndarray of shape (N,), bool
-        Nodes that may be reached; paths only use these and ``nodes``.
-    hops : int, at least 0
-        Radius h.
-
-    Returns
-    -------
-    ndarray of shape (u,), int64
-        Ascending nodes of ``pool`` at most h hops from ``nodes``, without ``nodes``.
+    ``edge_index`` (2, 2E) has both directions of each edge; ``pool`` (N,), bool, are
+    the nodes that may be reached: paths only use these and ``nodes``. The result is the
+    ascending nodes of ``pool`` at most ``hops`` from ``nodes``, without ``nodes``.
     """
     is_own = np.zeros(len(pool), dtype=np.bool_)
     is_own[nodes] = True
@@ -143,18 +131,10 @@ def hide_classes(
 ) -> UnseenPart:
     """Remove a client's rarest classes, which it then lacks, FedLoG Appendix A.10.
 
-    The part loses its rarest class (on a tie, the first). While V_k^u holds fewer than
-    ``MIN_MISSING`` nodes of M_k, the next rarest class is removed too, up to ⌊C/3⌋ classes.
-    The client keeps at least one class.
-
-    Parameters
-    ----------
-    labels : ndarray of shape (N,), int64
-        Classes, -1 if unknown; there are C.
-    part : ndarray of shape (n,), int64
-        All nodes of the client's part, ascending.
-    expand : callable
-        Maps V_k to V_k^u.
+    The part, of ascending nodes, loses its rarest class (on a tie, the first). While
+    V_k^u holds fewer than ``MIN_MISSING`` nodes of M_k, the next rarest class is
+    removed too, up to ⌊C/3⌋ classes. The client keeps at least one class. ``labels``
+    (N,) are -1 if unknown, and ``expand`` maps V_k to V_k^u.
     """
     label = labels[part]
     counts = np.bincount(label[label >= 0], minlength=num_classes)
@@ -175,25 +155,10 @@ def partition_unseen(
 ) -> UnseenPartition:
     """Partition a connected graph into K clients and a new client, FedLoG Appendix A.10.
 
-    Parameters
-    ----------
-    dataset : NodeDataset
-        The largest component, of N nodes.
-    num_clients, hops : int
-        K, at least 1, and the radius h.
-    is_open : bool
-        Whether to use the open set: a fifth of the nodes is first held back, and only
-        these can be unseen. In the closed set, all nodes that a client does not hold can
-        be unseen.
-    seed : int
-        Partition seed.
-
-    Raises
-    ------
-    ConfigError
-        If the seed is out of range.
-    DataError
-        If METIS cannot divide the nodes into K + 1 parts.
+    ``dataset`` is the largest component, and ``hops`` the radius h. In the open set
+    (``is_open``) a fifth of the nodes is first held back, and only these can be unseen.
+    In the closed set, all nodes that a client does not hold can be unseen. A DataError
+    says that METIS cannot divide the nodes into K + 1 parts.
     """
     edges, labels = dataset.edge_index.numpy(), dataset.y.numpy()
     is_cropped = np.zeros(dataset.num_nodes, dtype=np.bool_)

@@ -1,8 +1,4 @@
-"""Write the graph file of an owner, or a vocabulary, from tables and a recipe.
-
-A graph file names the recipe and the vocabulary by their hash: the array ``prepared`` of an
-``.npz`` file, or the table ``prepared.csv``, see ``graph_files/graph_file.py``.
-"""
+"""Write the graph file of an owner, or a vocabulary, from tables and a recipe."""
 
 from __future__ import annotations
 

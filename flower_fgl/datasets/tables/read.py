@@ -1,7 +1,7 @@
 """Readers of CSV, Parquet, GraphML and ``.npz`` tables, in blocks of rows.
 
-Cells stay as they are: text of a CSV table is not converted, so that account numbers keep
-all digits. Integers, floats and dates of other files keep their types.
+Text of a CSV table is not converted, so that account numbers keep all digits. Integers,
+floats and dates of other files keep their types.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Canonical form of graphs: undirected, simple, float32, sparse if mostly zero.
-
-``NodeDataset`` and ``GraphDataset`` in ``client_graph.py`` define this form.
-"""
+"""Canonical form of graphs: undirected, simple, float32, sparse if mostly zero."""
 
 from __future__ import annotations
 
@@ -41,18 +38,11 @@ def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Make a graph undirected and simple, with sorted edges.
 
     ``edge_index`` (2, M), int64, is any list of edges: directed, with self-loops, with
-    duplicates. N is below 3·10⁹ so that N² fits 63 bits.
+    duplicates. N is below 3·10⁹ so that N² fits 63 bits. The result (2, 2E) holds both
+    directions of each of the E distinct edges, no self-loops, sorted by (row, column).
 
-    Returns
-    -------
-    Tensor of shape (2, 2E), int64
-        Both directions of each of the E distinct edges, no self-loops, sorted by
-        (row, column).
-
-    Notes
-    -----
-    1. Each pair is encoded as ``row · N + column``. This takes two sorts, and temporarily
-       about 50 bytes per entry of ``edge_index``.
+    Each pair is encoded as ``row · N + column``. This takes two sorts, and temporarily
+    about 50 bytes per entry of ``edge_index``.
     """
     if edge_index.numel() == 0:
         return torch.empty((2, 0), dtype=torch.int64)
@@ -85,9 +75,8 @@ def sorted_distinct(values: Ints) -> Ints:
 def quiet_csr() -> Iterator[None]:
     """Suppress torch's warnings about CSR tensors on which users cannot act.
 
-    One says that CSR is in beta, one, with torch 2.11, that checks are off. The last is
-    given since torch 2.15 whenever ``torch.load`` checks a CSR tensor: the files that
-    torch-geometric's and OGB's loaders write and read hold the features as one.
+    The last one is given since torch 2.15 whenever ``torch.load`` checks a CSR tensor,
+    which the files of torch-geometric's and OGB's loaders hold.
     """
     with warnings.catch_warnings():
         for start in (

@@ -19,12 +19,8 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
     """Return a client's graph with its feature columns in the agreed order.
 
     ``feature_names`` are the agreed names, followed by those of the features of classified
-    edges. The client is unchanged if the graph or the agreement has no names.
-
-    Raises
-    ------
-    DataError
-        If the graph has other names.
+    edges. The client is unchanged if the graph or the agreement has no names. A DataError
+    says that the graph has other names.
     """
     own = client.feature_names
     if not own or not feature_names or own == feature_names:

@@ -28,12 +28,8 @@ def choose_messages(
 ) -> Dataset:
     """Keep the edges with direction and features only if a backbone of the run reads them.
 
-    Unless the dataset ``is_published``, a warning says if no backbone reads features.
-
-    Raises
-    ------
-    DataError
-        If the dataset lacks features of edges, or directions, that a backbone reads.
+    Unless the dataset ``is_published``, a warning says if no backbone reads features. A
+    DataError says that it lacks features of edges, or directions, that a backbone reads.
     """
     messages, name = dataset.messages, dataset.name
     if isinstance(dataset, NodeDataset) and (dataset.schema or config.reads_types):

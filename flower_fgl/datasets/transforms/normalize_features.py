@@ -1,7 +1,4 @@
-"""Feature normalization: none, by rows, or by each client's column statistics.
-
-Column statistics are also those of the features of classified edges.
-"""
+"""Feature normalization: none, by rows, or by each client's column statistics."""
 
 from __future__ import annotations
 
@@ -36,28 +33,16 @@ them dense."""
 
 
 def scale_client(client: ClientGraph, how: str) -> ClientGraph:
-    """Normalize the raw features of all graphs of a client.
+    """Normalize the raw features of all graphs of a client, and set its ``scaling``.
 
-    Parameters
-    ----------
-    how : {"none", "rows", "columns"}
-        ``none`` keeps the features. ``rows`` divides each node's features by the sum of
-        their absolute values. ``columns`` standardizes each feature to mean 0 and variance
-        1 over the client's training nodes (or the nodes of its training graphs, or the
-        ends of its training edges), and each feature of classified edges over its training
-        edges; a feature that is constant there is only shifted. Without training nodes,
-        ``columns`` keeps the features and logs this. Features of nodes that were
-        normalized before, at export, stay as they are.
-
-    Returns
-    -------
-    ClientGraph
-        ``scaling`` is set if features were changed.
-
-    Raises
-    ------
-    DataError
-        If ``how`` is ``columns`` and features are sparse: standardized features are dense.
+    ``how`` = ``none`` keeps the features. ``rows`` divides each node's features by the
+    sum of their absolute values. ``columns`` standardizes each feature to mean 0 and
+    variance 1 over the client's training nodes (or the nodes of its training graphs, or
+    the ends of its training edges), and each feature of classified edges over its
+    training edges; a feature that is constant there is only shifted. Without training
+    nodes, ``columns`` keeps the features and logs this. Features of nodes that were
+    normalized before, at export, stay as they are. A DataError says that features to
+    standardize are sparse.
     """
     if how == "none":
         return client
@@ -72,10 +57,8 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
 def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
     """Scale the features of a data owner's client, unless an export has scaled them.
 
-    Raises
-    ------
-    DataError
-        If an export has scaled them in another way than the settings ask for.
+    A DataError says that an export has scaled them in another way than the settings ask
+    for.
     """
     if client.scaling is None:
         is_dense = can_standardize(client.graph.x)

@@ -113,21 +113,10 @@ def remove_features(
 ) -> Tensor:
     """Set a share of the non-zero features of some nodes to zero, FedPG Sec. IV-H.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features, strided or sparse CSR.
-    nodes : Tensor of shape (N,), bool
-        Nodes that may lose features.
-    share : float in [0, 1)
-        ⌊share · M⌋ of the M non-zero entries of these nodes become zero.
-    generator : numpy.random.Generator
-        In an equal state, a larger share removes a superset of the entries.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-        A copy in the layout of ``x``; both layouts lose the same entries.
+    Of the M non-zero entries of ``nodes`` (N,), bool, ⌊share · M⌋ become zero, in a
+    copy of the features (N, d) in their layout; strided and sparse CSR lose the same
+    entries. In an equal state of the generator, a larger share in [0, 1) removes a
+    superset.
     """
     is_sparse = x.layout == torch.sparse_csr
     matrix = scipy_csr(x).copy() if is_sparse else None

@@ -46,12 +46,8 @@ class InductiveGraphs:
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
     """Return the client of each node, (N,), int64; -1 for nodes of no client.
 
-    ``parts`` are the nodes of each client; they need not cover the graph.
-
-    Raises
-    ------
-    ValueError
-        If two parts share a node.
+    ``parts`` are the nodes of each client; they need not cover the graph, and must be
+    disjoint (ValueError).
     """
     owner = np.full(num_nodes, -1, dtype=np.int64)
     for client, nodes in enumerate(parts):
@@ -85,13 +81,9 @@ def cut_clients(
 ) -> list[Tensor]:
     """Compute the induced subgraphs of all clients in one pass over the edges.
 
-    This is :func:`induced_subgraph` for each part, without shared memory. ``parts`` are the
-    nodes of each client; they need not cover the graph.
-
-    Raises
-    ------
-    ValueError
-        If two parts share a node.
+    This is :func:`induced_subgraph` for each part, without shared memory. ``parts`` are
+    the nodes of each client; they need not cover the graph, and must be disjoint
+    (ValueError).
     """
     return _edges_by_client(edge_index, num_nodes, parts, are_inside=True)
 
@@ -101,13 +93,8 @@ def edges_between_clients(
 ) -> list[Tensor]:
     """Return the edges that :func:`cut_clients` drops, by the client of their source.
 
-    Each Tensor (2, m_i) holds the position of the client's node in its part, and the number
-    of the other node in the whole graph; in the order of ``edge_index``.
-
-    Raises
-    ------
-    ValueError
-        If two parts share a node.
+    Each Tensor (2, m_i) holds the position of the client's node in its part, and the
+    number of the other node in the whole graph; in the order of ``edge_index``.
     """
     return _edges_by_client(edge_index, num_nodes, parts, are_inside=False)
 
