@@ -31,10 +31,8 @@ __all__ = ["is_on_disk", "obtain"]
 
 PROBE_SECONDS = 10.0
 """Timeout of the first request to a server."""
-
 STALL_SECONDS = 60.0
 """Timeout of a download that receives no data."""
-
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 log = logging.getLogger(__name__)
@@ -62,9 +60,8 @@ def obtain(
     if found is not None and found[0].leaf is None:
         return _guarded(name, found[1], found[0].read, found[1]), found[0]
     with _locked(home):
-        found = found or _find(
-            layouts, data_dir, home
-        )  # another process may have downloaded it meanwhile
+        # another process may have downloaded it meanwhile
+        found = found or _find(layouts, data_dir, home)
         if found is not None:
             layout, folder = found
             return _guarded(name, folder, _read_staged, layout, folder, home), layout
@@ -115,7 +112,7 @@ def _guarded(
     except (DataError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+        if getattr(error, "errno", None) in CANNOT_WRITE:
             raise DataError(
                 f'Cannot process dataset "{name}": {error}. Free some disk space, or '
                 "set FLOWER_FGL_CACHE to another folder."
@@ -161,9 +158,8 @@ def _download(layout: Layout, home: Path) -> Raw:
         absent = [file for file in layout.files if not (folder / file).is_file()]
         if absent:
             raise DataError(f"{', '.join(absent)} missing after the download")
-        shutil.rmtree(
-            home / "download", ignore_errors=True
-        )  # an incomplete earlier download
+        # an incomplete earlier download
+        shutil.rmtree(home / "download", ignore_errors=True)
         os.replace(root, home / "download")
     return raw
 
@@ -171,9 +167,8 @@ def _download(layout: Layout, home: Path) -> Raw:
 def _probe(url: str) -> None:
     """Send a request to the server, so that no loader waits without a network."""
     request = urllib.request.Request(url, method="HEAD")
-    with contextlib.suppress(
-        urllib.error.HTTPError
-    ):  # an error status also proves that the server answers
+    # an error status also proves that the server answers
+    with contextlib.suppress(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
 
 
@@ -193,25 +188,21 @@ def _locked(home: Path) -> Iterator[None]:
     """Let one process at a time work in a dataset's cache folder."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(home / "lock")
-        lock.acquire()
+        held = FileLock(home / "lock").acquire()
     except OSError as error:
         raise DataError(
             f"Cannot write to the cache folder {home}: {error}. Set FLOWER_FGL_CACHE to "
             "a writable folder."
         ) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
     """Make a temporary folder; delete it after the block unless it was renamed."""
-    for left_over in home.glob(
-        "partial-*"
-    ):  # left by a killed process: this one holds the lock
+    # left by a killed process: this one holds the lock
+    for left_over in home.glob("partial-*"):
         shutil.rmtree(left_over)
     root = Path(tempfile.mkdtemp(prefix="partial-", dir=home))
     try:
@@ -242,9 +233,8 @@ def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(version("torch-geometric").encode())
     for path in _raw_files(folder):
         stat = path.stat()
-        digest.update(
-            f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode()
-        )
+        line = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+        digest.update(line.encode())
     return digest.hexdigest()[:16]
 
 

@@ -48,30 +48,21 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> Raw:
     make = getattr(_import_quietly("torch_geometric.datasets"), loader)
     with quiet_csr():  # also removes a warning filter that Planetoid leaves behind
         data = make(str(root), pre_transform=_finish, **settings)[0]
-    masks = {
-        name: _first_split(data[f"{name}_mask"])
-        for name in ("train", "val", "test")
-        if f"{name}_mask" in data
-    }
-    targets = _numbers_of(data.y)
+    held = {s: data[f"{s}_mask"] for s in SPLITS if f"{s}_mask" in data}
+    first = {s: m if m.dim() == 1 else m[:, 0] for s, m in held.items()}
     return Raw(
         data.x,
         data.edge_index,
         data.y,
         entries=data.entries,
-        class_names=targets,
-        masks=masks,
+        class_names=_numbers_of(data.y),
+        masks={split: mask.contiguous() for split, mask in first.items()},
     )
 
 
 def _numbers_of(y: Tensor) -> tuple[str, ...] | None:
     """Return the numbers of several targets as their names, ``None`` for classes."""
     return tuple(map(str, range(y.shape[1]))) if y.dim() == 2 else None
-
-
-def _first_split(mask: Tensor) -> Tensor:
-    """Return the mask of the first split from a mask of shape (N,) or (N, splits)."""
-    return mask if mask.dim() == 1 else mask[:, 0].contiguous()
 
 
 def filtered_nodes(root: Path, *, name: str) -> Raw:
@@ -152,15 +143,12 @@ def _check_tu_files(files: Path) -> None:
     ``files`` is the path without ``_A.txt`` etc.
     """
     paths = [Path(f"{files}_{part}.txt") for part in ("graph_indicator", "A")]
-    tables = [
-        np.loadtxt(p, np.int64, delimiter=",", ndmin=1) for p in paths if p.exists()
-    ]
-    low = [
-        path.name
-        for path, t in zip(paths, tables, strict=False)
-        if t.min(initial=1) < 1
-    ]
-    if low:
+    tables = {
+        p.name: np.loadtxt(p, np.int64, delimiter=",", ndmin=1)
+        for p in paths
+        if p.exists()
+    }
+    if low := [name for name, table in tables.items() if table.min(initial=1) < 1]:
         raise DataError(
             f"{' and '.join(low)}: graphs and nodes of a TU dataset are numbered from 1, "
             "but these numbers start below 1. Add 1 to each number if they start at 0."
@@ -226,6 +214,8 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     2. The tables are read at once, instead of graph by graph as by OGB's loader, which
        only downloads them.
     """
+    import pandas as pd
+
     folder = _ogb_folder(root, name, "graphproppred")
     if not (folder / "raw").is_dir():
         loader = _import_quietly("ogb.graphproppred").PygGraphPropPredDataset
@@ -233,8 +223,8 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
             loader(name, root=str(root))
 
     def table(part: str) -> Tensor:
-        path = folder / f"{part}.csv.gz"
-        return torch.from_numpy(_read_csv(path))
+        frame = pd.read_csv(folder / f"{part}.csv.gz", header=None)
+        return torch.from_numpy(frame.to_numpy(copy=True))
 
     num_nodes, num_edges = table("raw/num-node-list"), table("raw/num-edge-list")
     y, targets = table("raw/graph-label"), None
@@ -298,16 +288,6 @@ def _one_hot_atoms(attributes: Tensor, name: str) -> Tensor:
     return csr_tensor(
         scipy.sparse.csr_matrix((ones, column.flatten().numpy(), start), shape)
     )
-
-
-def _read_csv(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read a compressed table of numbers without a header."""
-    import pandas as pd
-
-    values: np.ndarray[Any, np.dtype[Any]] = pd.read_csv(path, header=None).to_numpy(
-        copy=True
-    )
-    return values
 
 
 def _ogb_folder(root: Path, name: str, kind: str) -> Path:

@@ -174,7 +174,10 @@ def load(
         cache_dir=cache_dir,
         allow_download=allow_download,
     )
-    dataset = _dataset(name, _one_target(raw, name, target))
+    chosen = raw
+    if raw.y.dim() == 2:
+        chosen = choose_target(raw, name, target or (raw.class_names or ("0",))[0])
+    dataset = _dataset(name, chosen)
     if check and not layout.is_partial:
         _check_statistics(name, source.statistics, _measure(dataset, raw))
     return dataset
@@ -209,13 +212,6 @@ def _call(name: str, source: Source, kind: TargetKind) -> NodeDataset | GraphDat
             f"loader returns {'graphs' if source.task == 'node' else 'one graph'}."
         )
     return dataset
-
-
-def _one_target(raw: Raw, name: str, target: str) -> Raw:
-    """Choose the target of a dataset with several."""
-    if raw.y.dim() == 1:
-        return raw
-    return choose_target(raw, name, target or (raw.class_names or ("0",))[0])
 
 
 def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
@@ -255,8 +251,8 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
 
 
 def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Statistics:
-    """Compute the statistics of a loaded dataset."""
-    graphs = None
+    """Compute the statistics of a loaded dataset; a label has two classes."""
+    graphs, classes = None, dataset.num_classes if dataset.targets is None else 2
     whole = dataset if raw is None else raw  # the files hold graphs without a label too
     if isinstance(dataset, GraphDataset):
         graphs = len(whole.y)
@@ -266,18 +262,11 @@ def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Sta
         nodes=int(whole.x.shape[0]),
         edges=whole.edge_index.shape[1] // 2,
         features=dataset.num_features,
-        classes=_num_classes(dataset),
+        classes=None if dataset.target.has_numbers else classes,
         entries=None if raw is None else raw.entries,
         graphs=graphs,
         targets=whole.y.shape[1] if whole.y.dim() == 2 else None,
     )
-
-
-def _num_classes(dataset: NodeDataset | GraphDataset) -> int | None:
-    """Return the number of classes, or those of each label; ``None`` for numbers."""
-    if dataset.targets is None:
-        return dataset.num_classes
-    return None if dataset.target.has_numbers else 2
 
 
 def _check_statistics(name: str, published: Statistics, found: Statistics) -> None:

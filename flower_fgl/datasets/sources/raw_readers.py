@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -18,7 +17,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import MessageEdges
-from flower_fgl.datasets.graph_files.archive import integers, read_arrays
+from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, node_dataset
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
@@ -27,8 +26,6 @@ from flower_fgl.datasets.transforms.canonical import (
 )
 
 __all__ = ["Raw", "collab_npz", "few_shot", "fold_ppi", "twitch"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 log = logging.getLogger(__name__)
 
@@ -258,14 +255,11 @@ def twitch(folder: Path, *, name: str) -> Raw:
         folder / f"musae_{name}_edges.csv", np.int64, delimiter=",", skiprows=1, ndmin=2
     )
     node, column = np.array(table, dtype=np.int64).reshape(-1, 2).T
-    num_nodes = len({number for number, _ in labels})
+    numbers = [number for number, _ in sorted(labels)]
+    num_nodes = len(set(numbers))
     inside = (node < num_nodes) & (column < TWITCH_FEATURES) & (column >= 0)
-    if (
-        len(labels) != num_nodes
-        or {number for number, _ in labels} != set(range(num_nodes))
-        or not inside.all()
-        or edges.max(initial=0) >= num_nodes
-    ):
+    is_whole = numbers == list(range(num_nodes)) and bool(inside.all())
+    if not is_whole or edges.max(initial=0) >= num_nodes:
         raise DataError(
             f"{folder}: the files of {name} do not fit each other: every node from 0 to "
             f"{num_nodes - 1} needs one label, and features are 0 to "

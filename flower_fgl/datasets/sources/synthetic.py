@@ -34,7 +34,6 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BLOCK_SHARE = 0.9
 """Share of edges inside one block, before duplicates are redrawn."""
-
 MAX_DENSITY = 0.5
 """Maximum edge density among node pairs of the same class, and of different classes."""
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import ALL_TARGETS
+from flower_fgl.core.targets import LABELS, NUMBERS, Target
+from flower_fgl.datasets.graph_files.target_arrays import target_values
 from flower_fgl.datasets.sources.raw_readers import Raw
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 
@@ -50,16 +52,11 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
     Raises a ConfigError if there is no such target; a DataError if no graph has a
     label.
     """
-    names = raw.class_names or ()
-    if raw.y.is_floating_point():
-        is_known = ~raw.y.isnan().all(dim=1)
-        return _labelled(
-            replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y), name, target
-        )
-    if target == ALL_TARGETS:
-        is_known = (raw.y >= 0).any(dim=1)
-        every = replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y)
-        return _labelled(every, name, target)
+    names, has_numbers = raw.class_names or (), raw.y.is_floating_point()
+    if has_numbers or target == ALL_TARGETS:
+        kind = NUMBERS if has_numbers else LABELS
+        _, y, targets = target_values(Target(kind, names), raw.y)
+        return _labelled(replace(raw, y=y, targets=targets), name, target)
     if target not in names:
         raise ConfigError(
             f'target = "{target}" is not one of {name}. {_list_of(target, names)}'
