@@ -20,6 +20,7 @@ from flower_fgl.datasets.tables.recipe import (
     FEATURES,
     FOREIGN,
     KEYS,
+    PARTS,
     Column,
     Recipe,
     TableRecipe,
@@ -42,9 +43,7 @@ class Part:
     ids: Array  # (N,) text; of edges empty
     pairs: Array  # (M, 2) numbers of the nodes at the ends; of nodes empty
     columns: dict[str, Column]
-    values: dict[
-        str, Array
-    ]  # features, label, split and time, as read_cells returns them
+    values: dict[str, Array]  # features, label, split and time, see read_cells
     is_foreign: Array  # (N,) or (M,) bool: nodes of others, which only edges name
     lines: list[str]  # what was read and what was dropped
 
@@ -134,31 +133,20 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
         }
         for column in used.values():
             if column.cuts:
-                values["split"] = _cut(values.pop("time"), column.cuts)
+                place = np.searchsorted(np.array(column.cuts), values.pop("time"))
+                values["split"] = np.array(PARTS, dtype=object)[place]
                 columns["split"] = column
         blocks.append((block.rows, keys, values))
     if not blocks or not sum(len(rows) for rows, _, _ in blocks):
         raise DataError(
             f"{show_path(path)} has no rows. Remove it, or its table from the recipe."
         )
-    rows, keys, values = (
-        np.concatenate([block[0] for block in blocks]),
-        *(
-            {k: np.concatenate([b[i][k] for b in blocks]) for k in blocks[0][i]}
-            for i in (1, 2)
-        ),
+    rows = np.concatenate([block[0] for block in blocks])
+    keys, values = (
+        {k: np.concatenate([b[i][k] for b in blocks]) for k in blocks[0][i]}
+        for i in (1, 2)
     )
-    is_value = {
-        name: c for name, c in columns.items() if c.kind not in KEYS[table.part]
-    }
-    return _Rows(path.name, rows, keys, is_value, values)
-
-
-def _cut(times: Array, cuts: tuple[float, ...]) -> Array:
-    """Return the part of the split of each node by its time."""
-    parts = np.array(["train", "val", "test"], dtype=object)
-    found: Array = parts[np.searchsorted(np.array(cuts), times)]
-    return found
+    return _Rows(path.name, rows, keys, columns, values)
 
 
 def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -31,10 +32,9 @@ def read_cells(block: Block, key: str, column: Column, decimal: str) -> Array:
     where it is empty. A ``DataError`` names the row of a cell that cannot be read.
     """
     cells = block.columns[key]
-    is_date = column.kind == "date" or bool(column.format)
     if column.kind in ("number", "time", "date") and cells.dtype.kind == "M":
         values = _seconds(cells)
-    elif is_date:
+    elif column.kind == "date" or column.format:
         values = _dates(block, key, column)
     elif column.kind in ("number", "time"):
         values = _numbers(block, key, column, decimal)
@@ -71,10 +71,7 @@ def read_keys(block: Block, keys: Mapping[str, Column]) -> Array:
             _require(block, key, has_none, "no colon: ids are joined by it",
                      "Replace the colons.")  # fmt: skip
         parts.append(text)
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole + ":" + part
-    return whole
+    return functools.reduce(lambda whole, part: whole + ":" + part, parts)
 
 
 def cells_as_text(cells: Array, empty: Sequence[str] = ()) -> Array:
@@ -85,9 +82,7 @@ def cells_as_text(cells: Array, empty: Sequence[str] = ()) -> Array:
     import pandas as pd
 
     if cells.dtype.kind == "f":
-        is_whole = (
-            np.isfinite(cells) & (cells == np.floor(cells)) & (np.abs(cells) < EXACT)
-        )
+        is_whole = (cells == np.floor(cells)) & (np.abs(cells) < EXACT)
         text = cells.astype(str).astype(object)
         text[is_whole] = cells[is_whole].astype(np.int64).astype(str)
         text[np.isnan(cells)] = ""
@@ -117,6 +112,15 @@ def _require(block: Block, key: str, good: Array, what: str, remedy: str) -> Non
         f'{block.place(bad[0])}, column "{clip(key)}": expected {what}, got {got}. '
         f"{remedy}{more}"
     )
+
+
+def _require_readable(
+    block: Block, key: str, column: Column, text: Array, good: Array
+) -> None:
+    """Reject cells that hold something else than their column; ``text`` are all cells."""
+    if not good.all():
+        remedy = _unreadable(column, str(text[int(np.argmin(good))]))
+        _require(block, key, good, _expected(column), remedy)
 
 
 def _require_filled(block: Block, key: str, column: Column, missing: Array) -> None:
@@ -180,9 +184,7 @@ def _numbers(block: Block, key: str, column: Column, decimal: str) -> Array:
             plain = plain.str.replace(decimal, ".", regex=False)
         values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
     values = np.where(missing, np.nan, values)
-    good = missing | np.isfinite(values)
-    first = str(text[int(np.argmin(good))]) if not good.all() else ""
-    _require(block, key, good, _expected(column), _unreadable(column, first))
+    _require_readable(block, key, column, text, missing | np.isfinite(values))
     exact = ~((np.abs(values) >= EXACT) & (values == np.floor(values)))
     _require(
         block, key, exact, "a number below 9,007,199,254,740,992",
@@ -215,9 +217,7 @@ def _dates(block: Block, key: str, column: Column) -> Array:
             f"form of dates ({clip(error)}). Write it as %Y-%m-%d."
         ) from error
     values = _seconds(found.dt.tz_localize(None).to_numpy())
-    good = missing | ~np.isnan(values)
-    first = str(text[int(np.argmin(good))]) if not good.all() else ""
-    _require(block, key, good, _expected(column), _unreadable(column, first))
+    _require_readable(block, key, column, text, missing | ~np.isnan(values))
     return values
 
 
@@ -229,9 +229,7 @@ def _texts(block: Block, key: str, column: Column) -> Array:
     if column.kind == "yes/no":
         small = np.array([word.lower() for word in text], dtype=object)
         yes, no = np.isin(small, column.yes), np.isin(small, column.no)
-        good = yes | no | missing
-        first = str(text[int(np.argmin(good))]) if not good.all() else ""
-        _require(block, key, good, _expected(column), _unreadable(column, first))
+        _require_readable(block, key, column, text, yes | no | missing)
         return np.where(missing, np.nan, yes.astype(np.float64))
     option = "classes" if column.kind == "label" else "parts"
     names = getattr(column, option)

@@ -37,9 +37,7 @@ class Block:
 
     name: str  # of the file
     rows: Array  # (n,) number of each row; the header of a CSV table is row 1
-    columns: Mapping[
-        str, Array
-    ]  # (n,) text ("" if empty), numbers (NaN) or dates (NaT)
+    columns: Mapping[str, Array]  # (n,) text ("" if empty), numbers or dates (NaN, NaT)
 
     def place(self, row: int) -> str:
         """Name a row for a message."""
@@ -93,9 +91,7 @@ def _read_csv(path: Path, table: TableRecipe) -> Iterator[Block]:
                 columns = _columns(frame, where, table)
                 rows = np.arange(first, first + len(frame))
                 first += len(frame)
-                filled = np.zeros(len(frame), dtype=np.bool_)
-                for cells in columns.values():
-                    filled |= cells != ""
+                filled = np.logical_or.reduce([c != "" for c in columns.values()])
                 columns = {name: cells[filled] for name, cells in columns.items()}
                 yield Block(path.name, rows[filled], columns)
     except malformed as error:
@@ -151,12 +147,8 @@ def _read_parquet(path: Path, table: TableRecipe) -> Iterator[Block]:
         first = 1
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=BLOCK_ROWS):
-                columns = {
-                    name: _arrow_cells(column)
-                    for name, column in zip(
-                        batch.schema.names, batch.columns, strict=True
-                    )
-                }
+                cells = map(_arrow_cells, batch.columns)
+                columns = dict(zip(batch.schema.names, cells, strict=True))
                 yield Block(path.name, np.arange(first, first + len(batch)), columns)
                 first += len(batch)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -250,15 +242,9 @@ def _split_cells(
         chosen = arrays[names[0]]
         is_mask = chosen.dtype.kind == "b" and chosen.shape == (number,)
         is_list = chosen.dtype.kind in "iu" and chosen.ndim == 1
-        if (
-            len(names) > 1
-            or not (is_mask or is_list)
-            or (
-                is_list
-                and len(chosen)
-                and not 0 <= chosen.min() <= chosen.max() < number
-            )
-        ):
+        if is_list and len(chosen):
+            is_list = bool(0 <= chosen.min() <= chosen.max() < number)
+        if len(names) > 1 or not (is_mask or is_list):
             raise DataError(
                 f"{where}: {', '.join(names)} must be one array of node numbers, or one of "
                 "True and False for each node."

@@ -60,9 +60,7 @@ class Column:
     since: str = "1970-01-01"  # a date is the number of days since then
     yes: tuple[str, ...] = ("yes", "y", "true", "t", "1")
     no: tuple[str, ...] = ("no", "n", "false", "f", "0")
-    classes: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by text; empty: the texts
+    classes: Mapping[str, str] = field(default_factory=dict)  # by text
     parts: Mapping[str, str] = field(default_factory=lambda: _same(PARTS))
     cuts: tuple[float, ...] = ()  # last times of training and of validation nodes
 
@@ -315,9 +313,8 @@ def _read_table(values: Any, part: str, where: str) -> TableRecipe:
     for kind in ("label", "split", "time"):
         if kinds[kind] > 1:
             raise DataError(f"{where}: {kinds[kind]} columns are the {kind}. Keep one.")
-    if any(
-        c.kind == "time" and bool(c.cuts) != (part == "nodes") for c in columns.values()
-    ):
+    times = [column for column in columns.values() if column.kind == "time"]
+    if any(bool(column.cuts) != (part == "nodes") for column in times):
         raise DataError(
             f"{where}: a time of nodes needs cuts = [last of training, last of "
             "validation], as a graph file keeps their split, not their time. A time of "

@@ -65,17 +65,14 @@ def words_of(recipe: Recipe, part: str, column: Column) -> Mapping[str, Any]:
         if not is_list or len(set(entry)) < len(entry):
             raise DataError(f"{where}: {place} must be a list of different texts.")
         return {"values": entry}
-    if (
-        not isinstance(entry, dict)
-        or set(entry) != set(NUMBERS)
-        or not all(_is_number(value) for value in entry.values())
-        or entry["std"] <= 0
-    ):
+    is_entry = isinstance(entry, dict) and set(entry) == set(NUMBERS)
+    if not is_entry or not all(map(_is_number, entry.values())) or entry["std"] <= 0:
         raise DataError(
             f"{where}: {place} must be {{mean = 0.0, std = 1.0, median = 0.0}} with three "
             "numbers, std above 0."
         )
-    return entry
+    found: Mapping[str, Any] = entry
+    return found
 
 
 def _is_number(value: object) -> bool:

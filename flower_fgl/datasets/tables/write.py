@@ -28,9 +28,7 @@ class Content:
 
     nodes: Part
     edges: Part
-    features: Mapping[
-        str, Mapping[str, Array]
-    ]  # by name, float32 or bool of shape (N,)
+    features: Mapping[str, Mapping[str, Array]]  # by name, float32 or bool, (N,)
     classes: Mapping[str, list[str]]  # those that the recipe lists
     prepared: str  # hash of recipe and vocabulary
 
