@@ -11,16 +11,14 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.core.settings import has_targets, is_file, needs_classes
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
-    Graph,
     GraphDataset,
     NodeDataset,
     OutsideEdges,
 )
-from flower_fgl.datasets.expected_target import expect_target
+from flower_fgl.datasets.expected_target import expect_predicted, expect_target
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.owned_set import split_rule, split_set
@@ -55,9 +53,10 @@ from flower_fgl.datasets.splits.links import (
     require_links,
 )
 from flower_fgl.datasets.splits.split import (
+    SPLITS,
+    draw_split,
     parse_split,
     published_split,
-    split_nodes,
     strata,
 )
 from flower_fgl.datasets.splits.unseen import (
@@ -66,19 +65,15 @@ from flower_fgl.datasets.splits.unseen import (
     expansion_hops,
     partition_unseen,
 )
-from flower_fgl.datasets.transforms.largest_component import largest_dataset
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
-from flower_fgl.datasets.transforms.normalize_features import (
-    can_standardize,
-    dense_features,
-    scale_client,
-)
+from flower_fgl.datasets.transforms.normalize_features import can_standardize, scale_raw
 from flower_fgl.datasets.transforms.sparsity import Sparsity, sparsify, sparsity_sha256
 from flower_fgl.datasets.transforms.subgraph import (
     cut_clients,
     edges_between_clients,
+    induced_graph,
     inductive_graphs,
-    select_rows,
+    largest_dataset,
 )
 
 __all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
@@ -102,7 +97,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
             made = with_edge_classes(made)
         elif config.predicts_numbers:
             made = with_numbers(made, config.partition_seed)
-        return _expected(made, config)
+        return expect_predicted(made, config, config.dataset)
     if is_file(config.dataset) and config.classifies_graphs:
         owned_set = load_graph_set(config.dataset)
         graphs = expect_target(owned_set.dataset, config, config.dataset)
@@ -115,7 +110,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
                 "evaluation graphs, which cannot be partitioned again. Use it as a "
                 "SuperNode's graph (graph=...), or export it in the transductive setting."
             )
-        return _expected(owned.dataset, config)
+        return expect_predicted(owned.dataset, config, config.dataset)
     dataset = load(
         config.dataset,
         data_dir=data_folder(config.data_dir),
@@ -123,19 +118,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
         target=config.target if has_targets(config) else "",
         kind=config.predicts,
     )
-    return _expected(dataset, config)
-
-
-def _expected(
-    dataset: NodeDataset | GraphDataset, config: RunConfig
-) -> NodeDataset | GraphDataset:
-    """Return a dataset with the target that a run predicts, of nodes, graphs or edges."""
-    if not config.has_pairs:
-        return expect_target(dataset, config, config.dataset)
-    if isinstance(dataset, GraphDataset) or config.predicts_links or not dataset.edges:
-        return dataset
-    edges = expect_target(dataset.edges, config, f"{config.dataset}, edges")
-    return replace(dataset, edges=edges)
+    return expect_predicted(dataset, config, config.dataset)
 
 
 def _check_task(config: RunConfig) -> None:
@@ -193,9 +176,8 @@ def build_clients(
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):
         dataset, config = _keyed(dataset, config)
-    is_published = (
-        not is_file(config.dataset) and not find_source(config.dataset).loader
-    )
+    of_file = is_file(config.dataset)
+    is_published = not of_file and not find_source(config.dataset).loader
     dataset = choose_messages(dataset, config, is_published=is_published)
     if isinstance(dataset, GraphDataset):
         clients, sha256, edges = _build_graphs(dataset, config, num_clients)
@@ -209,10 +191,8 @@ def build_clients(
     if has_targets(config) or config.predicts_numbers:
         sha256 = hashlib.sha256(f"{sha256} target={config.target}".encode()).hexdigest()
     is_dense = can_standardize(dataset.x)
-    kind = config.scale_of_features(is_dense=is_dense)
-    if kind == "columns" and is_dense:
-        clients = [dense_features(client) for client in clients]
-    return [scale_client(client, kind) for client in clients], sha256, edges
+    clients = [scale_raw(client, config, is_dense=is_dense) for client in clients]
+    return clients, sha256, edges
 
 
 def _keyed(owned: OwnedSet, config: RunConfig) -> tuple[GraphDataset, RunConfig]:
@@ -265,9 +245,19 @@ def _build_nodes(
     hashed = parts
     if config.classifies_edges:
         none = [torch.zeros(len(part), dtype=torch.bool) for part in parts]
-        masks = [dict.fromkeys(("train", "val", "test"), mask) for mask in none]
+        masks = [dict.fromkeys(SPLITS, mask) for mask in none]
     elif config.setting == "few-shot":
-        masks = _sample_few_shots(dataset, parts, config)
+        masks = [
+            draw_few_shot(
+                dataset.y[torch.from_numpy(part)],
+                dataset.num_classes,
+                config.shots,
+                has_networks=dataset.network is not None,
+                seed=config.partition_seed,
+                partition_id=partition_id,
+            )
+            for partition_id, part in enumerate(parts)
+        ]
         sampled = [mask[name] for mask in masks for name in ("train", "test")]
         hashed = [*parts, *(mask.nonzero().flatten().numpy() for mask in sampled)]
     else:
@@ -299,23 +289,6 @@ def _build_unseen(
     return clients, partition_sha256(in_source), component.edge_index.shape[1] // 2
 
 
-def _sample_few_shots(
-    dataset: NodeDataset, parts: Sequence[IntArray], config: RunConfig
-) -> list[dict[str, Tensor]]:
-    """Sample each client's shots and queries, see ``splits/few_shot.py``."""
-    return [
-        draw_few_shot(
-            dataset.y[torch.from_numpy(part)],
-            dataset.num_classes,
-            config.shots,
-            has_networks=dataset.network is not None,
-            seed=config.partition_seed,
-            partition_id=partition_id,
-        )
-        for partition_id, part in enumerate(parts)
-    ]
-
-
 def _split_clients(
     dataset: NodeDataset | GraphDataset,
     parts: Sequence[IntArray],
@@ -323,24 +296,23 @@ def _split_clients(
 ) -> list[dict[str, Tensor]]:
     """Split each client's nodes (or graphs) into train, val and test."""
     published, is_keyed = dataset.masks, config.split_by == "id"
+    seed = config.partition_seed
     fractions = parse_split(default_split(config, {} if is_keyed else published))
     if is_keyed and fractions is None:  # the default of the dataset is published
         fractions = parse_split(FILE_SPLIT)
     masks = []
-    for partition_id, part in enumerate(parts):
+    for number, part in enumerate(parts):
+        items, targets = torch.from_numpy(part), dataset.targets
+        y = dataset.y[items]
         if fractions is None:
             masks.append(published_split(published, part))
         elif is_keyed:
-            known = dataset.y[torch.from_numpy(part)] >= 0
             ids = map(str, part.tolist())
-            seed = config.partition_seed
-            masks.append(keyed_split(ids, known, fractions, seed=seed))
+            masks.append(keyed_split(ids, y >= 0, fractions, seed=seed))
         else:
-            generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
-            items, targets = torch.from_numpy(part), dataset.targets
             own = None if targets is None else targets[items]
-            labels = strata(dataset.y[items], own, fractions=fractions)
-            masks.append(split_nodes(labels, fractions, generator=generator))
+            drawn = draw_split(y, own, fractions, seed=seed, partition_id=number)
+            masks.append(drawn)
     return masks
 
 
@@ -359,16 +331,7 @@ def _node_clients(
     clients = []
     for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
         nodes = torch.from_numpy(part)
-        graph = Graph(
-            select_rows(dataset.x, nodes),
-            edge_index,
-            dataset.y[nodes],
-            masks[partition_id],
-            targets=None if dataset.targets is None else dataset.targets[nodes],
-            messages=dataset.messages
-            and dataset.messages.within(nodes, dataset.num_nodes),
-            node_type=None if dataset.node_type is None else dataset.node_type[nodes],
-        )
+        graph = induced_graph(dataset, nodes, edge_index, masks[partition_id])
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id
         )
@@ -378,14 +341,12 @@ def _node_clients(
             dataset.target,
             nodes,
             feature_names=dataset.feature_names,
+            edges=dataset.edges and dataset.edges.within(nodes, dataset.num_nodes),
             schema=dataset.schema,
         )
         if between:
             own, other = between[partition_id]
             client = replace(client, outside=OutsideEdges(own, other, nodes))
-        if dataset.edges is not None:
-            kept = dataset.edges.within(nodes, dataset.num_nodes)
-            client = replace(client, edges=kept)
         clients.append(in_setting(client, config))
     return clients
 
@@ -416,9 +377,6 @@ def _in_setting(
     if config.setting != "inductive":
         return client
     graphs = inductive_graphs(client.graph)
-    return replace(
-        client,
-        graph=graphs.train,
-        node_ids=client.node_ids[graphs.train_nodes],
-        evaluation=(graphs.val, graphs.test),
-    )
+    node_ids = client.node_ids[graphs.train_nodes]
+    later = (graphs.val, graphs.test)
+    return replace(client, graph=graphs.train, node_ids=node_ids, evaluation=later)

@@ -104,7 +104,7 @@ def pack_client(client: ClientGraph) -> bytes:
         # safetensors stores no views of one tensor
         ends = vars(client.outside).items()
         tensors |= {f"outside {name}": part.clone() for name, part in ends}
-    for number, graph in enumerate((client.graph, *client.evaluation)):
+    for number, graph in enumerate(client.graphs):
         tensors |= {f"{number}/{k}": v for k, v in _graph_tensors(graph).items()}
     return save_safetensors({k: v.contiguous() for k, v in tensors.items()})
 
@@ -156,20 +156,14 @@ def unpack_client(
 
 def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
     """Build a graph from its tensors in the file, whose hash was checked."""
-    masks = {
-        key.partition("/")[2]: mask
-        for key, mask in tensors.items()
-        if key.startswith("mask/")
-    }
+    masks = {k[5:]: mask for k, mask in tensors.items() if k.startswith("mask/")}
     x: Any = tensors.get("x")
     if x is None:
         start, column, value, shape = (tensors[f"x/{name}"] for name in CSR)
         x = narrow_csr(start, column, value, tuple(shape.tolist()))
     optional: dict[str, Any] = {name: tensors.get(name) for name in OPTIONAL}
     if "message_index" in tensors:
-        optional["messages"] = MessageEdges(
-            tensors["message_index"],
-            tensors["message_x"],
-            relation=tensors.get("message_relation"),
-        )
+        ends, sent = tensors["message_index"], tensors["message_x"]
+        relation = tensors.get("message_relation")
+        optional["messages"] = MessageEdges(ends, sent, relation=relation)
     return Graph(x, tensors["edge_index"], tensors["y"], masks, **optional)

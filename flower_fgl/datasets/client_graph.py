@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,11 +21,12 @@ __all__ = [
     "NodeDataset",
     "OutsideEdges",
     "Scaling",
+    "numbered_within",
 ]
 
 
 class _HasTarget:
-    """Whatever knows what is predicted of its items."""
+    """What is predicted of some items."""
 
     target: Target
 
@@ -93,14 +94,10 @@ class EdgeTable(_HasTarget):
         )
 
     def within(self, nodes: Tensor, num_nodes: int) -> EdgeTable:
-        """Return the edges between different ``nodes`` (n,) of a graph with ``num_nodes``.
-
-        Their ends are numbered as in the induced subgraph.
-        """
-        place = torch.full((num_nodes,), -1)
-        place[nodes] = torch.arange(len(nodes))
-        kept = self.select((place[self.pairs] >= 0).all(dim=0))
-        return replace(kept, pairs=place[kept.pairs])
+        """Return the edges of the subgraph induced on ``nodes``, numbered as there."""
+        pairs = numbered_within(self.pairs, nodes, num_nodes)
+        kept = (pairs >= 0).all(dim=0)
+        return replace(self.select(kept), pairs=pairs[:, kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,14 +139,17 @@ class MessageEdges:
         return replace(self, x=self.x[:, columns], feature_names=names)
 
     def within(self, nodes: Tensor, num_nodes: int) -> MessageEdges:
-        """Return the edges between different ``nodes`` (n,) of a graph with ``num_nodes``.
+        """Return the edges of the subgraph induced on ``nodes``, numbered as there."""
+        index = numbered_within(self.index, nodes, num_nodes)
+        kept = (index >= 0).all(dim=0)
+        return replace(self.select(kept), index=index[:, kept])
 
-        Their ends are numbered as in the induced subgraph.
-        """
-        place = torch.full((num_nodes,), -1)
-        place[nodes] = torch.arange(len(nodes))
-        kept = self.select((place[self.index] >= 0).all(dim=0))
-        return replace(kept, index=place[kept.index])
+
+def numbered_within(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> Tensor:
+    """Return the ends (2, M) of edges as places in ``nodes``, -1 for other nodes."""
+    place = torch.full((num_nodes,), -1)
+    place[nodes] = torch.arange(len(nodes))
+    return place[edge_index]
 
 
 class _Dataset(_HasTarget):
@@ -221,6 +221,18 @@ class NodeDataset(_Dataset):
     def num_nodes(self) -> int:
         """Number of nodes N."""
         return int(self.y.numel())
+
+    def graph(self, masks: Mapping[str, Tensor]) -> Graph:
+        """Return the whole graph with a split."""
+        return Graph(
+            self.x,
+            self.edge_index,
+            self.y,
+            masks,
+            targets=self.targets,
+            messages=self.messages,
+            node_type=self.node_type,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -470,10 +482,19 @@ class ClientGraph(_HasTarget):
         return "none" if self.scaling is None else self.scaling.kind
 
     @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The training graph, then those for evaluation."""
+        return (self.graph, *self.evaluation)
+
+    def changed(self, change: Callable[[Graph], Graph]) -> ClientGraph:
+        """Apply a function to all graphs."""
+        graph, *others = map(change, self.graphs)
+        return replace(self, graph=graph, evaluation=tuple(others))
+
+    @property
     def held(self) -> tuple[Graph, ...]:
         """Graphs that count for the client's size: ``graph``, or all if it is a union."""
-        is_union = self.graph.batch is not None
-        return (self.graph, *self.evaluation) if is_union else (self.graph,)
+        return (self.graph,) if self.graph.batch is None else self.graphs
 
     @property
     def num_items(self) -> int:
@@ -514,13 +535,9 @@ class ClientGraph(_HasTarget):
             return replace(self, partition_id=partition_id)
         unit = dict(zip(own.names, own.units, strict=False))
         units = tuple(unit.get(name, "") for name in names) if unit else ()
-        return replace(
-            self,
-            partition_id=partition_id,
-            target=Target(own.kind, names, units),
-            graph=self._in_order(self.graph, names),
-            evaluation=tuple(self._in_order(g, names) for g in self.evaluation),
-        )
+        target = Target(own.kind, names, units)
+        client = self.changed(lambda graph: self._in_order(graph, names))
+        return replace(client, partition_id=partition_id, target=target)
 
     def _in_order(self, graph: Graph, names: tuple[str, ...]) -> Graph:
         """Return one of the graphs with what is predicted in the order of ``names``."""

@@ -14,9 +14,21 @@ from flower_fgl.core.settings import ALL_TARGETS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset, NodeDataset
 
-__all__ = ["expect_target"]
+__all__ = ["expect_predicted", "expect_target"]
 
 Held = TypeVar("Held", bound=NodeDataset | GraphDataset | EdgeTable)
+
+
+def expect_predicted(
+    dataset: NodeDataset | GraphDataset, config: RunConfig, where: str
+) -> NodeDataset | GraphDataset:
+    """Return a dataset with the target of its nodes, graphs or edges in a run."""
+    if not config.has_pairs:
+        return expect_target(dataset, config, where)
+    if isinstance(dataset, GraphDataset) or config.predicts_links or not dataset.edges:
+        return dataset
+    edges = expect_target(dataset.edges, config, f"{where}, edges")
+    return replace(dataset, edges=edges)
 
 
 def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from scipy.special import gammaln
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.transforms.canonical import scipy_csr
 
 __all__ = ["label_columns"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 FEW_VALUES = 20
 """Different values up to which each one may belong to a class or to the others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,19 +15,17 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.links import EDGE_SPLIT, LINK_SPLIT
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
-from flower_fgl.datasets.expected_target import expect_target
+from flower_fgl.datasets.expected_target import expect_predicted
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.split import (
     SPLITS,
     SplitFractions,
+    draw_split,
     parse_split,
-    split_nodes,
-    strata,
 )
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import scale_owned
@@ -143,11 +141,11 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         masks = _split_owned(owned, fractions, config)
     elif config.setting == "few-shot" and "train" in masks:
         _check_shots(owned.dataset, masks, config.shots)
+    is_drawn = _given_split(config) is not None
     client = replace(
         owned.client_graph(0, masks),
         drawn_from=_drawn_from(owned, config),
-        replaces_split=_given_split(config) is not None
-        and bool(_own_masks(owned, config)),
+        replaces_split=is_drawn and bool(_own_masks(owned, config)),
     )
     if client.evaluation:
         client = finish_messages(client, config)
@@ -158,14 +156,11 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
 
 def _expected(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
     """Return an owner's graph with the target that the run predicts."""
-    dataset, where = owned.dataset, owned.dataset.name
-    if config.has_pairs:
-        if not config.classifies_edges or dataset.edges is None:
-            return owned
-        edges = expect_target(dataset.edges, config, f"{where}, edges")
-        return replace(owned, dataset=replace(dataset, edges=edges))
-    found = expect_target(dataset, config, where)
-    if found is not dataset and owned.evaluation:
+    where = owned.dataset.name
+    found = expect_predicted(owned.dataset, config, where)
+    assert isinstance(found, NodeDataset)
+    is_other = found is not owned.dataset and not config.has_pairs
+    if is_other and owned.evaluation:
         raise DataError(
             f"{where} contains evaluation graphs, of which target = {config.target} cannot "
             "choose one number. Set target = all."
@@ -175,18 +170,16 @@ def _expected(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
 
 def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]:
     """Return the file's split of nodes, or of classified edges; links have none."""
-    if config.predicts_links:
-        return {}
-    if config.classifies_edges:
+    if config.has_pairs:  # links are not in dataset.edges
         return owned.dataset.edges.masks if owned.dataset.edges is not None else {}
     return owned.dataset.masks
 
 
 def _given_split(config: RunConfig) -> SplitFractions | None:
     """Return the shares that a run sets, ``None`` for ``default`` and ``public``."""
-    if config.split == "default" and config.split_by == "id":
-        return parse_split(_default_split(config))
-    return None if config.split == "default" else parse_split(config.split)
+    if config.split != "default":
+        return parse_split(config.split)
+    return parse_split(_default_split(config)) if config.split_by == "id" else None
 
 
 def _default_split(config: RunConfig) -> str:
@@ -269,24 +262,17 @@ def _split_owned(
     owned: LocalGraphFile, fractions: SplitFractions, config: RunConfig
 ) -> dict[str, Tensor]:
     """Split an owner's graph as client 0 of a partition."""
-    y = owned.dataset.y
+    y, seed = owned.dataset.y, config.partition_seed
     if config.setting == "few-shot":
         return draw_few_shot(
             y,
             owned.dataset.num_classes,
             config.shots,
             has_networks=False,
-            seed=config.partition_seed,
+            seed=seed,
             partition_id=0,
         )
     if config.split_by == "id":
-        seed = config.partition_seed
-        return keyed_split(_ids(owned), y >= 0, fractions, seed=seed)
-    generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    labels = strata(y, owned.dataset.targets, fractions=fractions)
-    return split_nodes(labels, fractions, generator=generator)
-
-
-def _ids(owned: LocalGraphFile) -> Sequence[str]:
-    """Return the owner's node ids as text."""
-    return owned.names or [str(number) for number in owned.node_ids.tolist()]
+        ids = map(str, owned.ids.tolist())
+        return keyed_split(ids, y >= 0, fractions, seed=seed)
+    return draw_split(y, owned.dataset.targets, fractions, seed=seed)

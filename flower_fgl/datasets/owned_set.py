@@ -12,7 +12,6 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
@@ -25,10 +24,8 @@ from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.split import (
     PUBLIC,
     SPLITS,
-    SplitFractions,
+    draw_split,
     parse_split,
-    split_nodes,
-    strata,
 )
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import scale_owned
@@ -132,7 +129,11 @@ def split_set(
     shares = "/".join(f"{float(100 * share):g}" for share in fractions)
     seed = config.partition_seed
     drawn |= {"split-by": rule, "split": shares, "partition-seed": seed}
-    return _drawn(owned, rule, known, fractions, seed), tuple(drawn.items())
+    if rule == "random":
+        masks = draw_split(dataset.y, dataset.targets, fractions, seed=seed)
+    else:
+        masks = keyed_split(split_keys(owned, rule), known, fractions, seed=seed)
+    return masks, tuple(drawn.items())
 
 
 def _own_split(
@@ -146,22 +147,6 @@ def _own_split(
             f'val_mask and test_mask), or give percentages, e.g. "{SET_SPLIT}".'
         )
     return {part: masks[part] & known for part in SPLITS}
-
-
-def _drawn(
-    owned: OwnedSet,
-    rule: str,
-    known: Tensor,
-    fractions: SplitFractions,
-    seed: int,
-) -> dict[str, Tensor]:
-    """Draw a split by a rule."""
-    if rule == "random":
-        generator = numpy_generator(seed, 0, 0, "split")
-        dataset = owned.dataset
-        labels = strata(dataset.y, dataset.targets, fractions=fractions)
-        return split_nodes(labels, fractions, generator=generator)
-    return keyed_split(split_keys(owned, rule), known, fractions, seed=seed)
 
 
 def split_keys(owned: OwnedSet, rule: str) -> tuple[str, ...]:

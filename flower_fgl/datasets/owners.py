@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
 
 
 def owner_contents(config: RunConfig) -> list[list[Any]]:
-    """Return name and content (or dataset and version) of owners, for the key of a store."""
+    """Return name and content, or dataset and version, of all owners, for a key."""
     out: list[list[Any]] = []
     for owner in list_owners(config):
         if isinstance(owner.source, str):
@@ -469,21 +469,19 @@ def _sha256(clients: Sequence[ClientGraph]) -> str:
     digest = hashlib.sha256()
     for client in clients:
         digest.update(f"{len(client.name)} {client.name}".encode())
-        for graph in (client.graph, *client.evaluation):
-            parts: Mapping[str, torch.Tensor] = {
+        for graph in client.graphs:
+            parts: dict[str, torch.Tensor | None] = {
                 "edges": graph.edge_index,
                 "labels": graph.y,
                 **dict(sorted(graph.masks.items())),
+                "targets": graph.targets,
+                "pairs": graph.pairs,
+                "pair_x": graph.pair_x,
             }
-            if graph.targets is not None:
-                parts = {**parts, "targets": graph.targets}
-            if graph.pairs is not None:
-                parts = {**parts, "pairs": graph.pairs}
-            if graph.pair_x is not None:
-                parts = {**parts, "pair_x": graph.pair_x}
             if (messages := graph.messages) is not None:
-                parts = {**parts, "index": messages.index, "edge_x": messages.x}
+                parts |= {"index": messages.index, "edge_x": messages.x}
             for name, tensor in parts.items():
-                digest.update(f"{name} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.contiguous().numpy().tobytes())
+                if tensor is not None:
+                    digest.update(f"{name} {tuple(tensor.shape)}".encode())
+                    digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -494,21 +494,11 @@ def _stored(
 
 def _save(dataset: NodeDataset, path: Path) -> None:
     """Write a dataset as a graph file."""
-    graph = Graph(
-        dataset.x,
-        dataset.edge_index,
-        dataset.y,
-        dict(dataset.masks),
-        targets=dataset.targets,
-        messages=dataset.messages,
-        node_type=dataset.node_type,
-    )
-    nodes = torch.arange(dataset.num_nodes)
     client = ClientGraph(
         0,
-        graph,
+        dataset.graph(dataset.masks),
         dataset.target,
-        nodes,
+        torch.arange(dataset.num_nodes),
         feature_names=dataset.feature_names,
         edges=dataset.edges,
         schema=dataset.schema,

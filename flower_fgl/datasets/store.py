@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -150,20 +150,21 @@ class ClientStore:
                 self.folder,
             )
             with _locked(self.folder):
-                store = self._reread() or self._rebuild()
+                store = self._reread()
+                if store is None:
+                    number = index.num_clients
+                    index = _write_store(self.folder, self.config, number)
+                    store = replace(self, index=index)
             data, index = store._read(partition_id), store.index
         if data is None:
             raise DataError(
                 f"Cannot read {self.folder} after writing it. Check the disk."
             )
-        schema: dict[str, Any] = {
-            "target": index.target,
-            "feature_names": index.feature_names,
-            "schema": index.schema,
-        }
-        schema |= index.owners[partition_id] if index.owners else {}
+        schema = asdict(index) | (index.owners[partition_id] if index.owners else {})
+        kind, names, units = (schema["target"][k] for k in ("kind", "names", "units"))
+        target = Target(kind, tuple(names), tuple(units))
         client = replace(
-            unpack_client(data, partition_id, _read_target(schema["target"])),
+            unpack_client(data, partition_id, target),
             feature_names=tuple(schema["feature_names"]),
             name=schema.get("name", ""),
             prepared=schema.get("prepared", ""),
@@ -201,14 +202,9 @@ class ClientStore:
         index = _read_index(self.folder, self.index.num_clients)
         if index is None:
             return None
-        store = ClientStore(self.folder, self.config, index)
+        store = replace(self, index=index)
         complete = all(store._read(pid) is not None for pid in range(index.num_clients))
         return store if complete else None
-
-    def _rebuild(self) -> ClientStore:
-        """Build the store again."""
-        index = _write_store(self.folder, self.config, self.index.num_clients)
-        return ClientStore(self.folder, self.config, index)
 
     def _read(self, partition_id: int) -> dict[str, Tensor] | None:
         """Read a client's file; return ``None`` if its hash differs from the index."""
@@ -246,9 +242,8 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
     index = _read_index(folder, num_clients)
     if index is None:
         with _locked(folder):
-            index = _read_index(folder, num_clients)
-            if index is None:
-                index = _write_store(folder, config, num_clients)
+            index = _read_index(folder, num_clients)  # of another process
+            index = index or _write_store(folder, config, num_clients)
     return ClientStore(folder, config, index)
 
 
@@ -284,12 +279,9 @@ def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, so that one process at a time builds the store."""
     with _writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{folder}.lock")
-        lock.acquire()
-    try:
+        held = FileLock(f"{folder}.lock").acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -323,7 +315,7 @@ def _file_name(partition_id: int) -> str:
 
 def _folder_name(config: RunConfig, num_clients: int) -> str:
     """Return a folder name with a hash of everything its content depends on."""
-    key = {
+    key: dict[str, Any] = {
         "format": FORMAT,
         "sparse_below": SPARSE_BELOW,
         "data_dir": str(data_folder(config.data_dir) or ""),
@@ -334,41 +326,34 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         "dataset": config.dataset,
     }
     scale = config.scale_of_features(is_dense=True)
-    if config.feature_norm != "default" or scale == "columns":
-        key["feature_norm"] = scale
-    if config.split_by != "auto":
-        key["split_by"] = config.split_by
-    if config.classifies_graphs and config.graph_features == "degree":
-        key["max_degree"] = config.max_degree
-    if config.has_unseen:
-        key["hops"] = config.expansion_hops
-    if config.setting == "few-shot":
-        key["shots"] = config.shots
-    if config.predicts_links:
-        key["link-features"] = config.link_features
-        key["negatives"] = "between sides"
-    if config.classifies_edges:
-        key["time-cuts"] = config.time_cuts
-    if config.needs_cross_edges:
-        key["cross_edges"] = True
-    if config.types != "use":
-        key["types"] = config.types
-    if config.schema_align != "same":
-        key["schema_align"] = config.schema_align
-    if config.target_node:
-        key["target_node"] = config.target_node
-    if config.reads_messages:
-        key["messages"] = True
-    if has_targets(config) or config.predicts != CLASSES:
-        key["target"] = config.target
-    if config.predicts != CLASSES:
-        key["target-kind"] = config.predicts
+    is_normed = config.feature_norm != "default" or scale == "columns"
+    has_degrees = config.classifies_graphs and config.graph_features == "degree"
+    is_other = config.predicts != CLASSES
     sparsity = Sparsity.of(config)
-    if sparsity:
-        key["sparsity"] = asdict(sparsity)
-    if config.dataset == "synthetic":
-        key["synthetic"] = asdict(config.synthetic)
-    elif not config.owners and not is_file(config.dataset):
+    for is_used, name, value in (
+        (is_normed, "feature_norm", scale),
+        (config.split_by != "auto", "split_by", config.split_by),
+        (has_degrees, "max_degree", config.max_degree),
+        (config.has_unseen, "hops", config.expansion_hops),
+        (config.setting == "few-shot", "shots", config.shots),
+        (config.predicts_links, "link-features", config.link_features),
+        (config.predicts_links, "negatives", "between sides"),
+        (config.classifies_edges, "time-cuts", config.time_cuts),
+        (config.needs_cross_edges, "cross_edges", True),
+        (config.types != "use", "types", config.types),
+        (config.schema_align != "same", "schema_align", config.schema_align),
+        (bool(config.target_node), "target_node", config.target_node),
+        (config.reads_messages, "messages", True),
+        (has_targets(config) or is_other, "target", config.target),
+        (is_other, "target-kind", config.predicts),
+        (bool(sparsity), "sparsity", asdict(sparsity)),
+        (config.dataset == "synthetic", "synthetic", asdict(config.synthetic)),
+        (is_file(config.dataset) or bool(config.owners), "reader", READER),
+    ):
+        if is_used:
+            key[name] = value
+    is_named = not is_file(config.dataset) and config.dataset != "synthetic"
+    if is_named and not config.owners:
         version = find_source(config.dataset).version
         key |= {"version": version} if version else {}
     path = Path(os.path.expanduser(config.dataset))
@@ -377,8 +362,6 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["has_feature_names"] = True
         key["content"] = file_contents(path)
     name, rule = path.stem, config.partition
-    if is_file(config.dataset) or config.owners:
-        key["reader"] = READER
     if config.owners:
         key["owners"] = owner_contents(config)
         key["align"] = [config.feature_align, config.has_local_heads]
@@ -458,11 +441,6 @@ def _own_data(config: RunConfig, num_clients: int) -> list[bool]:
         isinstance(source, Path) or is_file(source) or source in known_names("datasets")
         for source in sources
     ]
-
-
-def _read_target(fields: Mapping[str, Any]) -> Target:
-    """Return the target of an index."""
-    return Target(fields["kind"], tuple(fields["names"]), tuple(fields["units"]))
 
 
 def _fill(

@@ -213,17 +213,16 @@ def _check_members(members: list[zipfile.ZipInfo], num_bytes: int, where: str) -
     for member in members:
         name = clip(member.filename)
         if not member.filename.endswith(".npy"):
-            is_torch = name.endswith(
-                "/data.pkl"
-            )  # torch.save writes a zip archive, too
+            # torch.save writes a zip archive, too
+            is_torch = name.endswith("/data.pkl")
             if is_torch or os.path.splitext(where)[1].lower() in FORMATS:
                 raise _other_format(where, b"\x80")
             raise DataError(
                 f'{where}: member "{name}" is not an array. Write the file again, with '
                 "numpy.savez."
             )
-        if member.flag_bits & IS_ENCRYPTED or member.compress_type not in METHODS:
-            is_encrypted = member.flag_bits & IS_ENCRYPTED
+        is_encrypted = member.flag_bits & IS_ENCRYPTED
+        if is_encrypted or member.compress_type not in METHODS:
             kind = "encrypted" if is_encrypted else "compressed by another method"
             raise DataError(
                 f'{where}: member "{name}" is {kind}. Write the file again, with '

@@ -221,9 +221,8 @@ def _append_numbers(
     """Append the numbers of one row; note the first fault of each column."""
     joined = "".join(cells)
     start = len(values)
-    if (
-        joined.isascii() and "_" not in joined
-    ):  # float also reads 1_000 and other digits
+    # float also reads 1_000 and other digits
+    if joined.isascii() and "_" not in joined:
         try:
             values.extend(map(float, cells))
             return

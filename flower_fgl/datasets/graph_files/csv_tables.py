@@ -108,34 +108,27 @@ def read_csv_folder(
     index = attempt(index_ids, nodes)
     arrays: dict[str, Array | None] = {}
     if needs_labels:
-        found = (
-            attempt(read_columns, nodes, several, "node")
-            if several
-            else attempt(read_classes, nodes, "classes.csv", "node")
-        )
-        arrays |= found or {}
+        if several:
+            arrays |= attempt(read_columns, nodes, several, "node") or {}
+        else:
+            arrays |= attempt(read_classes, nodes, "classes.csv", "node") or {}
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
         path = folder / "edges.csv"
         arrays |= attempt(_edges, path, index, attempt, scores_edges) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
-        if os.path.exists(folder / "prepared.csv"):
-            arrays["prepared"] = attempt(
-                _single_cell, folder / "prepared.csv", "sha256"
-            )
-        if os.path.exists(folder / "outside.csv"):
-            outside = attempt(_outside_edges, folder / "outside.csv", index)
-            arrays["outside_edges"] = outside
+        if os.path.exists(path := folder / "prepared.csv"):
+            arrays["prepared"] = attempt(_single_cell, path, "sha256")
+        if os.path.exists(path := folder / "outside.csv"):
+            arrays["outside_edges"] = attempt(_outside_edges, path, index)
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
     if needs_labels:
         arrays |= attempt(read_masks, nodes) or {}
     notes = [split_note(nodes), arrays.get("notes")]
     if several and not needs_labels:
-        unread = (
-            f"{nodes.where}: {', '.join(several)} will not be read: only edges are."
-        )
-        notes.append(np.array([unread]))
+        unread = f"{', '.join(several)} will not be read: only edges are."
+        notes.append(np.array([f"{nodes.where}: {unread}"]))
     arrays["notes"] = np.concatenate([note for note in notes if note is not None])
     return {key: array for key, array in arrays.items() if array is not None}
 
@@ -211,9 +204,7 @@ def read_classes(table: Table, listed_in: str, item: str) -> dict[str, Array]:
 def _class_names(table: Table, path: Path, item: str) -> list[str]:
     """Return the classes in ``classes.csv``, or by default those of the labels."""
     if os.path.exists(path):
-        rows = csv_rows(path, ("name",), more=False)
-        next(rows)
-        names = [row[0].strip() for _, row in rows]
+        names = _only_column(path, "name")
         if not names or len(set(names)) < len(names):
             raise DataError(
                 f"{show_path(path)} must name each class once, without empty or repeated "
@@ -361,11 +352,15 @@ def hash_ids(ids: Sequence[str]) -> Array:
     return numbers.astype(np.int64)
 
 
+def _only_column(path: Path, column: str) -> list[str]:
+    """Return the cells of a table of one column."""
+    _, *rows = csv_rows(path, (column,), more=False)
+    return [row[0].strip() for _, row in rows]
+
+
 def _single_cell(path: Path, column: str) -> Array:
     """Return the only cell of a table as text."""
-    rows = csv_rows(path, (column,), more=False)
-    next(rows)
-    cells = [row[0].strip() for _, row in rows]
+    cells = _only_column(path, column)
     if len(cells) != 1:
         raise DataError(f"{show_path(path)} must have one line, got {len(cells)}.")
     return np.array(cells[0], dtype=np.str_)
@@ -429,10 +424,9 @@ def read_masks(table: Table) -> dict[str, Array]:
 def split_note(table: Table) -> Array:
     """Return a note that names the columns of the split; empty without them."""
     columns = ", ".join(table.parts.values())
-    note = (
-        f"{table.path.name}: the columns {columns} hold the split and are not features."
-    )
-    return np.array([note] if columns else [], dtype=np.str_)
+    note = f"the columns {columns} hold the split and are not features."
+    notes = [f"{table.path.name}: {note}"] if columns else []
+    return np.array(notes, dtype=np.str_)
 
 
 def _if_features(table: Table) -> str:
@@ -445,15 +439,11 @@ def _flags(table: Table, column: str) -> Array:
     """Convert a column of 0 and 1, or false and true, to booleans."""
     cells = table.text[column]
     number = {cell: read_number(cell) for cell in set(cells)}
-    if not set(number.values()) <= {0.0, 1.0}:
-        line, cell = next(
-            (line, cell)
-            for line, cell in table.cells(column)
-            if number[cell] not in (0.0, 1.0)
-        )
-        raise DataError(
-            f'{table.where}, line {line}: column "{clip(column)}" is read as a part of '
-            f'the split, expected 0 or 1 (false or true), got "{clip(cell)}". '
-            f"{_if_features(table)}"
-        )
+    for line, cell in table.cells(column):
+        if number[cell] not in (0.0, 1.0):
+            raise DataError(
+                f'{table.where}, line {line}: column "{clip(column)}" is read as a part of '
+                f'the split, expected 0 or 1 (false or true), got "{clip(cell)}". '
+                f"{_if_features(table)}"
+            )
     return np.array([number[cell] == 1.0 for cell in cells], dtype=np.bool_)

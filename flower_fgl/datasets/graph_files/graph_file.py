@@ -64,9 +64,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -104,10 +105,12 @@ __all__ = [
     "LocalGraphFile",
     "check_kind",
     "edges_to_score",
+    "inspect",
     "inspect_graph_file",
     "is_known",
     "load_graph_file",
     "read_feature_names",
+    "read_logged",
     "read_scaling",
     "save_client_graph",
 ]
@@ -121,8 +124,21 @@ OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
 SET = ("graph_of_node", "graph_ids", "graph_keys")
 """Arrays that only a set of graphs has, see ``graph_set.py``."""
+SINGLE = {*TARGET_KEYS[1:], *OUTSIDE, *SCALING, *EDGE_KEYS, *SET}
+SINGLE |= {*SCHEMA_KEYS, "declared_classes", "feature_names", "node_ids", "prepared"}
+"""Arrays that an evaluation graph does not have."""
 GRAPHS = "graphs.csv"
 """Table that only a set of graphs has."""
+
+
+class _Noted(Protocol):
+    """Content of a file, with sentences on how it was read."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+Held = TypeVar("Held", bound=_Noted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,15 +194,7 @@ class LocalGraphFile:
             )
         return ClientGraph(
             partition_id=partition_id,
-            graph=Graph(
-                self.dataset.x,
-                self.dataset.edge_index,
-                self.dataset.y,
-                dict(masks),
-                targets=self.dataset.targets,
-                messages=self.dataset.messages,
-                node_type=self.dataset.node_type,
-            ),
+            graph=self.dataset.graph(dict(masks)),
             target=self.dataset.target,
             node_ids=self.node_ids,
             evaluation=self.evaluation,
@@ -231,13 +239,9 @@ def load_graph_file(
         If the file is missing or damaged, contains pickled objects, or its arrays are
         inconsistent. The message names the array and the way to fix it.
     """
-    owned = _load(
-        path, ErrorCollector(), needs_labels=needs_labels, scores_edges=scores_edges
+    return read_logged(
+        _load, path, needs_labels=needs_labels, scores_edges=scores_edges
     )
-    assert owned is not None  # the collector raises the first error
-    for note in owned.notes:
-        log.info("%s: %s", show_path(path), note)
-    return owned
 
 
 def inspect_graph_file(
@@ -247,21 +251,38 @@ def inspect_graph_file(
 
     The graph is ``None`` if there is an error; each message says how to fix it.
     """
+    return inspect(_load, path, needs_labels=needs_labels)
+
+
+def read_logged(
+    read: Callable[..., Held | None], path: str | os.PathLike[str], **options: bool
+) -> Held:
+    """Call a reader of graph files, which raises its first error, and log its notes."""
+    # the methods of Path raise errors for long names and unknown users
+    owned = read(Path(os.path.expanduser(path)), ErrorCollector(), **options)
+    assert owned is not None  # the collector raises the first error
+    for note in owned.notes:
+        log.info("%s: %s", show_path(path), note)
+    return owned
+
+
+def inspect(
+    read: Callable[..., Held | None], path: str | os.PathLike[str], **options: bool
+) -> tuple[Held | None, list[str]]:
+    """Call a reader of graph files, and return what it read, or all of its errors."""
     attempts = ErrorCollector(collect=True)
-    owned = attempts(_load, path, attempts, needs_labels=needs_labels)
+    owned = attempts(read, Path(os.path.expanduser(path)), attempts, **options)
     return (None if attempts.problems else owned), attempts.problems
 
 
 def _load(
-    given: str | os.PathLike[str],
+    path: Path,
     attempt: ErrorCollector,
     *,
     needs_labels: bool,
     scores_edges: bool = False,
 ) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
-    # the methods of Path raise errors for long names and unknown users
-    path = Path(os.path.expanduser(given))
     arrays: dict[str, Array]
     check_kind(path)
     if os.path.isdir(path):
@@ -379,19 +400,7 @@ def edges_to_score(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
-    single = (
-        *TARGET_KEYS[1:],
-        "declared_classes",
-        "feature_names",
-        "node_ids",
-        "prepared",
-        *OUTSIDE,
-        *SCALING,
-        *EDGE_KEYS,
-        *SET,
-        *SCHEMA_KEYS,
-    )
-    return key in single or (nested[2] if nested else key) in GRAPH_KEYS
+    return key in SINGLE or (nested[2] if nested else key) in GRAPH_KEYS
 
 
 def read_scaling(
@@ -406,11 +415,8 @@ def read_scaling(
     kind = str(scale) if is_text else ""
     if kind == "rows" and not given:
         return Scaling(kind)
-    if (
-        kind != "columns"
-        or len(given) < len(statistics)
-        or any(a.shape != (num_features,) or a.dtype.kind != "f" for a in given)
-    ):
+    is_odd = any(a.shape != (num_features,) or a.dtype.kind != "f" for a in given)
+    if kind != "columns" or len(given) < len(statistics) or is_odd:
         raise DataError(
             f'{where}: feature_scale must be "rows", or "columns" with feature_mean and '
             f'feature_std of {num_features} floats each, got "{clip(scale)}". Remove all '
@@ -538,15 +544,5 @@ def _evaluation_graphs(
                 f"{part}: expected {num_features} features as in the graph itself, got "
                 f"{dataset.num_features}."
             )
-        graphs.append(
-            Graph(
-                dataset.x,
-                dataset.edge_index,
-                dataset.y,
-                dataset.masks,
-                targets=dataset.targets,
-                messages=dataset.messages,
-                node_type=dataset.node_type,
-            )
-        )
+        graphs.append(dataset.graph(dataset.masks))
     return tuple(graphs)

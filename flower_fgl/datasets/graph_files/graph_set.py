@@ -30,7 +30,6 @@ The folder holds ``graphs.csv``, see ``set_csv.py``.
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,9 @@ from flower_fgl.datasets.graph_files.graph_file import (
     NO_CLASSES,
     SCALING,
     check_kind,
+    inspect,
     is_known,
+    read_logged,
     read_scaling,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS
@@ -67,8 +68,6 @@ from flower_fgl.datasets.graph_files.target_arrays import (
 )
 
 __all__ = ["OwnedSet", "inspect_graph_set", "load_graph_set"]
-
-log = logging.getLogger(__name__)
 
 SET_KEYS = frozenset(
     [
@@ -119,11 +118,7 @@ def load_graph_set(
     there is one class with an empty name. A DataError says that the file is missing or
     damaged, holds one graph, or that its content is inconsistent.
     """
-    owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
-    assert owned is not None  # the collector raises the first error
-    for note in owned.notes:
-        log.info("%s: %s", show_path(path), note)
-    return owned
+    return read_logged(_load, path, needs_labels=needs_labels)
 
 
 def inspect_graph_set(
@@ -133,17 +128,13 @@ def inspect_graph_set(
 
     The set is ``None`` if there is an error; each message says how to fix it.
     """
-    attempts = ErrorCollector(collect=True)
-    owned = attempts(_load, path, attempts, needs_labels=needs_labels)
-    return (None if attempts.problems else owned), attempts.problems
+    return inspect(_load, path, needs_labels=needs_labels)
 
 
 def _load(
-    given: str | os.PathLike[str], attempt: ErrorCollector, *, needs_labels: bool
+    path: Path, attempt: ErrorCollector, *, needs_labels: bool
 ) -> OwnedSet | None:
     """Read a set of graphs; return ``None`` if an error was collected."""
-    # the methods of Path raise errors for long names and unknown users
-    path = Path(os.path.expanduser(given))
     arrays = _read(path, attempt, needs_labels=needs_labels)
     if attempt.problems:
         return None

@@ -73,7 +73,6 @@ EDGE_KEYS = (
 """Arrays of an :class:`~flower_fgl.datasets.client_graph.EdgeTable`."""
 EDGES = frozenset(EDGE_KEYS) - {"edge_attr", "edge_attr_names"}
 """Those of edges with classes only."""
-
 MAX_FEATURES = 10_000_000
 """Largest feature width; a hidden layer of 64 then takes 2.6 GB."""
 
@@ -125,11 +124,10 @@ def try_node_dataset(
         attempt(read_masks, arrays, where)
         return None
     num_nodes = x.shape[0]
-    none = torch.full((num_nodes,), -1)
-    values = TargetValues(target, none)
-    read = (
-        attempt(read_values, arrays, where, target, num_nodes) if has_labels else values
-    )
+    values = TargetValues(target, torch.full((num_nodes,), -1))
+    read: TargetValues | None = values
+    if has_labels:
+        read = attempt(read_values, arrays, where, target, num_nodes)
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
     masks = attempt(read_masks, arrays, where)
     has_edges = edge_index is not None and not EDGES.isdisjoint(arrays)
@@ -139,13 +137,12 @@ def try_node_dataset(
         messages = MessageEdges(edges.pairs, edges.x, edges.feature_names)
     elif edge_index is not None and not has_edges:
         messages = attempt(_message_edges, arrays, where)
+    # unreadable edges count as empty so that the rest can be validated
+    none = torch.empty(2, 0, dtype=torch.int64)
     dataset = NodeDataset(
         name=Path(where).stem,
         x=x,
-        # unreadable edges count as empty so that the rest can be validated
-        edge_index=torch.empty(2, 0, dtype=torch.int64)
-        if edge_index is None
-        else edge_index,
+        edge_index=none if edge_index is None else edge_index,
         y=(read or values).y,
         target=target,
         masks=masks or {},
@@ -157,10 +154,8 @@ def try_node_dataset(
     validate_node_dataset(dataset, found)
     for problem in found.problems:
         attempt.add(f"{where}: {problem}")
-    is_valid = not (
-        found.problems or read is None or edge_index is None or masks is None
-    )
-    is_valid &= messages is not None
+    is_whole = all(part is not None for part in (read, edge_index, masks, messages))
+    is_valid = is_whole and not found.problems
     is_typed = any(key in arrays for key in TYPE_KEYS)
     schema = attempt(read_schema, arrays, where) if is_typed else None
     if is_valid and schema is not None:
@@ -221,7 +216,6 @@ def _edge_table(arrays: Mapping[str, Array], where: str) -> EdgeTable:
     time = arrays.get("edge_time")
     if time is not None and time.dtype.kind not in "fiu":
         raise DataError(f"{where}: edge_time must hold numbers, got {time.dtype}.")
-    messages = _message_edges(arrays, where)
     masks = read_masks(arrays, where, MASKS[:3], "edge_")
     table = EdgeTable(
         messages.index,

@@ -15,7 +15,6 @@ LONGEST_VALUE = 80
 """Characters of a value that an error message quotes."""
 LONGEST_PATH = 300
 """Characters of a path that an error message quotes."""
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

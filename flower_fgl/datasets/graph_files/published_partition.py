@@ -179,12 +179,9 @@ def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
     """Read the graph and the split of one client."""
     path = folder / f"data_{number}.pt"
     data = _load(path)
-    x, edge_index, y = (getattr(data, key, None) for key in ("x", "edge_index", "y"))
-    if not (
-        isinstance(x, Tensor)
-        and isinstance(edge_index, Tensor)
-        and isinstance(y, Tensor)
-    ):
+    parts: list[Any] = [getattr(data, key, None) for key in ("x", "edge_index", "y")]
+    x, edge_index, y = parts
+    if not all(isinstance(part, Tensor) for part in parts):
         raise DataError(
             f"{path}: expected a graph with the tensors x, edge_index and y, got "
             f"{type(data).__name__}. Only homogeneous graphs can be converted."
@@ -217,16 +214,14 @@ def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
     place[order] = torch.arange(count)
     declared = getattr(data, "num_global_classes", 0) or 0
     edges = place[edge_index.to(torch.int64)]
+    masks = _read_masks(folder, number, count)
     return _Client(
         x=compact_features(x[order]),
         edge_index=undirected_simple(edges, count),
         y=labels[order],
         ids=ids,
         num_classes=max(int(declared), 1 + int(labels.max()) if count else 0),
-        masks={
-            name: mask[order]
-            for name, mask in _read_masks(folder, number, count).items()
-        },
+        masks={name: mask[order] for name, mask in masks.items()},
         messages=_edges_with_features(data, edges, str(path)),
     )
 
@@ -298,12 +293,10 @@ def _load(path: Path) -> Any:
     data = importlib.import_module("torch_geometric.data.data")
     storage = importlib.import_module("torch_geometric.data.storage")
     allowed: list[Any] = [data.Data, data.DataEdgeAttr, data.DataTensorAttr]
-    allowed += [storage.GlobalStorage]
     # numbers and arrays of numpy, which a global_map may hold
-    allowed += [np.ndarray, np.dtype]
-    allowed += [
-        type(np.dtype(kind)) for kind in ("int64", "int32", "float64", "float32")
-    ]
+    kinds = ("int64", "int32", "float64", "float32")
+    allowed += [storage.GlobalStorage, np.ndarray, np.dtype]
+    allowed += [type(np.dtype(kind)) for kind in kinds]
     core = "_core" if hasattr(np, "_core") else "core"  # "core" before numpy 2
     module = importlib.import_module(f"numpy.{core}.multiarray")
     allowed += [

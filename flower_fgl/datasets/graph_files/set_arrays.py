@@ -134,18 +134,14 @@ def read_texts(
     if key not in arrays:
         return ()
     texts = arrays[key]
-    if (
-        texts.dtype.kind != "U"
-        or texts.ndim != 1
-        or len(texts) != (number or len(texts))
-    ):
+    is_list = texts.dtype.kind == "U" and texts.ndim == 1
+    if not is_list or len(texts) != (number or len(texts)):
         raise DataError(
             f"{where}: {key} must be one text for each graph, shape ({number or 'G'},), "
             f"got {texts.dtype} of shape {texts.shape}."
         )
     found: list[str] = texts.tolist()
-    bad = next((text for text in found if not _is_name(text)), None)
-    if bad is not None:
+    for bad in (text for text in found if not _is_name(text)):
         raise DataError(
             f'{where}: {key} holds "{clip(bad)}", expected one line of 1 to {LONGEST_NAME} '
             "characters for each graph."

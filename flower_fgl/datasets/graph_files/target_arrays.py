@@ -190,19 +190,18 @@ def _numbers(
     if values.dtype.kind not in "fiu":
         raise DataError(f"{where}: {key} must hold numbers, got {values.dtype}.")
     wide = values.astype(np.float64)
-    if (bad := np.argwhere(np.isinf(wide))).size:
-        row, column = bad[0].tolist()
-        raise DataError(
-            f"{where}: {key} holds {len(bad):,} infinite values, the first at {item} "
-            f'{row}, "{clip(names[column])}". Use NaN where a value is unknown.'
-        )
-    if (bad := np.argwhere(np.abs(wide) > LARGEST_NUMBER)).size:
-        row, column = bad[0].tolist()
-        raise DataError(
-            f"{where}: {key} holds {len(bad):,} numbers beyond ±{LARGEST_NUMBER:g}, the "
-            f'first at {item} {row}, "{clip(names[column])}". Choose a larger unit, or '
-            "leave a value out that is unknown."
-        )
+    beyond = f"numbers beyond ±{LARGEST_NUMBER:g}"
+    unit = "Choose a larger unit, or leave a value out that is unknown."
+    for is_bad, what, remedy in (
+        (np.isinf(wide), "infinite values", "Use NaN where a value is unknown."),
+        (np.abs(wide) > LARGEST_NUMBER, beyond, unit),
+    ):
+        if (bad := np.argwhere(is_bad)).size:
+            row, column = bad[0].tolist()
+            raise DataError(
+                f"{where}: {key} holds {len(bad):,} {what}, the first at {item} {row}, "
+                f'"{clip(names[column])}". {remedy}'
+            )
     if len(wide) and np.isnan(wide).all():
         listed = " or any other target" if len(names) > 1 else ""
         raise DataError(

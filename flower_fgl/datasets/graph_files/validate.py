@@ -336,11 +336,8 @@ def _check_labels(y: Tensor, num_classes: int, name: str, *, lowest: int) -> Non
 
 def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
     """Check that edges are in range, undirected, simple and sorted."""
-    if (
-        edge_index.dtype != torch.int64
-        or edge_index.dim() != 2
-        or edge_index.shape[0] != 2
-    ):
+    is_pairs = edge_index.dim() == 2 and edge_index.shape[0] == 2
+    if edge_index.dtype != torch.int64 or not is_pairs:
         raise DataError(
             f"{name}: edge_index must be int64 of shape (2, 2E), got "
             f"{edge_index.dtype} of shape {tuple(edge_index.shape)}."
@@ -354,10 +351,8 @@ def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
             f"{int(edge_index.max())}, but nodes are numbered 0 to {num_nodes - 1}."
         )
     is_sorted = bool(((row * num_nodes + col).diff() > 0).all())
-    is_two_way = torch.equal(
-        torch.bincount(row, minlength=num_nodes),
-        torch.bincount(col, minlength=num_nodes),
-    )
+    degrees = [end.bincount(minlength=num_nodes) for end in edge_index]
+    is_two_way = torch.equal(*degrees)
     if not is_sorted or not is_two_way or bool((row == col).any()):
         raise DataError(
             f"{name}: edges must be undirected and simple: both directions, sorted by "

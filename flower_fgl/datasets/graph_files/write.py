@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,
@@ -35,7 +37,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     unchanged. A DataError names masks that graph files do not support.
     """
     path = Path(path)
-    names = {name for g in (client.graph, *client.evaluation) for name in g.masks}
+    names = {name for g in client.graphs for name in g.masks}
     if not names <= set(MASKS):
         raise DataError(
             f"{path}: masks {', '.join(sorted(names - set(MASKS)))} cannot be stored; "
@@ -43,10 +45,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         )
     arrays = _graph_arrays(client.graph, "")
     if client.class_names != ("",) or client.edges is None:
-        arrays |= target_arrays(client.target, client.graph.y, client.graph.targets)
-        is_plain = client.target.has_classes
-        if is_plain and doubtful_labels(client.graph.y, client.class_names):
-            arrays["declared_classes"] = arrays["class_names"]  # by its source
+        arrays |= _declared(client.target, client.graph.y, client.graph.targets)
     arrays["node_ids"] = client.node_ids.numpy()
     if client.outside is not None:
         ends = torch.stack([client.outside.own, client.outside.other], dim=1)
@@ -100,11 +99,20 @@ def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
     arrays["graph_of_node"] = torch.cat(batches).numpy()
     targets = [graph.targets for graph in graphs if graph.targets is not None]
     joint = torch.cat(targets) if targets else None
-    arrays |= target_arrays(client.target, whole.y, joint)
-    if client.target.has_classes and doubtful_labels(whole.y, client.class_names):
-        arrays["declared_classes"] = arrays["class_names"]  # by its source
+    arrays |= _declared(client.target, whole.y, joint)
     with replacing(Path(path)) as file:
         np.savez(file, **arrays)
+
+
+def _declared(
+    target: Target, y: Tensor, targets: Tensor | None, *, item: str = "node"
+) -> dict[str, Any]:
+    """Return the arrays of a target; the source has declared classes that look odd."""
+    arrays = target_arrays(target, y, targets, item=item)
+    prefix = "edge_" if item == "edge" else ""
+    if target.has_classes and doubtful_labels(y, target.names):
+        arrays[f"{prefix}declared_classes"] = arrays[f"{prefix}class_names"]
+    return arrays
 
 
 def _feature_arrays(client: ClientGraph) -> dict[str, Any]:
@@ -127,12 +135,10 @@ def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:
     """Return the arrays of edges with classes; ``edge_index`` then lists these edges."""
     arrays = {
         "edge_index": edges.pairs.numpy(),
-        **target_arrays(edges.target, edges.y, edges.targets, item="edge"),
+        **_declared(edges.target, edges.y, edges.targets, item="edge"),
         "edge_attr": edges.x.numpy(),
         "edge_attr_names": np.array(edges.feature_names, dtype=np.str_),
     }
-    if edges.target.has_classes and doubtful_labels(edges.y, edges.class_names):
-        arrays["edge_declared_classes"] = arrays["edge_class_names"]
     if edges.time is not None:
         arrays["edge_time"] = edges.time.numpy()
     return arrays | {f"edge_{n}_mask": mask.numpy() for n, mask in edges.masks.items()}

@@ -35,10 +35,8 @@ IN_PLACE_OF_1 = 2**31 - 2
 """METIS' seed for partition seed 1, see :func:`metis_communities`."""
 RECURSIVE_UP_TO = 8
 """Largest number of parts for recursive bisection; METIS finds more parts k-way."""
-
 NUM_COMMUNITIES = 100
 """Number of communities that ``louvain-label`` and ``metis-label`` merge to clients."""
-
 MAX_SIZE_DIFFERENCE = 20
 """δ of the greedy merge: a client may hold up to δ nodes more than ⌊N/K⌋."""
 

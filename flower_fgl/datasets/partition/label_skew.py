@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
-from flower_fgl.datasets.partition.communities import group_nodes
+from flower_fgl.datasets.partition.communities import IntArray, group_nodes
 
 __all__ = [
     "MIN_CLIENT_SIZE",
@@ -23,11 +23,9 @@ __all__ = [
     "draw_networks",
 ]
 
-IntArray = NDArray[np.int64]
 
 MIN_CLIENT_SIZE = 5
 """Minimum number of nodes (or graphs) per client under the Dirichlet rule."""
-
 DIRICHLET_TRIES = 100
 KMEANS_TRIES = 100
 

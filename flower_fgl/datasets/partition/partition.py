@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.partition.communities import IN_PLACE_OF_1, RECURSIVE_UP_TO
+from flower_fgl.datasets.partition.communities import (
+    IN_PLACE_OF_1,
+    RECURSIVE_UP_TO,
+    IntArray,
+)
 from flower_fgl.datasets.partition.rules import (
     GRAPH_RULES,
     NETWORK_RULES,
@@ -38,11 +41,9 @@ __all__ = [
     "partition_sha256",
 ]
 
-IntArray = NDArray[np.int64]
 
 RULES_VERSION = 2
 """Increment this when a rule's result changes, to invalidate stored partitions."""
-
 SEED_END = 2**31
 """METIS needs a signed 32-bit seed, Louvain and K-means an unsigned one."""
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_fgl.datasets.partition.communities import (
     NUM_COMMUNITIES,
+    IntArray,
     louvain_communities,
     merge_communities,
     metis_communities,
@@ -32,8 +32,6 @@ __all__ = [
     "PartitionRule",
     "describe_rules",
 ]
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

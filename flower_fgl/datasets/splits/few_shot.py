@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.client_graph import Graph
+from flower_fgl.datasets.partition.partition import IntArray
+from flower_fgl.datasets.splits.split import SPLITS
 
 __all__ = [
     "MAX_SHOTS",
@@ -21,20 +22,15 @@ __all__ = [
     "few_shot_split",
 ]
 
-IntArray = NDArray[np.int64]
 
 NUM_QUERIES = 15
 """Test nodes per class."""
-
 MORE_THAN = 25
 """A client keeps the classes with more nodes than this."""
-
 MAX_SHOTS = MORE_THAN + 1 - NUM_QUERIES
 """Maximum K: every kept class has this many nodes in addition to its queries."""
-
 MIN_CLASSES = 2
 """Minimum number of classes of a client; with fewer it does not participate."""
-
 MAX_DRAWS = 100
 """Maximum number of attempts to sample candidate classes."""
 
@@ -102,9 +98,7 @@ def few_shot_split(
         )
     rank = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
     size = np.repeat(counts, counts)
-    masks = {
-        name: np.zeros(len(labels), dtype=np.bool_) for name in ("train", "val", "test")
-    }
+    masks = {name: np.zeros(len(labels), dtype=np.bool_) for name in SPLITS}
     masks["train"][node[rank < shots]] = True
     masks["test"][node[rank >= size - NUM_QUERIES]] = True
     return {name: torch.from_numpy(mask) for name, mask in masks.items()}
@@ -126,18 +120,13 @@ def draw_few_shot(
     than two classes are eligible. For given labels they depend only on seed, client and
     K.
     """
-
-    def generator(purpose: str) -> np.random.Generator:
-        return numpy_generator(seed, 0, partition_id, purpose)
-
-    label = labels.numpy()
-    candidates = None
+    label, candidates = labels.numpy(), None
     if has_networks:
-        candidates = draw_candidates(
-            label, num_classes, generator=generator("candidate classes")
-        )
+        draw = numpy_generator(seed, 0, partition_id, "candidate classes")
+        candidates = draw_candidates(label, num_classes, generator=draw)
     classes = eligible_classes(label, num_classes, candidates)
-    return few_shot_split(label, classes, shots, generator=generator("few-shot"))
+    draw = numpy_generator(seed, 0, partition_id, "few-shot")
+    return few_shot_split(label, classes, shots, generator=draw)
 
 
 def few_shot_labels(graph: Graph) -> Tensor:

@@ -121,24 +121,15 @@ def split_links(
             "graph that is not almost complete."
         )
     train = train[:, pair_codes(train, num_nodes).argsort()]
-    groups = [
-        (train, 1, "train"),
-        (val, 1, "val"),
-        (negatives[:, : sizes[0]], 0, "val"),
-        (test, 1, "test"),
-        (negatives[:, sizes[0] :], 0, "test"),
-    ]
-    pairs = torch.cat([part for part, _, _ in groups], dim=1)
-    y = torch.cat([torch.full((part.shape[1],), label) for part, label, _ in groups])
-    masks = {
-        name: torch.cat(
-            [torch.full((part.shape[1],), own == name) for part, _, own in groups]
-        )
-        for name in ("train", "val", "test")
-    }
+    of_val, of_test = torch.split(negatives, sizes, dim=1)
+    groups = (train, val, of_val, test, of_test)
+    counts = torch.tensor([part.shape[1] for part in groups])
+    y = torch.tensor([1, 1, 0, 1, 0]).repeat_interleave(counts)
+    split = torch.tensor([0, 1, 1, 2, 2]).repeat_interleave(counts)
+    masks = {name: split == place for place, name in enumerate(SPLITS)}
     both = torch.cat([train, train.flip(0)], dim=1)
     order = (both[0] * num_nodes + both[1]).argsort()
-    return both[:, order].contiguous(), pairs, y, masks
+    return both[:, order].contiguous(), torch.cat(groups, dim=1), y, masks
 
 
 def link_client(
@@ -163,7 +154,7 @@ def link_client(
     if edge_index.shape[1] < 2 * MIN_EDGES:
         none = torch.zeros(0, dtype=torch.bool)
         pairs, y = edge_index[:, :0], torch.zeros(0, dtype=torch.int64)
-        masks = dict.fromkeys(("train", "val", "test"), none)
+        masks = dict.fromkeys(SPLITS, none)
     else:
         generator = torch_generator(
             config.partition_seed, 0, client.partition_id, "links"
@@ -243,7 +234,7 @@ def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
 def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
     """Hash the SHA-256 of a partition and the split of its clients' links or edges."""
     digest = hashlib.sha256(partition.encode())
-    for graph in (g for client in clients for g in (client.graph, *client.evaluation)):
+    for graph in (g for client in clients for g in client.graphs):
         assert graph.pairs is not None
         features = () if graph.pair_x is None else (graph.pair_x, graph.edge_index)
         if (messages := graph.messages) is not None:

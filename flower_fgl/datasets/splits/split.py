@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.seeds import numpy_generator
 
 __all__ = [
     "PUBLIC",
     "SPLITS",
     "SplitFractions",
+    "draw_split",
     "parse_split",
     "published_split",
     "split_nodes",
@@ -26,10 +28,8 @@ __all__ = [
 
 PUBLIC = "public"
 """Name of the split that was published with a dataset."""
-
 SPLITS = ("train", "val", "test")
 """Names of the masks of a split."""
-
 MOST_BINS = 10
 """Bins of a number in a split; each has an item of every part."""
 MAX_DENOMINATOR = 10**6
@@ -96,15 +96,9 @@ def strata(
     least = min(fraction for fraction in fractions if fraction)
     count = num_bins or max(1, min(MOST_BINS, int(number * least)))
     group = torch.full_like(y, -1)
-    group[known] = _ranks(targets[known, 0]) * count // max(number, 1)
+    rank = targets[known, 0].argsort(stable=True).argsort()
+    group[known] = rank * count // max(number, 1)
     return group
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Return the rank 0, 1, … of each value (n,); equal ones by their places."""
-    ranks = torch.empty(len(values), dtype=torch.int64)
-    ranks[values.argsort(stable=True)] = torch.arange(len(values))
-    return ranks
 
 
 def split_nodes(
@@ -161,6 +155,20 @@ def split_nodes(
     return {name: torch.from_numpy(split == i) for i, name in enumerate(SPLITS)}
 
 
+def draw_split(
+    y: Tensor,
+    targets: Tensor | None,
+    fractions: Sequence[Fraction],
+    *,
+    seed: int,
+    partition_id: int = 0,
+) -> dict[str, Tensor]:
+    """Split the items of a client by :func:`split_nodes` of their :func:`strata`."""
+    labels = strata(y, targets, fractions=fractions)
+    generator = numpy_generator(seed, 0, partition_id, "split")
+    return split_nodes(labels, fractions, generator=generator)
+
+
 def published_split(
     masks: Mapping[str, Tensor], node_ids: Tensor | NDArray[np.int64]
 ) -> dict[str, Tensor]:
@@ -168,8 +176,7 @@ def published_split(
 
     A DataError names the masks without which the dataset was published.
     """
-    missing = [name for name in SPLITS if name not in masks]
-    if missing:
+    if missing := [name for name in SPLITS if name not in masks]:
         raise DataError(
             f'split = "{PUBLIC}" needs a published split, but the dataset was published '
             f'without a {" or ".join(missing)} mask. Give percentages as in "20/40/40".'

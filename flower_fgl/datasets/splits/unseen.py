@@ -29,12 +29,11 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
-from flower_fgl.datasets.partition.partition import partition_nodes
+from flower_fgl.datasets.partition.partition import IntArray, partition_nodes
 from flower_fgl.datasets.transforms.subgraph import (
     cut_clients,
     induced_graph,
     induced_subgraph,
-    select_rows,
 )
 
 __all__ = [
@@ -48,18 +47,14 @@ __all__ = [
     "surroundings",
 ]
 
-IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 UNSEEN_SPLIT = "40/30/30"
 """Default split of a client's nodes, at random and not per class."""
-
 EXPANSION_HOPS = {"cora": 2, "citeseer": 3}
 """Radius h by dataset, 1 for all others; it reproduces the sizes printed in FedLoG."""
-
 MIN_MISSING = 5
 """Minimum number of nodes of missing classes in a client's expansion."""
-
 CROPPED = 5
 """In the open set, 1 / CROPPED of the nodes belong to no client."""
 
@@ -241,14 +236,10 @@ def cut_unseen_clients(
     clients = []
     for pid, (part, edges) in enumerate(zip(partition.parts, pieces, strict=True)):
         nodes = torch.from_numpy(part.nodes)
-        x, y = select_rows(dataset.x, nodes), dataset.y[nodes]
-        messages = dataset.messages and dataset.messages.within(
-            nodes, dataset.num_nodes
-        )
         clients.append(
             ClientGraph(
                 pid,
-                Graph(x, edges, y, masks[pid], messages=messages),
+                induced_graph(dataset, nodes, edges, masks[pid]),
                 dataset.target,
                 node_ids[nodes],
                 (_expanded(dataset, part), *shared),

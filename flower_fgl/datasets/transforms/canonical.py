@@ -29,7 +29,6 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 SPARSE_BELOW = 0.15
 """Features are stored as sparse CSR below this share of non-zero entries. At PubMed's
 share of 0.1002 a product with CSR takes half the time of a dense one."""
-
 SPARSE_WIDTH = 64
 """Minimum width of sparse features: below it, CSR saves no memory."""
 

@@ -32,32 +32,24 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
             f"({differing_names(own, feature_names)}). A graph file must not change "
             "during a run; start the run again."
         )
-    scaling = client.scaling
+    scaling, width = client.scaling, client.num_features
+    of_nodes = order[:width]  # the columns of edges follow
+    of_edges = [column - width for column in order[width:]]
     if scaling is not None and scaling.statistics is not None:
         mean, std = scaling.statistics
-        of_nodes = order[: client.num_features]
         scaling = replace(scaling, mean=mean[of_nodes], std=std[of_nodes])
-    width = client.num_features  # the columns of edges follow those of nodes
-    of_edges = [column - width for column in order[width:]]
     if scaling is not None and scaling.edge_statistics is not None:
         mean, std = scaling.edge_statistics
         scaling = replace(scaling, edge_mean=mean[of_edges], edge_std=std[of_edges])
-    graph, *others = (
-        replace(
+    client = client.changed(
+        lambda g: replace(
             g,
-            x=select_columns(g.x, order[:width]),
+            x=select_columns(g.x, of_nodes),
             pair_x=None if g.pair_x is None else g.pair_x[:, of_edges],
             messages=g.messages and g.messages.in_order(of_edges),
         )
-        for g in (client.graph, *client.evaluation)
     )
-    return replace(
-        client,
-        graph=graph,
-        evaluation=tuple(others),
-        scaling=scaling,
-        feature_names=feature_names,
-    )
+    return replace(client, scaling=scaling, feature_names=feature_names)
 
 
 def select_columns(x: Tensor, order: list[int]) -> Tensor:

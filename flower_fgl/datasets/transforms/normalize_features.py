@@ -23,6 +23,7 @@ __all__ = [
     "scale_client",
     "scale_features",
     "scale_owned",
+    "scale_raw",
 ]
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,7 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
         return _scale_edges(_scale_columns(client))
     if client.scaling is not None:
         return client
-    rows = _with_features(client, normalise_rows)
-    return replace(rows, scaling=Scaling("rows"))
+    return replace(_with_features(client, normalise_rows), scaling=Scaling("rows"))
 
 
 def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
@@ -61,11 +61,7 @@ def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
     for.
     """
     if client.scaling is None:
-        is_dense = can_standardize(client.graph.x)
-        kind = config.scale_of_features(is_dense=is_dense)
-        if kind == "columns" and is_dense:
-            client = dense_features(client)
-        return scale_client(client, kind)
+        return scale_raw(client, config, is_dense=can_standardize(client.graph.x))
     if config.feature_norm not in ("default", client.scaling.kind):
         raise DataError(
             "The features of this file were normalized at export with "
@@ -76,6 +72,14 @@ def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
     if config.feature_norm == "columns":  # a file holds features of edges as they are
         return scale_client(client, "columns")
     return client
+
+
+def scale_raw(client: ClientGraph, config: RunConfig, *, is_dense: bool) -> ClientGraph:
+    """Scale raw features as the settings ask for; ``is_dense``: they can be dense."""
+    kind = config.scale_of_features(is_dense=is_dense)
+    if kind == "columns" and is_dense:
+        client = dense_features(client)
+    return scale_client(client, kind)
 
 
 def _scale_columns(client: ClientGraph) -> ClientGraph:
@@ -98,12 +102,14 @@ def _scale_edges(client: ClientGraph) -> ClientGraph:
     if not seen.numel():
         return client
     mean, std = found = column_statistics(seen)
-    graph, *others = (
-        g if g.pair_x is None else replace(g, pair_x=scale_features(g.pair_x, *found))
-        for g in (graph, *client.evaluation)
-    )
     scaling = replace(client.scaling, edge_mean=mean, edge_std=std)
-    return replace(client, graph=graph, evaluation=tuple(others), scaling=scaling)
+    return replace(client, scaling=scaling).changed(
+        lambda g: (
+            g
+            if g.pair_x is None
+            else replace(g, pair_x=scale_features(g.pair_x, *found))
+        )
+    )
 
 
 def can_standardize(x: Tensor) -> bool:
@@ -127,11 +133,7 @@ def _with_features(
     client: ClientGraph, change: Callable[[Tensor], Tensor]
 ) -> ClientGraph:
     """Apply a function to the features of all graphs of a client."""
-    graph, *others = (
-        replace(graph, x=change(graph.x))
-        for graph in (client.graph, *client.evaluation)
-    )
-    return replace(client, graph=graph, evaluation=tuple(others))
+    return client.changed(lambda graph: replace(graph, x=change(graph.x)))
 
 
 def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:

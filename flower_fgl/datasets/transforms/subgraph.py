@@ -1,16 +1,17 @@
-"""Induced subgraphs: of one node set, of all clients, and of an inductive split."""
+"""Induced subgraphs of node sets, clients and splits; the largest component."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.sparse
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_fgl.datasets.client_graph import Graph, NodeDataset
+from flower_fgl.datasets.client_graph import Graph, NodeDataset, numbered_within
 from flower_fgl.nn.graph_union import select_rows
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "induced_graph",
     "induced_subgraph",
     "inductive_graphs",
+    "largest_component",
+    "largest_dataset",
     "owner_of_nodes",
     "select_rows",
 ]
@@ -69,10 +72,7 @@ def induced_subgraph(
 
     They keep the order of ``edge_index``; without any the shape is (2, 0).
     """
-    nodes = torch.as_tensor(node_ids)
-    local = torch.full((num_nodes,), -1, dtype=torch.int64)
-    local[nodes] = torch.arange(len(nodes))
-    ends = local[edge_index]
+    ends = numbered_within(edge_index, torch.as_tensor(node_ids), num_nodes)
     return ends[:, (ends >= 0).all(dim=0)]
 
 
@@ -148,14 +148,59 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
     return InductiveGraphs(train, val, test, nodes["train"])
 
 
-def induced_graph(graph: Graph | NodeDataset, nodes: Tensor) -> Graph:
-    """Return the subgraph of some different nodes, without masks."""
+def induced_graph(
+    graph: Graph | NodeDataset,
+    nodes: Tensor,
+    edge_index: Tensor | None = None,
+    masks: Mapping[str, Tensor] | None = None,
+) -> Graph:
+    """Return the subgraph of some different nodes, by default without masks.
+
+    ``edge_index`` are its edges if they are known.
+    """
+    if edge_index is None:
+        edge_index = induced_subgraph(graph.edge_index, graph.num_nodes, nodes)
     return Graph(
         x=select_rows(graph.x, nodes),
-        edge_index=induced_subgraph(graph.edge_index, graph.num_nodes, nodes),
+        edge_index=edge_index,
         y=graph.y[nodes],
-        masks={},
+        masks=masks or {},
         targets=None if graph.targets is None else graph.targets[nodes],
         messages=graph.messages and graph.messages.within(nodes, graph.num_nodes),
         node_type=None if graph.node_type is None else graph.node_type[nodes],
     )
+
+
+def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
+    """Return the ascending nodes of the largest component; on a tie, of the first one.
+
+    ``edge_index`` (2, 2E) has both directions of each edge; N is at least 1.
+    """
+    ones = np.ones(edge_index.shape[1], dtype=np.int8)
+    shape = (num_nodes, num_nodes)
+    adjacency = scipy.sparse.csr_array((ones, (edge_index[0], edge_index[1])), shape)
+    # SciPy numbers components in the order of their first node
+    _, component = scipy.sparse.csgraph.connected_components(adjacency, directed=False)
+    largest = np.bincount(component).argmax()
+    return np.flatnonzero(component == largest).astype(np.int64)
+
+
+def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
+    """Keep the largest connected component, FedLoG Appendix A.12.
+
+    Returns it, its nodes in their order, and their ascending numbers (n,) in ``dataset``.
+    """
+    edge_index, num_nodes = dataset.edge_index, dataset.num_nodes
+    nodes = torch.from_numpy(largest_component(edge_index.numpy(), num_nodes))
+    component = replace(
+        dataset,
+        x=select_rows(dataset.x, nodes),
+        edge_index=induced_subgraph(edge_index, num_nodes, nodes),
+        y=dataset.y[nodes],
+        masks={name: mask[nodes] for name, mask in dataset.masks.items()},
+        network=None if dataset.network is None else dataset.network[nodes],
+        targets=None if dataset.targets is None else dataset.targets[nodes],
+        messages=dataset.messages and dataset.messages.within(nodes, num_nodes),
+        node_type=None if dataset.node_type is None else dataset.node_type[nodes],
+    )
+    return component, nodes

@@ -29,7 +29,7 @@ from flower_fgl.datasets.splits.unseen import (
     partition_unseen,
     surroundings,
 )
-from flower_fgl.datasets.transforms.largest_component import (
+from flower_fgl.datasets.transforms.subgraph import (
     largest_component,
     largest_dataset,
 )
