@@ -157,21 +157,10 @@ def build_clients(
 ) -> tuple[list[ClientGraph], str, int]:
     """Load a dataset, partition and split it, and build the graphs of K clients.
 
-    Returns
-    -------
-    list of ClientGraph
-        By partition-id.
-    str
-        SHA-256 of the partition, its sparsity, its few-shot sample and its target.
-    int
-        Undirected edges of the partitioned graph, or of all graphs.
-
-    Raises
-    ------
-    ConfigError
-        If a setting does not fit the dataset.
-    DataError
-        If the dataset is missing or malformed, or cannot be partitioned as requested.
+    The SHA-256 of the partition, its sparsity, its few-shot sample and its target
+    follows, and the number of undirected edges of the partitioned graph, or of all
+    graphs. A ConfigError says that a setting does not fit the dataset; a DataError that
+    the dataset is missing or malformed, or cannot be partitioned as requested.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):

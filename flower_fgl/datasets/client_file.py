@@ -37,24 +37,12 @@ OUTSIDE = ("own", "other", "ids")
 class GraphSizes:
     """Sizes of a client's graphs, those for evaluation included.
 
-    Parameters
-    ----------
-    num_bytes : int
-        Bytes of the client's file.
-    num_nodes, num_edges : int
-        Nodes, and entries of the adjacency matrix (2E), of all graphs.
-    num_features : int
-        Feature width d.
-    num_entries : int
-        Stored features of all graphs: N·d, or those that are not zero if sparse.
-    is_sparse : bool
-        Whether the features are sparse.
-    num_train_nodes, num_train : int
-        Nodes of the training graph, and its training nodes (or graphs, or edges).
-    num_edge_features : int
-        Width of the features of edges that the run reads.
-    num_messages : int
-        Edges with direction of the training graph, if the run reads them.
+    ``num_edges`` counts the entries of the adjacency matrix (2E) of all graphs,
+    ``num_entries`` their stored features: N·d, or those that are not zero if
+    ``is_sparse``. ``num_train_nodes`` are the nodes of the training graph, and
+    ``num_train`` its training nodes (or graphs, or edges). ``num_edge_features`` is the
+    width of the features of edges that the run reads, and ``num_messages`` counts its
+    edges with direction.
     """
 
     num_bytes: int

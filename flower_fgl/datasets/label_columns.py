@@ -32,11 +32,8 @@ MOST_COLUMNS = 50
 def label_columns(graph: ClientGraph) -> dict[int, list[int]]:
     """Find columns that tell a class from all others, by themselves.
 
-    Returns
-    -------
-    dict of int to list of int
-        Columns of the features of the labelled items (nodes, or edges to classify), each
-        with the classes that it tells from all others.
+    The result maps columns of the features of the labelled items (nodes, or edges to
+    classify) to the classes that each tells from all others.
 
     Notes
     -----

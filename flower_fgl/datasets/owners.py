@@ -220,22 +220,11 @@ def file_contents(path: Path) -> list[Any]:
 def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     """Read all owners' graphs and agree on their features and classes.
 
-    Returns
-    -------
-    list of ClientGraph
-        By partition-id, with the owners' names.
-    str
-        SHA-256 of the owners' names, edges, labels and splits.
-    int
-        Undirected edges of all owners, before ``setting`` hides any.
-
-    Raises
-    ------
-    ConfigError
-        If a setting does not fit the owners.
-    DataError
-        If the graphs of some owners cannot be used (all of them are named), or the
-        owners do not agree on features, spell a class differently, or share no class.
+    The clients have the owners' names. The SHA-256 of names, edges, labels and splits
+    follows, and the number of undirected edges of all owners, before ``setting`` hides
+    any. A ConfigError says that a setting does not fit the owners. A DataError names
+    all owners whose graphs cannot be used, or says that owners do not agree on
+    features, spell a class differently, or share no class.
     """
     owners = list_owners(config)
     clients, problems, edges = [], [], 0

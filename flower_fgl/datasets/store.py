@@ -80,26 +80,13 @@ Stamp = tuple[int, int, int, int]
 class StoreIndex:
     """Facts about a store that need no client file.
 
-    Parameters
-    ----------
-    partition_sha256 : str
-        Hash of the partition.
-    files : list of str
-        SHA-256 of each client's file.
-    target : dict
-        Fields of the :class:`~flower_fgl.core.targets.Target`.
-    num_edges : int
-        Undirected edges of the complete graph, including those between clients.
-    feature_names : list of str
-        Length d; empty if the dataset has no names.
-    owners : list of dict
-        Length K with natural owners, else empty: each owner's ``name``, ``target``,
-        ``feature_names`` and ``prepared``.
-    notes : list of list of str
-        Length K: notes of :func:`suspect_data` on each client's data; none on the
-        benchmark datasets of this package.
-    schema : str
-        Kinds and relations of a typed graph that was partitioned, else empty.
+    ``files`` are the SHA-256 of each client's file, and ``target`` the fields of the
+    :class:`~flower_fgl.core.targets.Target`. ``num_edges`` counts the undirected edges
+    of the complete graph, including those between clients. ``owners`` holds ``name``,
+    ``target``, ``feature_names`` and ``prepared`` of each of the K natural owners, if
+    there are any. ``notes`` are those of :func:`suspect_data` on each client's data;
+    none on the benchmark datasets of this package. ``schema`` are the kinds and
+    relations of a typed graph that was partitioned, else empty.
     """
 
     partition_sha256: str

@@ -89,12 +89,10 @@ class OwnedSet:
     dataset : GraphDataset
         The graphs; ``masks`` hold the file's split and are empty without one, and ``y`` is
         -1 where the label is unknown.
-    ids : tuple of str
-        Length G: unique names of the graphs; 0, 1, … if the file has none.
-    keys : tuple of str
-        Length G: identifiers by which the graphs can be split; empty if the file has none.
-    smiles : tuple of str
-        Length G for a table of molecules, else empty.
+    ids, keys, smiles : tuple of str
+        Length G: unique names of the graphs, 0, 1, … if the file has none; identifiers
+        by which they can be split; and those of a table of molecules. The last two may
+        be empty.
     scaling : Scaling or None
         Normalization of the features before they were written; ``None`` for raw features.
     notes : tuple of str

@@ -60,13 +60,8 @@ def partition_nodes(
 
     ``rule`` is a name in ``NODE_RULES`` or ``NETWORK_RULES``, K lies in [1, N],
     ``seed`` in [0, 2**31), and ``alpha``, above 0, is the concentration of
-    ``dirichlet``.
-
-    Returns
-    -------
-    list of ndarray of shape (n_i,), int64
-        Ascending nodes of each of the K clients: disjoint and none empty. They cover the
-        graph, except with ``network``.
+    ``dirichlet``. The ascending nodes of the K clients are disjoint and none is empty;
+    they cover the graph, except with ``network``.
 
     Raises
     ------

@@ -17,14 +17,10 @@ FloatArray = NDArray[np.float64]
 class PartitionSummary:
     """Statistics of a partition.
 
-    Parameters
-    ----------
-    class_counts : ndarray of shape (K, C), int64
-        Nodes (or graphs) of each class on each client, without those of unknown class.
-    sizes : ndarray of shape (K,), int64
-        Nodes (or graphs) of each client.
-    share_edges_kept : float in [0, 1]
-        Share of edges with both ends on one client; 1 for a dataset without edges.
+    ``class_counts`` (K, C) are the nodes (or graphs) of each class on each client,
+    without those of unknown class, and ``sizes`` (K,) all of them. ``share_edges_kept``
+    in [0, 1] is the share of edges with both ends on one client; 1 for a dataset
+    without edges.
     """
 
     class_counts: IntArray

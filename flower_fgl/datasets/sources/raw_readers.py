@@ -34,29 +34,14 @@ log = logging.getLogger(__name__)
 class Raw:
     """One graph, or the disjoint union of G graphs, as returned by its reader.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features, strided or sparse CSR; graphs without features have width 0.
-    edge_index : Tensor of shape (2, 2E), int64
-        Undirected, simple, sorted.
-    y : Tensor of shape (N,), int64, or (N, T), int8 or float64
-        Class of each node (or of G graphs), -1 where unknown; with several targets
-        whether an item belongs to each; or T numbers, NaN where unknown.
-    batch : Tensor of shape (N,), int64, optional
-        Graph of each node, ascending; ``None`` for one graph.
-    entries : int, optional
-        Columns of ``edge_index`` in the published files.
-    class_names : tuple of str, optional
-        Class names, if the files contain them; names of the T targets if there are any.
-    masks : mapping of str to Tensor of shape (N,) or (G,), bool
-        Published split.
-    network : Tensor of shape (N,), int64, optional
-        Network of each node, if the dataset has several.
-    targets : Tensor of shape (N, T) or (G, T), int8 or float64, optional
-        Labels of all targets, if none of them was chosen; or the numbers.
-    messages : MessageEdges, optional
-        The edges with their features, if the files hold features of edges.
+    ``x`` (N, d), float32, ``edge_index``, ``batch``, ``messages`` and ``masks``, the
+    published split, are as in :class:`NodeDataset` and :class:`GraphDataset`. ``y`` is
+    the class of each of I nodes or graphs, (I,), -1 where unknown; of several targets
+    (I, T) whether an item belongs to each, int8, or T numbers, float64, NaN where
+    unknown. ``targets`` then holds these if none of them was chosen. ``entries`` is the
+    number of columns of ``edge_index`` in the published files, ``class_names`` are
+    those of the classes or targets if the files contain them, and ``network`` (N,) is
+    the network of each node if there are several.
     """
 
     x: Tensor
@@ -83,9 +68,6 @@ def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:
     node in neither table keeps its edges, and has zero features and no class. With
     ``is_partial`` the folder lacks ``PREFIX_train.mat``: such nodes and their edges are
     dropped. A warning counts the nodes in both cases.
-
-    Raises a DataError if a line of ``PREFIX_network`` does not hold two numbers, or the
-    tables differ in length, or name a node twice or a negative one.
     """
     edges = np.loadtxt(folder / f"{prefix}_network", dtype=np.int64, ndmin=2)
     index, label, attributes = _mat_tables(

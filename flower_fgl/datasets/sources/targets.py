@@ -45,12 +45,10 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
     """Reduce several labels to one, with the classes ``no <target>`` and ``<target>``.
 
     The target ``all`` keeps all of them, and ``y`` is 0 for items with a known label.
-    Numbers are kept too; :func:`expect_target` then chooses. A node without a label stays
-    in the graph, with class -1. A graph without one is left out, and a warning counts such
-    graphs.
-
-    Raises a ConfigError if there is no such target; a DataError if no graph has a
-    label.
+    Numbers are kept too; :func:`expect_target` then chooses. A node without a label
+    stays in the graph, with class -1. A graph without one is left out, and a warning
+    counts such graphs. A ConfigError says that there is no such target; a DataError
+    that no graph has a label.
     """
     names, has_numbers = raw.class_names or (), raw.y.is_floating_point()
     if has_numbers or target == ALL_TARGETS:

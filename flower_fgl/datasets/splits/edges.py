@@ -57,19 +57,9 @@ def split_edges(
     Pairs of nodes are split class by class, as
     :func:`~flower_fgl.datasets.splits.split.split_nodes` splits nodes, by ``fractions``
     for training, validation and test. The class of a pair is the rarest one among its
-    edges.
-
-    Parameters
-    ----------
-    pairs : Tensor of shape (2, M), int64
-        Source and target of each edge.
-    y : Tensor of shape (M,), int64
-        Class of each edge; -1 if unknown.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (M,), bool
-        Disjoint masks ``train``, ``val`` and ``test`` that cover the edges of known class.
+    edges. ``pairs`` (2, M) are source and target of each edge, and ``y`` (M,) its
+    class, -1 if unknown. The masks (M,) ``train``, ``val`` and ``test`` are disjoint
+    and cover the edges of known class.
     """
     known = y >= 0
     _, group = torch.unique(pair_codes(pairs, num_nodes), return_inverse=True)
@@ -91,27 +81,15 @@ def split_by_time(
 ) -> dict[str, Tensor]:
     """Split labelled edges by time: training, validation, test.
 
-    Parameters
-    ----------
-    time, y : Tensor of shape (M,), float64 and int64
-        Time and class of each edge; class -1 if unknown.
-    fractions : sequence of three Fraction
-        Shares of training, validation and test.
-    cuts : tuple of two float, optional
-        First times of validation and test; by default those of the edges at the places
-        ⌊r_train · M'⌋ and ⌊(r_train + r_val) · M'⌋ of the M' labelled edges in order of
-        time.
+    ``time`` (M,), float64, and ``y`` (M,), -1 if unknown, are those of each edge.
+    ``cuts`` are the first times of validation and test; by default those of the edges
+    at the places ⌊r_train · M'⌋ and ⌊(r_train + r_val) · M'⌋ of the M' labelled edges
+    in order of time, with the shares ``fractions``. The masks (M,) ``train``, ``val``
+    and ``test`` are disjoint and cover the edges of known class; edges of one time are
+    in one mask.
 
-    Returns
-    -------
-    dict of str to Tensor of shape (M,), bool
-        Disjoint masks ``train``, ``val`` and ``test`` that cover the edges of known class.
-        Edges of one time are in one mask.
-
-    Raises
-    ------
-    DataError
-        If no edge is early enough for training. With ``cuts`` a mask may be empty.
+    A DataError says that no edge is early enough for training. With ``cuts`` a mask may be
+    empty.
     """
     known = y >= 0
     ordered = time[known].sort().values

@@ -38,22 +38,11 @@ def keyed_split(
 ) -> dict[str, Tensor]:
     """Split items by :func:`keyed_uniform` of their identifiers, for ``partition-seed``.
 
-    Items with a number below r_test are test items, those below r_test + r_val validation
-    items, and the others training items. So r_val never moves a test item.
-
-    Parameters
-    ----------
-    keys : iterable of str
-        Length n: identifiers; items with the same one are in one part.
-    known : Tensor of shape (n,), bool
-        Items whose label is known; only these are in a part.
-    fractions : sequence of three Fraction
-        Expected shares r_train, r_val and r_test.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (n,), bool
-        Disjoint masks ``train``, ``val`` and ``test``.
+    Items with a number below r_test are test items, those below r_test + r_val
+    validation items, and the others training items. So r_val never moves a test item.
+    ``keys`` are the n identifiers; items with the same one are in one part. Only items
+    with a ``known`` label, (n,) bool, are in a mask, and ``fractions`` are the expected
+    shares of the three masks.
     """
     _, r_val, r_test = fractions
     u = torch.tensor([keyed_uniform(key, seed) for key in keys], dtype=torch.float64)

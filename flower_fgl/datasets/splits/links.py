@@ -59,19 +59,11 @@ def split_links(
     """Split the edges of a graph, and draw negatives for validation and test.
 
     Of the E shuffled undirected edges ⌊r_val · E⌋ are for validation, ⌊r_test · E⌋ for
-    testing, at least one each, and the rest for training. Validation and test have as many
-    negatives as edges: distinct pairs of nodes without an edge in the whole graph, of
-    different sides if the graph is bipartite.
-
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, 2E), int64
-        Both directions of each edge, without self-loops or duplicates.
-    fractions : sequence of three Fraction
-        Shares of training, validation and test.
-    parts : mapping of str to Tensor of shape (E,), bool, optional
-        Masks ``train``, ``val`` and ``test`` of the undirected edges, sorted; by default
-        they are shuffled.
+    testing, at least one each, and the rest for training. Validation and test have as
+    many negatives as edges: distinct pairs of nodes without an edge in the whole graph,
+    of different sides if the graph is bipartite. ``edge_index`` (2, 2E) has both
+    directions of each edge. ``parts`` are masks ``train``, ``val`` and ``test`` (E,) of
+    the sorted edges in place of the shuffle.
 
     Returns
     -------

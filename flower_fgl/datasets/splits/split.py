@@ -111,17 +111,13 @@ def split_nodes(
 
     Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
     next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
-    have no training node.
+    have no training node. ``labels`` (n,) are -1 if unknown.
 
     Parameters
     ----------
-    labels : Tensor or ndarray of shape (n,), int64
-        Classes; -1 if unknown.
     fractions : sequence of three Fraction or float in [0, 1]
         Shares r_train, r_val and r_test, adding up to 1. A float is read as the simple
         fraction it was written as, e.g. 0.3 as 3/10, so rounding down is exact.
-    generator : numpy.random.Generator
-        Generator of the shuffle.
 
     Returns
     -------

@@ -216,15 +216,11 @@ def cut_unseen_clients(
     """Build the clients' training and evaluation graphs, FedLoG Appendix A.10.
 
     ``node_ids`` (N,) are the nodes' numbers in the source dataset, and ``masks`` the
-    split of each V_k into ``train``, ``val`` and ``test``.
-
-    Returns
-    -------
-    list of ClientGraph
-        ``graph`` is induced on V_k. ``evaluation`` first holds the graph induced on V_k and
-        V_k^u. Its mask ``unseen`` marks nodes of V_k^u whose class the client has, and
-        ``missing`` those whose class it lacks. In the closed set, ``evaluation`` also holds
-        the new client's graph with the mask ``new_client``.
+    split of each V_k into ``train``, ``val`` and ``test``. ``graph`` of a client is
+    induced on V_k. ``evaluation`` first holds the graph induced on V_k and V_k^u. Its
+    mask ``unseen`` marks nodes of V_k^u whose class the client has, and ``missing``
+    those whose class it lacks. In the closed set, it also holds the new client's graph
+    with the mask ``new_client``.
     """
     pieces = cut_clients(
         dataset.edge_index, dataset.num_nodes, [p.nodes for p in partition.parts]

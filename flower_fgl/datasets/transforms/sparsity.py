@@ -39,14 +39,8 @@ log = logging.getLogger(__name__)
 class Sparsity:
     """Shares in [0, 1) of the data that are removed on every client.
 
-    Parameters
-    ----------
-    features : float
-        Share of the non-zero features of nodes outside the training set.
-    edges : float
-        Share of the undirected edges.
-    labels : float
-        Share of the training labels of each class.
+    These are of the non-zero features of nodes outside the training set, of the undirected
+    edges, and of the training labels of each class.
     """
 
     features: float = 0.0
