@@ -76,7 +76,7 @@ from flower_fgl.datasets.transforms.subgraph import (
     largest_dataset,
 )
 
-__all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
+__all__ = ["FILE_SPLIT", "build_clients", "check_task", "in_setting", "load_dataset"]
 
 DIRICHLET_BINS = 10
 """Bins of a number that stand for classes in a partition by ``dirichlet``."""
@@ -90,7 +90,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
     A ConfigError says that ``setting`` does not fit its task, a DataError that the
     files are missing or malformed.
     """
-    _check_task(config)
+    check_task(config)
     if config.dataset == "synthetic":
         made = synthetic_dataset(config.synthetic, config.partition_seed)
         if config.classifies_edges:
@@ -121,23 +121,22 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
     return expect_predicted(dataset, config, config.dataset)
 
 
-def _check_task(config: RunConfig) -> None:
+def check_task(config: RunConfig) -> None:
     """Reject a setting whose task differs from the task of the dataset."""
     if is_file(config.dataset):
         return  # its reader rejects another setting
     has_graphs = find_source(config.dataset).task == "graph"
-    if has_graphs and not config.classifies_graphs:
-        raise ConfigError(
-            f"{config.dataset} is a set of graphs for graph classification: it needs "
-            f'setting = "graph", got setting = "{config.setting}". flower-fgl datasets '
-            'lists datasets of task "node".'
-        )
-    if config.classifies_graphs and not has_graphs:
-        raise ConfigError(
-            f"{config.dataset} is one graph for node classification: it needs "
-            'setting = "transductive" or another node setting, got setting = "graph". '
-            'flower-fgl datasets lists datasets of task "graph".'
-        )
+    if has_graphs == config.classifies_graphs:
+        return
+    kind, need, other = (
+        ("a set of graphs for graph classification", '"graph"', "node")
+        if has_graphs
+        else ("one graph for node classification", '"transductive"', "graph")
+    )
+    raise ConfigError(
+        f"{config.dataset} is {kind}: it needs setting = {need}, got setting = "
+        f'"{config.setting}". flower-fgl datasets lists datasets of task "{other}".'
+    )
 
 
 def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
@@ -349,23 +348,19 @@ def in_setting(
     """
     if config.has_pairs and config.split_by == "id":
         ids = ids or [str(number) for number in client.node_ids.tolist()]
-    return finish_messages(_in_setting(client, config, ids), config)
-
-
-def _in_setting(
-    client: ClientGraph, config: RunConfig, ids: Sequence[str]
-) -> ClientGraph:
-    """Apply ``setting``, without the names of the features of edges."""
     if config.predicts_links:
-        return link_client(client, config, ids)
-    if config.classifies_edges:
-        return edge_client(client, config, ids)
-    if config.setting == "few-shot":
+        client = link_client(client, config, ids)
+    elif config.classifies_edges:
+        client = edge_client(client, config, ids)
+    elif config.setting == "few-shot":
         graph = client.graph
-        return replace(client, graph=replace(graph, y=few_shot_labels(graph)))
-    if config.setting != "inductive":
-        return client
-    graphs = inductive_graphs(client.graph)
-    node_ids = client.node_ids[graphs.train_nodes]
-    later = (graphs.val, graphs.test)
-    return replace(client, graph=graphs.train, node_ids=node_ids, evaluation=later)
+        client = replace(client, graph=replace(graph, y=few_shot_labels(graph)))
+    elif config.setting == "inductive":
+        graphs = inductive_graphs(client.graph)
+        client = replace(
+            client,
+            graph=graphs.train,
+            node_ids=client.node_ids[graphs.train_nodes],
+            evaluation=(graphs.val, graphs.test),
+        )
+    return finish_messages(client, config)

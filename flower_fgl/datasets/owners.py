@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from flower_fgl.core.feature_names import (
 from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.core.settings import TARGETS, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
-from flower_fgl.datasets.build import default_split
+from flower_fgl.datasets.build import check_task, default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
 from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import (
@@ -234,12 +234,10 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
             clients.append(replace(client, name=owner.name))
             edges += held
         except DataError as error:
-            problems.append(f"{owner.name}: {error}")
+            problems.append((owner.name, str(error)))
     _refuse(problems, len(owners))
     clients = _agree_on_features(clients, config)
-    names = None
-    if not config.has_local_heads:
-        names = _agree_on_classes(clients, config)
+    names = None if config.has_local_heads else _agree_on_classes(clients, config)
     clients = [
         client.renumbered(number, names or client.target.names)
         for number, client in enumerate(clients)
@@ -249,12 +247,12 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     return clients, _sha256(clients), edges
 
 
-def _refuse(problems: Sequence[str], num_owners: int) -> None:
-    """Raise an error with the problems of some owners, if there are any."""
+def _refuse(problems: Collection[tuple[str, str]], num_owners: int) -> None:
+    """Raise an error with the names and problems of some owners, if there are any."""
     if problems:
+        listed = "\n".join(f"{name}: {problem}" for name, problem in problems)
         raise DataError(
-            f"{len(problems)} of {num_owners} owners cannot be used. "
-            + "\n".join(problems)
+            f"{len(problems)} of {num_owners} owners cannot be used. {listed}"
         )
 
 
@@ -266,22 +264,13 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
             return client, client.num_edges
         owned = load_graph_file(owner.source, needs_labels=not config.has_pairs)
         return _owned_client(owned, config)
+    check_task(replace(config, dataset=owner.source))
     dataset = load(
         owner.source,
         data_dir=data_folder(config.data_dir),
         cache_dir=cache_folder(),
         kind=config.predicts,
     )
-    if isinstance(dataset, GraphDataset) != config.classifies_graphs:
-        kind, need = (
-            ("a set of graphs for graph classification", '"graph"')
-            if isinstance(dataset, GraphDataset)
-            else ("one graph for node classification", '"transductive"')
-        )
-        raise ConfigError(
-            f"{owner.source} is {kind}: it needs setting = {need}, got setting = "
-            f'"{config.setting}".'
-        )
     if isinstance(dataset, NodeDataset):
         ids = torch.arange(dataset.num_nodes)
         return _owned_client(LocalGraphFile(dataset, ids), config)
@@ -315,7 +304,7 @@ def _agree_on_classes(
         return _agree_on_targets(clients)
     lists = {client.name: client.class_names for client in clients}
     odd = odd_spellings(lists, is_trusted=True)
-    _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
+    _refuse(odd.items(), len(clients))
     reason, warnings = classes_apart(lists)
     if reason and config.setting != "few-shot":
         raise DataError(f'{reason}, or set class-align = "local".')
@@ -333,7 +322,7 @@ def _agree_on_targets(clients: Sequence[ClientGraph]) -> tuple[str, ...]:
         is_trusted=True,
         noun=clients[0].target.noun,
     )
-    _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
+    _refuse(odd.items(), len(clients))
     if reason := targets_apart(targets):
         raise DataError(reason)
     return agreed.names
@@ -368,26 +357,22 @@ def _agree_on_features(
         return _agree_on_schema(clients, config)
     if config.feature_align == "project" and not config.classifies_edges:
         return list(clients)  # the layers that read features stay local
-    edges = {client.name: client.num_edge_features for client in clients}
-    if len(set(edges.values())) > 1:
+    if text := _differing([(c.name, c.num_edge_features) for c in clients]):
         _refuse(_differing_edges(clients), len(clients))
-        text = ", ".join(f"{name}: {width}" for name, width in edges.items())
         raise DataError(
             f"The edges of the owners have different numbers of features ({text}). Give "
             "edges.csv the same columns at all owners."
         )
     if config.feature_align == "project":  # only the layers of nodes stay local
         return _agree_on_edge_features(clients)
-    widths = {client.name: client.num_features for client in clients}
-    if len(set(widths.values())) > 1:
-        text = ", ".join(f"{name}: {width}" for name, width in widths.items())
+    if text := _differing([(c.name, c.num_features) for c in clients]):
         raise DataError(
             f"The data owners' graphs have different feature widths ({text}). Agree on "
             "the features, and check every file with flower-fgl check-graph; or set "
             'feature-align = "project", which leaves the first layer of each owner local.'
         )
     named = [client for client in clients if client.feature_names]
-    if 0 < len(named) < len(clients) or (not named and widths[clients[0].name]):
+    if 0 < len(named) < len(clients) or (not named and clients[0].num_features):
         unnamed = [client.name for client in clients if not client.feature_names]
         log.warning(
             "The graphs of %s have no names of their features: the order of their columns "
@@ -402,7 +387,7 @@ def _agree_on_features(
     agreed = next(c.feature_names for c in named if frozenset(c.feature_names) == most)
     reasons = {c.name: differing_names(c.feature_names, agreed) for c in named}
     wrong = [
-        f"{name}: its features differ from those of the other clients: {text}."
+        (name, f"its features differ from those of the other clients: {text}.")
         for name, text in reasons.items()
         if text
     ]
@@ -410,14 +395,21 @@ def _agree_on_features(
     for client in prepared:
         recipe = Counter(c.prepared for c in prepared).most_common(1)[0][0]
         if text := differing_recipes(client.prepared, recipe):
-            wrong.append(f"{client.name}: {text}")
+            wrong.append((client.name, text))
     if 0 < len(prepared) < len(named):
         log.warning(NOT_PREPARED, ", ".join(c.name for c in named if not c.prepared))
     _refuse(wrong, len(clients))
     return [order_columns(client, agreed) for client in clients]
 
 
-def _differing_edges(clients: Sequence[ClientGraph]) -> list[str]:
+def _differing(widths: Sequence[tuple[str, int]]) -> str:
+    """List owners with numbers of features; empty if these are equal."""
+    if len({width for _, width in widths}) < 2:
+        return ""
+    return ", ".join(f"{name}: {width}" for name, width in widths)
+
+
+def _differing_edges(clients: Sequence[ClientGraph]) -> list[tuple[str, str]]:
     """Say whose features of edges have other names than those of most owners."""
     held = {c.name: c.feature_names[c.num_features :] for c in clients}
     named = {name: names for name, names in held.items() if names}
@@ -426,7 +418,7 @@ def _differing_edges(clients: Sequence[ClientGraph]) -> list[str]:
     sets = Counter(frozenset(names) for names in named.values())
     agreed = sorted(sets.most_common(1)[0][0])
     return [
-        f"{name}: its features of edges differ from those of the other clients: {text}."
+        (name, f"its features of edges differ from those of the other clients: {text}.")
         for name, names in named.items()
         if (text := differing_names(names, agreed))
     ]
