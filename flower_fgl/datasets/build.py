@@ -47,11 +47,7 @@ from flower_fgl.datasets.splits.graph_sets import (
     with_degrees,
 )
 from flower_fgl.datasets.splits.keyed import keyed_split
-from flower_fgl.datasets.splits.links import (
-    link_client,
-    links_sha256,
-    require_links,
-)
+from flower_fgl.datasets.splits.links import link_client, links_sha256, require_links
 from flower_fgl.datasets.splits.split import (
     SPLITS,
     draw_split,
@@ -278,9 +274,7 @@ def _build_unseen(
 
 
 def _split_clients(
-    dataset: NodeDataset | GraphDataset,
-    parts: Sequence[IntArray],
-    config: RunConfig,
+    dataset: NodeDataset | GraphDataset, parts: Sequence[IntArray], config: RunConfig
 ) -> list[dict[str, Tensor]]:
     """Split each client's nodes (or graphs) into train, val and test."""
     published, is_keyed = dataset.masks, config.split_by == "id"

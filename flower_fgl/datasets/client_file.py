@@ -132,13 +132,7 @@ def unpack_client(
     graph, *others = (_read_graph(groups[number]) for number in sorted(groups))
     scaling = None if statistics[0] is None else Scaling("columns", *statistics)
     return ClientGraph(
-        partition_id,
-        graph,
-        target,
-        node_ids,
-        tuple(others),
-        scaling,
-        outside=outside,
+        partition_id, graph, target, node_ids, tuple(others), scaling, outside=outside
     )
 
 

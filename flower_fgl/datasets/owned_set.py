@@ -21,12 +21,7 @@ from flower_fgl.datasets.splits.graph_sets import (
     with_degrees,
 )
 from flower_fgl.datasets.splits.keyed import keyed_split
-from flower_fgl.datasets.splits.split import (
-    PUBLIC,
-    SPLITS,
-    draw_split,
-    parse_split,
-)
+from flower_fgl.datasets.splits.split import PUBLIC, SPLITS, draw_split, parse_split
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import scale_owned
 

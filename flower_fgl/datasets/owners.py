@@ -51,13 +51,7 @@ from flower_fgl.datasets.splits.edges import require_edges
 from flower_fgl.datasets.splits.links import require_links
 from flower_fgl.datasets.transforms.columns import order_columns
 
-__all__ = [
-    "Owner",
-    "absolute_owners",
-    "build_owners",
-    "list_owners",
-    "owner_contents",
-]
+__all__ = ["Owner", "absolute_owners", "build_owners", "list_owners", "owner_contents"]
 
 log = logging.getLogger(__name__)
 MAX_NAME = 300

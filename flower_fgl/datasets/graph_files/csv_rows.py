@@ -17,11 +17,7 @@ import numpy as np
 from flower_fgl.core.class_names import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.own_split import (
-    PARTS,
-    is_plain_word,
-    split_names,
-)
+from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names
 from flower_fgl.datasets.graph_files.precision import equal_cells, inexact_columns
 from flower_fgl.datasets.graph_files.problems import (
     ErrorCollector,

@@ -290,10 +290,7 @@ def _load(
             rows = csv_rows(path / GRAPHS, ("id",))
             raise _holds_a_set(path, sum(1 for _ in rows) - 1)
         arrays = read_csv_folder(
-            path,
-            needs_labels=needs_labels,
-            scores_edges=scores_edges,
-            attempts=attempt,
+            path, needs_labels=needs_labels, scores_edges=scores_edges, attempts=attempt
         )
         if attempt.problems:
             return None
@@ -519,10 +516,7 @@ def _outside_edges(
 
 
 def _evaluation_graphs(
-    arrays: Mapping[str, Array],
-    where: str,
-    target: Target,
-    num_features: int,
+    arrays: Mapping[str, Array], where: str, target: Target, num_features: int
 ) -> tuple[Graph, ...]:
     """Return the evaluation graphs of the file in the order of their numbers."""
     nested: dict[int, dict[str, Array]] = {}

@@ -36,10 +36,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
 from flower_fgl.datasets.graph_files.validate import check_edge_features
 from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.splits.split import SPLITS
-from flower_fgl.datasets.transforms.canonical import (
-    compact_features,
-    undirected_simple,
-)
+from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
 
 __all__ = ["convert_partition"]
 

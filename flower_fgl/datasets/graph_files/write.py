@@ -13,12 +13,7 @@ from torch import Tensor
 from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import (
-    ClientGraph,
-    EdgeTable,
-    Graph,
-    MessageEdges,
-)
+from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph, MessageEdges
 from flower_fgl.datasets.graph_files.npz import MASKS
 from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.graph_files.target_arrays import target_arrays

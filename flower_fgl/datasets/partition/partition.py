@@ -49,12 +49,7 @@ SEED_END = 2**31
 
 
 def partition_nodes(
-    dataset: NodeDataset,
-    rule: str,
-    num_clients: int,
-    *,
-    seed: int,
-    alpha: float = 0.5,
+    dataset: NodeDataset, rule: str, num_clients: int, *, seed: int, alpha: float = 0.5
 ) -> list[IntArray]:
     """Partition the N nodes of a graph among K clients by a rule.
 

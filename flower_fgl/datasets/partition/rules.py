@@ -181,7 +181,7 @@ NETWORK_RULES: dict[str, PartitionRule] = {
         "one network per client, sampled at random; the others are dropped",
         lambda g: draw_networks(g.labels, g.num_clients, seed=g.seed),
         libraries=("numpy",),
-    ),
+    )
 }
 """Rules that assign one whole network of a dataset to each client."""
 

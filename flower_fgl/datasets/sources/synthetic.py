@@ -23,12 +23,7 @@ from flower_fgl.datasets.transforms.canonical import (
     undirected_simple,
 )
 
-__all__ = [
-    "SyntheticSettings",
-    "contextual_sbm",
-    "synthetic_dataset",
-    "with_numbers",
-]
+__all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset", "with_numbers"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -159,10 +159,7 @@ def edge_client(
     masks = _masks(table, client, config, ids)
     labelled = torch.stack([masks[name] for name in SPLITS]).any(dim=0)
     names = joint_names(
-        client.feature_names,
-        client.num_features,
-        table.feature_names,
-        table.x.shape[1],
+        client.feature_names, client.num_features, table.feature_names, table.x.shape[1]
     )
     whole = client.graph
 

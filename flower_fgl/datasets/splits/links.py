@@ -158,11 +158,7 @@ def link_client(
             keys, seed = edge_keys(edges, ids), config.partition_seed
             parts = keyed_split(keys, known, fractions, seed=seed)
         edge_index, pairs, y, masks = split_links(
-            edge_index,
-            graph.num_nodes,
-            fractions,
-            generator=generator,
-            parts=parts,
+            edge_index, graph.num_nodes, fractions, generator=generator, parts=parts
         )
     x, names, scaling = graph.x, client.feature_names, client.scaling
     if config.link_features == "degree" or not client.num_features:

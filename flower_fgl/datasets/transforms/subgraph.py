@@ -100,11 +100,7 @@ def edges_between_clients(
 
 
 def _edges_by_client(
-    edge_index: Tensor,
-    num_nodes: int,
-    parts: Sequence[IntArray],
-    *,
-    are_inside: bool,
+    edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray], *, are_inside: bool
 ) -> list[Tensor]:
     """Return the edges inside each part, or those from it to nodes of other parts.
 
