@@ -35,6 +35,7 @@ __all__ = [
     "GRAPH_RULES",
     "NETWORK_RULES",
     "NODE_RULES",
+    "IntArray",
     "partition_graphs",
     "partition_key",
     "partition_nodes",
