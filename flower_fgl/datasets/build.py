@@ -74,6 +74,7 @@ from flower_fgl.datasets.transforms.subgraph import (
 
 __all__ = ["FILE_SPLIT", "build_clients", "check_task", "in_setting", "load_dataset"]
 
+NODE_SETTINGS = '"transductive" or another node setting'
 DIRICHLET_BINS = 10
 """Bins of a number that stand for classes in a partition by ``dirichlet``."""
 FILE_SPLIT = "20/40/40"
@@ -127,7 +128,7 @@ def check_task(config: RunConfig) -> None:
     kind, need, other = (
         ("a set of graphs for graph classification", '"graph"', "node")
         if has_graphs
-        else ("one graph for node classification", '"transductive"', "graph")
+        else ("one graph for node classification", NODE_SETTINGS, "graph")
     )
     raise ConfigError(
         f"{config.dataset} is {kind}: it needs setting = {need}, got setting = "
