@@ -339,7 +339,7 @@ def _agree_on_schema(
             shared = [one for one in held.relations if one not in held.private]
             told[client.name] = Told(held.only(held.node_types, shared))
     odd = differing_schemas(told, align)
-    _refuse([f"{name}: {reason}" for name, reason in odd.items()], len(clients))
+    _refuse(odd.items(), len(clients))
     return list(clients)
 
 
