@@ -140,16 +140,24 @@ class RunConfig(GeneralSettings, Generic[S]):
         return self.link_decoder if self.predicts_links else ""
 
     def messages(
-        self, model: str, num_edge_features: int, schema: Schema | None = None
+        self,
+        model: str,
+        num_edge_features: int,
+        schema: Schema | None = None,
+        num_nodes: int = 0,
     ) -> str:
         """Return direction and width of the messages of a backbone, or its schema.
 
         The constructor of :class:`flower_fgl.nn.Backbone` reads them. Empty for a
         backbone that reads undirected edges without features. ``schema`` is that of a
-        typed graph.
+        typed graph, and ``num_nodes`` counts the nodes that have a learned vector with
+        ``node-embedding``.
         """
         if schema is not None:
-            return TypedModel(schema, self.num_bases, self.reverse_relations).to_text()
+            number = num_nodes if self.node_embedding else 0
+            return TypedModel(
+                schema, self.num_bases, self.reverse_relations, number
+            ).to_text()
         direction = message_direction(self, model)
         return f"{direction}:{num_edge_features}" if direction else ""
 

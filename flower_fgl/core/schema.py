@@ -200,24 +200,28 @@ class TypedModel:
         Bases B of the weights of relations in RGCN; 0: each relation has its own.
     has_reverse : bool
         Whether messages also run backwards along each relation, with weights of their own.
+    num_nodes : int
+        Nodes with a learned vector each, which never leaves the client; 0: none.
     """
 
     schema: Schema
     num_bases: int = 8
     has_reverse: bool = True
+    num_nodes: int = 0
 
     def to_text(self) -> str:
         """Return the argument ``messages`` of a typed backbone."""
         schema = replace(self.schema, private=frozenset()).to_text()
-        return f"{TYPED}{self.num_bases}:{int(self.has_reverse)}:{schema}"
+        sizes = f"{self.num_bases}:{int(self.has_reverse)}:{self.num_nodes}"
+        return f"{TYPED}{sizes}:{schema}"
 
     @classmethod
     def from_text(cls, text: str) -> TypedModel | None:
         """Read :meth:`to_text`; ``None`` for the messages of another backbone."""
         if not text.startswith(TYPED):
             return None
-        bases, reverse, schema = text.removeprefix(TYPED).split(":", 2)
-        return cls(Schema.from_text(schema), int(bases), reverse == "1")
+        bases, reverse, nodes, schema = text.removeprefix(TYPED).split(":", 3)
+        return cls(Schema.from_text(schema), int(bases), reverse == "1", int(nodes))
 
 
 def _hash(name: str) -> str:

@@ -425,6 +425,11 @@ class GeneralSettings:
         "own",
         ge=0,
     )
+    node_embedding: bool = option(
+        False,
+        "whether each node of a typed graph has a learned vector of its own, which never "
+        "leaves the client; the model can then score no other graph",
+    )
     reverse_relations: bool = option(
         True,
         "whether backbones of typed graphs pass messages backwards along each relation, "

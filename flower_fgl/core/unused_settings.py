@@ -91,6 +91,7 @@ NEEDED: Mapping[str, Rule] = {
     ),
     "schema-align": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "num-bases": ('model = "rgcn"', _reads(("rgcn",))),
+    "node-embedding": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "reverse-relations": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "precision-k": ("positive-class", lambda config: config.positive_class),
     "round-patience": (

@@ -34,7 +34,11 @@ from flower_fgl.datasets.sources.load import (
     find_source,
     load,
 )
-from flower_fgl.datasets.sources.synthetic import synthetic_dataset, with_numbers
+from flower_fgl.datasets.sources.synthetic import (
+    synthetic_dataset,
+    with_kinds,
+    with_numbers,
+)
 from flower_fgl.datasets.splits.edges import (
     edge_client,
     require_edges,
@@ -94,6 +98,8 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
             made = with_edge_classes(made)
         elif config.predicts_numbers:
             made = with_numbers(made, config.partition_seed)
+        if config.reads_types:
+            made = with_kinds(made, config.partition_seed)
         return expect_predicted(made, config, config.dataset)
     if is_file(config.dataset) and config.classifies_graphs:
         owned_set = load_graph_set(config.dataset)

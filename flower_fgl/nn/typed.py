@@ -20,15 +20,22 @@ __all__ += ["unheld_names"]
 
 SCHEMA_PARTS = ("types", "relations", "reverse")
 """Parts of the encoder whose tensors belong to one kind or one relation each."""
+NODES = "nodes"
+"""Part of the encoder with a vector for each node of the client."""
 
 
 def unheld_names(
     names: Iterable[str], kinds: Collection[int], relations: Collection[int]
 ) -> Iterator[str]:
-    """Yield the tensors of kinds and relations other than some, given by number."""
+    """Yield the tensors of kinds and relations other than some, and those of nodes.
+
+    Kinds and relations are given by number.
+    """
     for name in names:
         _, part, *rest = name.split(".")
-        if part in SCHEMA_PARTS:
+        if part == NODES:
+            yield name
+        elif part in SCHEMA_PARTS:
             held = kinds if part == "types" else relations
             if int(rest[0]) not in held:
                 yield name
@@ -113,6 +120,8 @@ class TypedNet(Backbone):
                 nn.ModuleList(self.make_relation() for _ in range(num_layers))
                 for _ in schema.relations
             )
+        if self.typed.num_nodes:
+            parts[NODES] = Weight(self.typed.num_nodes, hidden)
         return nn.ModuleDict(parts), nn.Linear(hidden, num_classes)
 
     def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
@@ -148,6 +157,8 @@ class TypedNet(Backbone):
         h = biases.index_select(0, relations.node_type)
         if weight.shape[1]:
             h = h + graph.linear(None, weight)
+        if NODES in encoder:
+            h = h + encoder[NODES].weight
         ways = [
             (relations.pairs(len(encoder[name]), is_back=name == "reverse"), name)
             for name in ("relations", "reverse")

@@ -256,7 +256,7 @@ class FedAvg(FglStrategy):
         config = self.config
         is_partial = bool(config.owners) and config.keeps_layers
         if self.federation.schema is not None:
-            is_partial |= config.schema_align != "same"
+            is_partial |= config.schema_align != "same" or config.node_embedding
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:

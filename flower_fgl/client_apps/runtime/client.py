@@ -145,7 +145,9 @@ class Client(Generic[S]):
             readout=config.graph_readout,
             initialise=initialise,
             link=config.decoder(self.data.num_classes, graph.num_edge_features),
-            messages=config.messages(self.model_name, edge_width, graph.schema),
+            messages=config.messages(
+                self.model_name, edge_width, graph.schema, graph.graph.num_nodes
+            ),
         )
 
     def settle(self, model: Module) -> Module:
@@ -190,7 +192,8 @@ class Client(Generic[S]):
     def local_names(self) -> frozenset[str]:
         """Return the weights that stay on this client; none in most runs."""
         config, key = self.config, ("local names", self.model_name)
-        if self.data.graph.schema is not None and config.schema_align != "same":
+        is_typed = self.data.graph.schema is not None
+        if is_typed and (config.schema_align != "same" or config.node_embedding):
             return self.cached(key, self._untold_names)
         if not config.owners or not config.keeps_layers:
             return frozenset()
@@ -212,7 +215,9 @@ class Client(Generic[S]):
         assert schema is not None
         kinds: set[int] = set()
         relations: set[int] = set()
-        if self.config.schema_align == "name":
+        if self.config.schema_align == "same":
+            kinds, relations = schema.places_in(schema)
+        elif self.config.schema_align == "name":
             held = held_parts(self.data.graph)
             shared = [one for one in held.relations if one not in schema.private]
             kinds, relations = held.only(held.node_types, shared).places_in(schema)

@@ -178,7 +178,10 @@ def card_of(
         readout=config.readout,
         link=config.decoder(graph.num_classes, graph.num_edge_features),
         messages=config.messages(
-            client.model_name, graph.num_edge_features, graph.schema
+            client.model_name,
+            graph.num_edge_features,
+            graph.schema,
+            graph.graph.num_nodes,
         ),
         scaling=scales[graph.scale],
         round=server_round,

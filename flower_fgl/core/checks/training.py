@@ -90,6 +90,16 @@ def _check_typed(settings: GeneralSettings) -> None:
             f'types = "ignore" leaves one kind of nodes and edges, but model = "{model}" '
             "reads several. Use another model, e.g. gcn."
         )
+    if settings.node_embedding and settings.setting != "transductive":
+        raise ConfigError(
+            "node-embedding = true learns a vector for each node of the training graph: "
+            f'set setting = "transductive", got "{settings.setting}".'
+        )
+    if settings.node_embedding and settings.evaluate != "local":
+        raise ConfigError(
+            "With node-embedding = true there is no complete global model: use evaluate = "
+            f'"local", got "{settings.evaluate}".'
+        )
     if settings.schema_align != "same":
         align = f'schema-align = "{settings.schema_align}"'
         if settings.evaluate != "local":

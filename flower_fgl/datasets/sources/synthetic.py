@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.settings import SyntheticSettings
 from flower_fgl.core.targets import NUMBERS, Target
 from flower_fgl.datasets.client_graph import NodeDataset
@@ -22,8 +23,10 @@ from flower_fgl.datasets.transforms.canonical import (
     sorted_distinct,
     undirected_simple,
 )
+from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
 
-__all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset", "with_numbers"]
+__all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset", "with_kinds"]
+__all__ += ["with_numbers"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -146,6 +149,39 @@ def with_numbers(dataset: NodeDataset, seed: int) -> NodeDataset:
         target=Target(NUMBERS, ("target",)),
         targets=values[:, None],
     )
+
+
+def with_kinds(dataset: NodeDataset, seed: int) -> NodeDataset:
+    """Return a typed graph for backbones of typed graphs, drawn from the seed of the data.
+
+    The nodes become the kind ``item``, which is predicted, and their edges the relation
+    ``near``, listed once. Nodes of the kind ``group``, one for ten items and without
+    features, belong to one class each; the relation ``in`` joins an item to a group of its
+    class with a probability of 0.8, else to any.
+    """
+    generator = torch_generator(seed, 0, 0, "synthetic kinds")
+    number, classes = dataset.num_nodes, dataset.num_classes
+    groups = max(2 * classes, number // 10)
+    per_class = groups // classes
+    wanted = torch.where(
+        torch.rand(number, generator=generator) < 0.8,
+        dataset.y,
+        torch.randint(0, classes, (number,), generator=generator),
+    )
+    place = torch.randint(0, per_class, (number,), generator=generator)
+    near = dataset.edge_index[:, dataset.edge_index[0] < dataset.edge_index[1]]
+    tables = {
+        "group": NodeTable(torch.empty(groups, 0)),
+        "item": NodeTable(dataset.x, dataset.feature_names),
+    }
+    relations = {
+        ("item", "in", "group"): torch.stack(
+            [torch.arange(number), wanted + classes * place]
+        ),
+        ("item", "near", "item"): near,
+    }
+    target = TypedTarget(dataset.y, dataset.target, dataset.masks, dataset.targets)
+    return typed_dataset(dataset.name, tables, relations, "item", target)
 
 
 class _Scope:

@@ -1,0 +1,48 @@
+"""Settings and row of FedHGN.
+
+Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks", IJCAI
+2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flower_fgl.core.options import option
+from flower_fgl.methods import fedavg
+
+__all__ = ["METHOD", "FedHGNSettings"]
+
+
+@dataclass(frozen=True)
+class FedHGNSettings:
+    """Settings of FedHGN."""
+
+    alignment: str = option(
+        "none",
+        "whether owners' coefficients are drawn to the nearest ones of other owners, which "
+        "then see them without the owner's name; peers is the paper's form",
+        choices="none peers",
+    )
+    weight: float = option(
+        0.5, "λ, weight of the alignment of coefficients (alignment = peers)", ge=0
+    )
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="fedhgn",
+    paper="Fu and King, IJCAI 2023",
+    strategy="flower_fgl.strategies.fedhgn:FedHGN",
+    client_app="flower_fgl.client_apps.fedhgn:FedHGNClientApp",
+    settings=FedHGNSettings,
+    payload="4P_s up, 4P_s down, P_s parameters of bases and head; peers: coefficients",
+    defaults={"model": "rgcn", "schema-align": "private"},
+    models=("rgcn",),
+    has_global_model=False,
+    additive=False,
+    robust=False,
+    predicts_links=False,
+    graphs=False,
+    samples_neighbors=False,
+)

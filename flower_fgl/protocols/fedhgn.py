@@ -1,0 +1,53 @@
+"""Payload of FedHGN: shared weights, and coefficients of relations without names.
+
+Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks", IJCAI
+2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from flower_fgl.protocols.arrays import ANY, ArrayPayload
+from flower_fgl.protocols.base import TensorPayload
+
+__all__ = ["AlignedWeights", "Coefficients"]
+
+
+@dataclass(frozen=True)
+class Coefficients(ArrayPayload):
+    """Coefficients of relations: 4·L·R·B bytes.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (L, R, B), float32
+        a_r of each layer; R is 0 without alignment.
+    """
+
+    rows: Tensor
+    records = ("coefficients",)
+    layout = MappingProxyType({"rows": (torch.float32, "layers", ANY, "bases")})
+
+
+@dataclass(frozen=True)
+class AlignedWeights(TensorPayload):
+    """Weights that no schema names, and coefficients: 4·(P_s + L·R·B) bytes.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, float32
+        Bases, root weights, biases and head: P_s parameters.
+    coefficients : Coefficients
+        Up: those of the client's R relations, both directions. Down: those of all other
+        clients, in an order that is drawn anew in each round.
+    """
+
+    tensors: Mapping[str, Tensor]
+    coefficients: Coefficients
+    records = ("weights", "coefficients")
+    parts = MappingProxyType({"coefficients": Coefficients})
