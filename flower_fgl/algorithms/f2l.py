@@ -270,13 +270,7 @@ def episode_losses(
         for name, value in module.named_parameters()
     }
     adapted = adapt(
-        parameters,
-        h,
-        labels,
-        is_support,
-        classes,
-        steps=weights.steps,
-        lr=weights.lr,
+        parameters, h, labels, is_support, classes, steps=weights.steps, lr=weights.lr
     )
     representation, logits = attend(adapted, h, h, is_support)
     loss = masked_cross_entropy(logits, labels, is_query, classes)

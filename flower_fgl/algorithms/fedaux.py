@@ -141,8 +141,7 @@ class FedAuxNet(Backbone):
 
 
 def build_network(
-    method_config: FedAuxSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedAuxSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedAuxNet:
     """Build FedAux's network of the given sizes; torch's global generator draws weights."""
     return FedAuxNet(

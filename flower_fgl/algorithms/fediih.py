@@ -26,13 +26,7 @@ from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.sparse import EdgePattern
 
-__all__ = [
-    "FedIIHNet",
-    "build_network",
-    "factor_similarity",
-    "jensen_shannon",
-    "route",
-]
+__all__ = ["FedIIHNet", "build_network", "factor_similarity", "jensen_shannon", "route"]
 
 
 def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
@@ -179,8 +173,7 @@ class FedIIHNet(Backbone):
 
 
 def build_network(
-    method_config: FedIIHSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedIIHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedIIHNet:
     """Build FedIIH's network of the given sizes; torch's global generator draws weights."""
     return FedIIHNet(

@@ -168,8 +168,7 @@ class FedNHNet(Backbone):
 
 
 def build_network(
-    method_config: FedNHSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedNHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedNHNet:
     """Build FedNH's network of the given sizes; torch's global generator draws weights."""
     encoder = build_encoder(

@@ -180,11 +180,7 @@ def discrepancy(common: Tensor, clients: Tensor, weights: Tensor) -> Tensor:
 
 
 def generator_loss(
-    common: Tensor,
-    clients: Tensor,
-    weights: Tensor,
-    classes: Tensor,
-    spread: Tensor,
+    common: Tensor, clients: Tensor, weights: Tensor, classes: Tensor, spread: Tensor
 ) -> Tensor:
     """Compute the generator's loss: class, minus discrepancy, plus K times diversity.
 

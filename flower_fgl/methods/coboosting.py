@@ -23,9 +23,7 @@ class CoBoostingSettings(DenseSettings):
         1.0, "power of (1 − p) by which hard nodes count in the generator's loss", ge=0
     )
     perturbation: float = option(
-        0.03,
-        "ε, length of the random step that perturbs a generated node; ours",
-        ge=0,
+        0.03, "ε, length of the random step that perturbs a generated node; ours", ge=0
     )
     weight_step: float = option(
         0.01, "μ, step of the clients' weights in the ensemble", ge=0

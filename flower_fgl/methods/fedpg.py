@@ -139,10 +139,7 @@ class FedPGSettings:
         choices="quantile cosine",
     )
     rho: float = option(
-        0.9,
-        "ρ_1, similarity from which two graphs are neighbours at hop 1",
-        gt=0,
-        le=1,
+        0.9, "ρ_1, similarity from which two graphs are neighbours at hop 1", gt=0, le=1
     )
     rho_decay: float = option(
         0.9,

@@ -265,10 +265,7 @@ class GCNII(Backbone):
             for number in range(1, num_layers + 1)
         ]
         encoder = nn.ModuleDict(
-            {
-                "input": nn.Linear(in_channels, hidden),
-                "convs": nn.ModuleList(convs),
-            }
+            {"input": nn.Linear(in_channels, hidden), "convs": nn.ModuleList(convs)}
         )
         return encoder, nn.Linear(hidden, num_classes)
 

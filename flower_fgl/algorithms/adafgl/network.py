@@ -234,8 +234,7 @@ class _Head(nn.Sequential):
 
 
 def build_network(
-    method_config: AdaFGLSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: AdaFGLSettings, **sizes: Unpack[NetworkSizes]
 ) -> AdaFGLNet:
     """Build AdaFGL's network of the given sizes; torch's global generator draws weights."""
     return AdaFGLNet(

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from flower_fgl.nn.vectorize import vector_to_state
 
-__all__ = [
-    "global_mask",
-    "local_mask",
-    "masked_mean",
-    "per_tensor",
-    "personalise",
-]
+__all__ = ["global_mask", "local_mask", "masked_mean", "per_tensor", "personalise"]
 
 EPSILON = 1e-12
 """Added to a mean square before its square root."""

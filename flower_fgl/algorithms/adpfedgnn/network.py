@@ -236,8 +236,7 @@ def two_branches(
 
 
 def build_network(
-    method_config: ADPFedGNNSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: ADPFedGNNSettings, **sizes: Unpack[NetworkSizes]
 ) -> TwoBranchNet:
     """Build the network of a saved model, whose weights the caller must load.
 

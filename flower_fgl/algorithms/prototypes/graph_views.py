@@ -39,10 +39,7 @@ def confident_labels(
     logits (N, C), and its softmax. No gradient flows to these.
     """
     confidence, classes = logits.detach().softmax(dim=1).max(dim=1)
-    return (
-        classes.index_copy(0, index, labels),
-        confidence.index_fill(0, index, 1.0),
-    )
+    return (classes.index_copy(0, index, labels), confidence.index_fill(0, index, 1.0))
 
 
 def confidence_means(
