@@ -30,23 +30,11 @@ __all__ = ["FedIIHNet", "build_network", "factor_similarity", "jensen_shannon", 
 
 
 def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
-    """Route neighbours to factors; a layer without parameters.
+    """Route neighbours to factors; a layer without parameters: (N, F, p).
 
-    Repeats ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s → t, and
-    ``u_t^k ← normalise(x_t^k + Σ_s q_k x_s^k)``, from u = x.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, F, p), float32
-        Representations; each factor is scaled to unit length first.
-    pattern : EdgePattern of shape (N, N)
-        Edges, at (t, s).
-    iterations : int
-        R.
-
-    Returns
-    -------
-    Tensor of shape (N, F, p)
+    Repeats R = ``iterations`` times ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s →
+    t, and ``u_t^k ← normalise(x_t^k + Σ_s q_k x_s^k)``, from u = x. Each factor of ``x``
+    (N, F, p) is scaled to unit length first; ``pattern`` (N, N) has the edges at (t, s).
 
     Notes
     -----
@@ -63,19 +51,10 @@ def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
 
 
 def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Compute ½ KL(a‖m) + ½ KL(b‖m) of all pairs of diagonal Gaussians.
+    """Compute ½ KL(a‖m) + ½ KL(b‖m) of all pairs of K diagonal Gaussians: (K, K).
 
-    m is the Gaussian with the mean of the two means and of the two variances.
-
-    Parameters
-    ----------
-    mean, log_variance : Tensor of shape (K, p), float64
-        One Gaussian per row.
-
-    Returns
-    -------
-    Tensor of shape (K, K), float64
-        Sums over the p dimensions.
+    ``mean`` and ``log_variance`` (K, p) are float64; the value is the sum over the p
+    dimensions. m is the Gaussian with the mean of the two means and of the two variances.
 
     Notes
     -----
@@ -93,17 +72,10 @@ def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def factor_similarity(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Compute S = 1 − JS / log 2 of each factor; the diagonal is 1.
+    """Compute S = 1 − JS / log 2 of each factor: (F, K, K), float64; the diagonal is 1.
 
-    Parameters
-    ----------
-    mean, log_variance : Tensor of shape (K, F, p), float
-        Summaries of the clients.
-
-    Returns
-    -------
-    Tensor of shape (F, K, K), float64
-        Can be below 0, see :func:`jensen_shannon`.
+    ``mean`` and ``log_variance`` (K, F, p) are the clients' summaries. S can be below 0,
+    see :func:`jensen_shannon`.
     """
     found = [
         1 - jensen_shannon(m, v) / math.log(2)
@@ -115,19 +87,11 @@ def factor_similarity(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 class FedIIHNet(Backbone):
-    """Linear map to factors, routing layers, linear classifier.
+    """Linear map to F factors of width p, routing layers, linear classifier.
 
-    Parameters
-    ----------
-    num_features, num_classes, factors, width : int
-        d, C, F and p.
-    num_layers : int
-        L; there are max(1, L − 2) routing layers, and 2 more (1 for L ≤ 2) for the
-        summary.
-    iterations : int
-        R.
-    dropout : float in [0, 1)
-        Rate after the first map and after each routing layer.
+    With L = ``num_layers`` there are max(1, L − 2) routing layers, and 2 more (1 for L ≤
+    2) for the summary. ``iterations`` is R; ``dropout`` is the rate after the first map
+    and after each routing layer.
     """
 
     def __init__(

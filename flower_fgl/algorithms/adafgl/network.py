@@ -1,8 +1,4 @@
-"""AdaFGL's second step: a homophily head and a heterophily head on frozen predictions.
-
-Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
-Heterogeneity", ICDE 2024.
-"""
+"""AdaFGL's second step: a homophily head and a heterophily head on frozen predictions."""
 
 from __future__ import annotations
 
@@ -46,18 +42,8 @@ class Outputs(NamedTuple):
 def adafgl_loss(out: Outputs, soft: Tensor, index: Tensor, labels: Tensor) -> Tensor:
     """Compute CE + MSE of the homophily head, and three CE of the heterophily head.
 
-    Parameters
-    ----------
-    out : Outputs
-        Logits of all nodes.
-    soft : Tensor of shape (N, C), float32
-        Y.
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``soft`` (N, C) is Y; ``index`` and ``labels`` (n,) are training nodes and their
+    classes.
 
     Notes
     -----
@@ -70,19 +56,8 @@ def adafgl_loss(out: Outputs, soft: Tensor, index: Tensor, labels: Tensor) -> Te
 def combine(out: Outputs, soft: Tensor, confidence: Tensor) -> Tensor:
     """Mix both heads: h · (softmax + Y)/2 + (1 − h) · mean of three softmaxes.
 
-    Parameters
-    ----------
-    out : Outputs
-        Logits.
-    soft : Tensor of shape (N, C), float32
-        Y.
-    confidence : Tensor of shape (1,), float32, in [0, 1]
-        h.
-
-    Returns
-    -------
-    Tensor of shape (N, C)
-        Probabilities.
+    ``soft`` (N, C) is Y, and ``confidence`` (1,), in [0, 1], is h. Returns probabilities
+    (N, C).
 
     Notes
     -----

@@ -106,10 +106,9 @@ class TwoBranchNet(Backbone):
 
     Parameters
     ----------
-    backbone : Backbone
-        θ, of :func:`build_backbone`.
-    agent : QNetwork or None
-        Selects neighbours; ``None`` keeps all.
+    backbone, agent : Backbone, and QNetwork or None
+        θ, of :func:`build_backbone`, and the agent that selects neighbours; ``None``
+        keeps all.
     beta : float in [0, 1]
         Weight of the global branch's logits.
     fanout : int
@@ -124,8 +123,8 @@ class TwoBranchNet(Backbone):
 
     Notes
     -----
-    1. The state of this module is the state that a client keeps: θ_i, both masks, and
-       the agent that it received last.
+    1. The state of this module is the state that a client keeps: θ_i, both masks, and the
+       agent that it received last.
     """
 
     global_mask: Tensor

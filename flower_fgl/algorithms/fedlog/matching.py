@@ -1,7 +1,4 @@
-"""Training targets of prompt generators, FedLoG Eqs. (11) and (12).
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Training targets of prompt generators, FedLoG Eqs. (11) and (12)."""
 
 from __future__ import annotations
 
@@ -99,18 +96,10 @@ def _dense(x: Tensor) -> Tensor:
 class RandomNets:
     """N randomly initialised GraphSAGE networks with linear classifiers, as one.
 
-    Parameters
-    ----------
-    number : int
-        N.
-    own, around : Tensor of shape (N·128, d), float32
-        First layer: weights of a node and of its neighbours' mean, grouped by network.
-    bias : Tensor of shape (N·128,), float32
-    own_2, around_2 : Tensor of shape (N, 128, 64), float32
-        Second layer.
-    bias_2 : Tensor of shape (N, 64), float32
-    classifier : Tensor of shape (N, 64, C), float32
-    classifier_bias : Tensor of shape (N, C), float32
+    First layer: ``own`` and ``around`` (N·128, d), the weights of a node and of its
+    neighbours' mean, and ``bias`` (N·128,), grouped by network. Second layer: ``own_2``
+    and ``around_2`` (N, 128, 64), ``bias_2`` (N, 64). ``classifier`` (N, 64, C),
+    ``classifier_bias`` (N, C).
     """
 
     number: int
@@ -178,11 +167,9 @@ class RandomNets:
         return F.cross_entropy(logits, targets, reduction="sum") / len(labels)
 
     def first(self, task: PromptTask) -> Tensor:
-        """Apply the first layer to the training nodes' surroundings, before its ReLU.
+        """Apply the first layer, without ReLU, to the training nodes' surroundings.
 
-        Returns
-        -------
-        Tensor of shape (task.num_rows, N·128)
+        Returns a Tensor of shape (task.num_rows, N·128).
         """
         graph = task.graph
         h = graph.filtered_linear(
@@ -225,27 +212,20 @@ class RandomNets:
     ) -> Tensor:
         """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
 
-        Networks share no weights, so the gradient of the summed loss is that of each.
-        MSE is the mean over the entries of a matrix.
-
-        Parameters
-        ----------
-        task : PromptTask
-            Training nodes of ℓ_true.
-        x, prompts, labels : Tensor of shape (m, d), float32, and (m,), int64
-            Nodes, prompts and classes of ℓ_syn; differentiable in the prompts.
-        is_whole : bool
-            Whether the value is needed. Otherwise a summand that does not depend on the
-            prompts may be missing.
+        ``task`` has the training nodes of ℓ_true; ``x`` and ``prompts`` (m, d), and
+        ``labels`` (m,), are nodes, prompts and classes of ℓ_syn; differentiable in the
+        prompts. Networks share no weights, so the gradient of the summed loss is that of
+        each. MSE is the mean over the entries of a matrix. Unless ``is_whole``, a summand
+        that does not depend on the prompts may be missing.
 
         Notes
         -----
-        1. The first layer's two matrices W and W' are compared as W + W' and W − W', whose
-           gradients are half the sum and half the difference of theirs:
-           ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
+        1. The first layer's two matrices W and W' are compared as W + W' and W − W',
+           whose gradients are half the sum and half the difference of theirs: ``‖a‖² +
+           ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
         2. Such a gradient is a product ``AᵀB`` of slopes A and features B. If there are
-           fewer nodes than features, neither it nor its derivative is computed:
-           ``⟨AᵀB, CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
+           fewer nodes than features, neither it nor its derivative is computed: ``⟨AᵀB,
+           CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
         """
         first = self.first(task)
         slopes, *true = torch.autograd.grad(

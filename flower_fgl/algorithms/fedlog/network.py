@@ -58,8 +58,8 @@ class FedLogBranchNet(Backbone):
     2. Parameters are named ``encoder.``, ``classifier.`` (both are shared with the
        server) and ``nodes.`` (local to a client). The nodes are uninitialised, see
        :func:`start_nodes`.
-    3. A node's degree is that in the input graph, without its self-loop, although the
-       λ + 1 of Eq. (3) suggests otherwise.
+    3. A node's degree is that in the input graph, without its self-loop, although the λ +
+       1 of Eq. (3) suggests otherwise.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Parts that FedPANO's clients share: graph network, generic classifier, generator.
-
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-"""
+"""Parts that FedPANO's clients share: graph network, generic classifier, generator."""
 
 from __future__ import annotations
 

@@ -20,20 +20,11 @@ __all__ = ["HiddenNodes", "MendedGraph", "hide_nodes"]
 class HiddenNodes:
     """A graph with some nodes hidden, so that the missing neighbours are known.
 
-    Parameters
-    ----------
-    inputs : GraphInput
-        The n remaining nodes.
-    kept : Tensor of shape (n,), int64
-        Their numbers in the whole graph.
-    hidden : Tensor of shape (H, d), float32
-        Features of the hidden nodes with a remaining neighbour.
-    centres : Tensor of shape (M,), int64
-        Nodes of ``inputs`` that lost a neighbour.
-    lost : Tensor of shape (M, H), sparse CSR
-        1 where a hidden node was a centre's neighbour.
-    counts : Tensor of shape (n,), int64
-        Number of hidden neighbours of each remaining node.
+    ``inputs`` are the n remaining nodes, ``kept`` (n,) their numbers in the whole graph,
+    and ``counts`` (n,) their numbers of hidden neighbours. ``centres`` (M,) are the nodes
+    that lost a neighbour, ``hidden`` (H, d) the features of the hidden nodes with a
+    remaining neighbour, and ``lost`` (M, H), sparse CSR, is 1 where a hidden node was a
+    centre's neighbour.
     """
 
     inputs: GraphInput

@@ -40,23 +40,11 @@ def pair_scores(
 ) -> Tensor:  # fmt: skip
     """Score ordered pairs by the upper layers of the link predictor, O-pFGL Eq. (10).
 
-    ``t_ij = v · ReLU(BatchNorm(W ReLU(l_i + r_j)))``; the batch is all s² pairs.
-
-    Parameters
-    ----------
-    left, right : Tensor of shape (s, h), float
-        l and r: terms of the two nodes in the normalised first layer.
-    weight, head : Tensor of shape (h', h) and (h',), float
-        W and v.
-    scale, shift : Tensor of shape (h',), float
-        Parameters of the batch normalisation.
-    pool : list of Tensor, optional
-        Keeps the large buffer of s²h' numbers between calls.
-
-    Returns
-    -------
-    Tensor of shape (s, s), float
-        t, not symmetric; differentiable once in every tensor.
+    ``t_ij = v · ReLU(BatchNorm(W ReLU(l_i + r_j)))``; the batch is all s² pairs. t (s, s)
+    is not symmetric, and differentiable once in every tensor. l and r (s, h) are the
+    terms of the two nodes in the normalised first layer, W is ``weight`` (h', h), v is
+    ``head`` (h',), and ``scale`` and ``shift`` (h',) are those of the batch
+    normalisation. ``pool`` keeps the large buffer of s²h' numbers between calls.
     """
     pool = [] if pool is None else pool
     out: Tensor = _PairScores.apply(pool, left, right, weight, scale, shift, head)  # type: ignore[no-untyped-call]

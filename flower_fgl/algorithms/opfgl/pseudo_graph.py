@@ -56,22 +56,11 @@ class PseudoGraph:
 class GeneratorSettings:
     """Hyper-parameters of the generator, O-pFGL Sec. V-A and its published commands.
 
-    Parameters
-    ----------
-    steps : int, at least 0
-        T_c.
-    lr_features, lr_links : float, positive
-        Adam's learning rate for X' and for g_θ.
-    hidden_channels : int, positive
-        Width of g_θ.
-    threshold : float in [0, 1]
-        δ, below which an edge is omitted.
-    is_hard : bool
-        Give kept edges weight 1, with the gradient of their weight.
-    alignment_weight, smoothness_weight : float, non-negative
-        Factors of the two losses.
-    smooth_sign : {1, -1}
-        +1 as in the paper and its code, −1 as in graph condensation.
+    T_c is ``steps``; ``lr_features`` and ``lr_links`` are Adam's learning rates for X'
+    and for g_θ, whose width is ``hidden_channels``. Edges below δ = ``threshold`` are
+    omitted; if it ``is_hard``, kept edges have weight 1, with the gradient of their
+    weight. ``alignment_weight`` and ``smoothness_weight`` are factors of the two losses,
+    and ``smooth_sign`` is +1 as in the paper and its code, −1 as in graph condensation.
     """
 
     steps: int = 3000
@@ -149,10 +138,8 @@ class PseudoGraphGenerator:
     ----------
     mean, variance : Tensor of shape (C, D), float32
         μ and s² of propagated features, D = (h + 1)·d.
-    counts : Tensor of shape (C,), int64
-        N; classes with 0 are omitted from the pseudo-graph.
-    num_nodes : Tensor of shape (C,), int64
-        Number of pseudo-nodes of each class, see :func:`pseudo_counts`.
+    counts, num_nodes : Tensor of shape (C,), int64
+        N, 0 omits a class, and the number of its pseudo-nodes, see :func:`pseudo_counts`.
     num_features, depth : int
         d and h.
     settings : GeneratorSettings

@@ -46,14 +46,14 @@ class UnitRows:
         return F.normalize(self.rows, dim=1)
 
     def sum(self, table: Tensor) -> Tensor:
-        """Sum the unit rows with weights (K, N); return (K, p)."""
+        """Sum the unit rows with weights (K, N): (K, p)."""
         out: Tensor = _UnitSum.apply(  # type: ignore[no-untyped-call]
             table, self.rows, self.scale
         )
         return out
 
     def project(self, weight: Tensor) -> Tensor:
-        """Multiply each unit row and vectors (m, p); return (m, N)."""
+        """Multiply each unit row and vectors (m, p): (m, N)."""
         out: Tensor = _UnitProjection.apply(  # type: ignore[no-untyped-call]
             weight, self.rows, self.scale
         )
@@ -123,34 +123,19 @@ class Scorer(nn.Module):
         return list(self.parameters())
 
     def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
-        """Weight the neighbours of each node at each hop.
+        """Weight the neighbours of each node at each hop: (E,).
 
-        Parameters
-        ----------
-        embedding : UnitRows of shape (N, p)
-            f.
-        around : Pairs
-            E pairs of all hops. Centre v at the h-th hop has the number (h − 1) N + v.
-        num_hops : int
-            Number of hops L.
-
-        Returns
-        -------
-        Tensor of shape (E,)
-            Weight of each pair; sums to 1 over the pairs of a centre.
+        ``embedding`` (N, p) is f, and ``around`` are the E pairs of all L = ``num_hops``
+        hops. Centre v at the h-th hop has the number (h − 1) N + v. The weights of a
+        centre's pairs sum to 1.
         """
         raise NotImplementedError
 
 
 class AdditiveScorer(Scorer):
-    """Attention by a sum of scores.
+    """Attention by a sum of scores, for embeddings of a ``width`` p.
 
     ``w_vu ∝ exp(LeakyReLU(s₁·f(x_u) + s₂·f(x_v) + s₃·mean of f over v's neighbours))``.
-
-    Parameters
-    ----------
-    width : int
-        Embedding width p.
 
     Notes
     -----

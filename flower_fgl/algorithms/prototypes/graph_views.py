@@ -45,23 +45,10 @@ def confident_labels(
 def confidence_means(
     embedding: Tensor, classes: Tensor, confidence: Tensor, num_classes: int
 ) -> Tensor:
-    """Average embeddings by class, weighted by confidence: FGGP's prototypes.
+    """Average embeddings by class, weighted by confidence: FGGP's prototypes (C, p).
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h.
-    classes : Tensor of shape (N,), int64
-        Class of each node.
-    confidence : Tensor of shape (N,), float32, positive
-        Weight of each node.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C, p), float32
-        Zero for a class without nodes.
+    h is ``embedding`` (N, p); ``classes`` and ``confidence`` (N,) are each node's class
+    and weight, positive. Zero for a class without nodes.
     """
     total = index_sum(confidence, classes, num_classes)
     weight = (confidence / total[classes])[:, None]
@@ -71,9 +58,10 @@ def confidence_means(
 def view_contrast(
     first: Tensor, second: Tensor, present: Tensor, *, tau: float
 ) -> Tensor:
-    """Align the class prototypes of both views of each client by InfoNCE.
+    """Align the class prototypes of both views of each client by InfoNCE: (K,).
 
-    ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``
+    ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``, 0 for a single
+    class.
 
     Parameters
     ----------
@@ -82,12 +70,6 @@ def view_contrast(
     present : Tensor of shape (K, C), bool
         Classes of each client, at least one.
     tau : float, positive
-        Temperature.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        0 for a single class.
     """
     across = F.normalize(first, dim=2).transpose(1, 2)
     similarity = torch.bmm(F.normalize(second, dim=2), across) / tau
@@ -137,21 +119,11 @@ def edge_scores(embedding: Tensor, pairs: Tensor) -> Tensor:
 
 
 def resample_edges(logits: Tensor, noise: Tensor, *, tau: float) -> Tensor:
-    """Draw relaxed edges by Gumbel noise, ``σ((z + g_1 − g_2)/τ)``.
+    """Draw relaxed edges by Gumbel noise: weights ``σ((z + g_1 − g_2)/τ)`` (M,).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (M,), float32
-        z; an edge exists with probability σ(z).
-    noise : Tensor of shape (M,), float32, in [0, 1]
-        Uniform; its logit is the difference of two Gumbel variables.
-    tau : float, positive
-        Temperature; near 0 the result is near 0 or 1.
-
-    Returns
-    -------
-    Tensor of shape (M,), in [0, 1]
-        Edge weights, with gradient.
+    z are ``logits`` (M,); an edge exists with probability σ(z). ``noise`` (M,) is uniform
+    in [0, 1]; its logit is the difference of two Gumbel variables. For τ near 0 the
+    weights, which have a gradient, are near 0 or 1.
     """
     return torch.sigmoid((logits + torch.logit(noise, eps=1e-6)) / tau)
 
@@ -161,24 +133,18 @@ def edge_loss(embedding: Tensor, pairs: Tensor, client: Tensor, real: Tensor) ->
 
     ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, with weight (T−E)/E for
     positive pairs and ``norm = T / (2(T−E))``, for E edges among T pairs. This is half
-    the mean over the edges plus half the mean over the other pairs.
+    the mean over the edges plus half the mean over the other pairs: (K,), a half without
+    pairs is omitted.
 
     Parameters
     ----------
-    embedding : Tensor of shape (K, n, p), float32
-        h, with gradient.
+    embedding, real : Tensor of shape (K, n, p), float32, and (K, n), bool
+        h, with gradient, and the rows that are nodes, the first of each client.
     pairs : Tensor of shape (2, E), int64
         Edges of the union graphs as returned by :func:`union_pairs`, as rows of the
         flattened embedding (K·n, p).
     client : Tensor of shape (E,), int64
         Client of each edge.
-    real : Tensor of shape (K, n), bool
-        Rows that are nodes, the first of each client.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        0 without pairs; a half without pairs is omitted.
 
     Notes
     -----

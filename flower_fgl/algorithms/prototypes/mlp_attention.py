@@ -28,20 +28,15 @@ BLOCK = 4096
 class NeighbourScorer(Scorer):
     """Attention by an MLP of neighbour, centre and the neighbours' mean.
 
-    ``w_vu ∝ exp(MLP([f(x_u) ‖ f(x_v) ‖ mean of f over v's neighbours]))``.
-
-    Parameters
-    ----------
-    width : int
-        Embedding width p.
+    ``w_vu ∝ exp(MLP([f(x_u) ‖ f(x_v) ‖ mean of f over v's neighbours]))`` for embeddings
+    of a ``width`` p.
 
     Notes
     -----
-    1. The paper feeds all neighbours into one MLP, whose width would depend on the
-       node. Here the mean replaces them.
-    2. The first layer is applied once per node and summed per pair, which is
-       equivalent. The last layer starts at 0: all neighbours have equal initial
-       weights.
+    1. The paper feeds all neighbours into one MLP, whose width would depend on the node.
+       Here the mean replaces them.
+    2. The first layer is applied once per node and summed per pair, which is equivalent.
+       The last layer starts at 0: all neighbours have equal initial weights.
     """
 
     def __init__(self, width: int) -> None:
