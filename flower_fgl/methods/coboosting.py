@@ -1,8 +1,4 @@
-"""Settings and row of Co-Boosting.
-
-Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting",
-ICLR 2024.
-"""
+"""Settings and row of Co-Boosting, see ``algorithms.coboosting``."""
 
 from __future__ import annotations
 

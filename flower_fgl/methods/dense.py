@@ -1,7 +1,4 @@
-"""Settings and row of DENSE.
-
-Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
-"""
+"""Settings and row of DENSE, see ``algorithms.dense``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of F²L.
-
-Wang et al., "Federated Few-shot Learning", KDD 2023.
-"""
+"""Settings and row of F²L, see ``algorithms.f2l``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of FedAux.
-
-Zhuo, Zhan and Yu, "FedAux", NeurIPS 2025.
-"""
+"""Settings and row of FedAux, see ``algorithms.fedaux``."""
 
 from __future__ import annotations
 

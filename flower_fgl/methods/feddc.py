@@ -1,8 +1,4 @@
-"""Settings and row of FedDC.
-
-Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
-Correction", CVPR 2022.
-"""
+"""Settings and row of FedDC, see ``algorithms.feddc``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Settings and row of FedGCN.
-
-Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
-Convolutional Networks", NeurIPS 2023.
-"""
+"""Settings and row of FedGCN, see ``algorithms.fedgcn``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Settings and row of FedGen.
-
-Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
-ICML 2021.
-"""
+"""Settings and row of FedGen, see ``algorithms.fedgen``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of FedIIH.
-
-Yu et al., "FedIIH", AAAI 2025.
-"""
+"""Settings and row of FedIIH, see ``algorithms.fediih``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Settings and row of FedNH.
-
-Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
-AAAI 2023.
-"""
+"""Settings and row of FedNH, see ``algorithms.fednh``."""
 
 from __future__ import annotations
 

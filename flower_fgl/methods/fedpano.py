@@ -1,8 +1,4 @@
-"""Settings and row of FedPANO.
-
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-"""
+"""Settings and row of FedPANO, see ``algorithms.fedpano``."""
 
 from __future__ import annotations
 

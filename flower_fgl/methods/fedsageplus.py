@@ -1,8 +1,4 @@
-"""Settings and row of FedSage+.
-
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
-2021.
-"""
+"""Settings and row of FedSage+, see ``algorithms.fedsageplus``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of FedSST.
-
-"FedSST", CVPR 2026.
-"""
+"""Settings and row of FedSST, see ``algorithms.fedsst``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Settings and row of FedStar.
-
-Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
-AAAI 2023.
-"""
+"""Settings and row of FedStar, see ``algorithms.fedstar``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of FGSSL.
-
-Huang et al., "Federated Graph Semantic and Structural Learning", IJCAI 2023.
-"""
+"""Settings and row of FGSSL, see ``algorithms.fgssl``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Settings and row of SCAFFOLD.
-
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020.
-"""
+"""Settings and row of SCAFFOLD, see ``algorithms.scaffold``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of TopFGL.
-
-"TopFGL", ICDE 2026.
-"""
+"""Settings and row of TopFGL, see ``algorithms.topfgl``."""
 
 from __future__ import annotations
 

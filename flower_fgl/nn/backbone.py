@@ -318,16 +318,10 @@ def copy_network(
     """Copy a network as ``copy.deepcopy`` does, in a tenth of the time.
 
     Most of the time of ``deepcopy`` goes to the empty tables of hooks of every module.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Network whose parameters are leaves.
-    memo : dict of int to object, optional
-        Copies by the ``id`` of the original, as in ``deepcopy``; completed in place.
-    is_empty : bool
-        Whether the copy gets trainable parameters on the CPU without values, for a
-        network whose parameters have none (``meta`` tensors).
+    Parameters are leaves. ``memo`` are copies by the ``id`` of the original, as in
+    ``deepcopy``; completed in place. If it ``is_empty``, the copy gets trainable
+    parameters on the CPU without values, for a network whose parameters have none
+    (``meta`` tensors).
     """
     memo = {} if memo is None else memo
     if id(network) in memo:

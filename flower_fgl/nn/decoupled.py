@@ -216,24 +216,12 @@ class GAMLP(Backbone):
 def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Weight each hop by comparing it with the mixture of the previous hops, GAMLP.
 
-    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k
-    mixes the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights are
-    softmax(e_0..e_K).
-
-    Parameters
-    ----------
-    hops : Tensor of shape (K + 1, N, p), float
-        x_0, …, x_K.
-    weight : Tensor of shape (1, 2p), float
-        s: the part for the history, then the part for the hop.
-    bias : Tensor of shape (1,), float
-        b. For stacked clients all three have one more dimension, before the last two of
-        ``hops`` and ``weight``.
-
-    Returns
-    -------
-    Tensor of shape (K + 1, N)
-        Positive, summing to 1 over the hops.
+    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k mixes
+    the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights (K + 1, N) are
+    softmax(e_0..e_K). ``hops`` (K + 1, N, p) are x_0 to x_K, ``weight`` (1, 2p) is s, the
+    part for the history, then the part for the hop, and ``bias`` (1,) b. For stacked
+    clients all three have one more dimension, before the last two of ``hops`` and
+    ``weight``.
 
     Notes
     -----

@@ -12,14 +12,9 @@ __all__ = ["RecordingBackbone"]
 
 
 class RecordingBackbone(Backbone):
-    """Wrap a backbone and keep the embedding of its last forward pass.
+    """Wrap a backbone, not copied, and keep the embedding of its last forward pass.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Its parameters are shared, not copied.
-    extra : torch.nn.Module, optional
-        Module that the same optimizer trains, e.g. an attention scorer.
+    ``extra`` is a module that the same optimizer trains, e.g. an attention scorer.
 
     Notes
     -----

@@ -43,10 +43,7 @@ class DotDecoder(nn.Module):
 class MLPDecoder(nn.Module):
     """Score a pair by a network of two layers on the product of its embeddings.
 
-    Parameters
-    ----------
-    channels : int
-        Width p of the embeddings and of the hidden layer.
+    ``channels`` is the width p of the embeddings and of the hidden layer.
 
     Notes
     -----
@@ -113,25 +110,20 @@ def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
 
 
 def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
-    """Find the sides of the nodes, and whether the graph is bipartite.
+    """Find the sides of the nodes, (N,), int64, and whether the graph is bipartite.
 
-    Undirected ``edges`` (2, E) are given once or in both directions.
-
-    Returns
-    -------
-    Tensor of shape (N,), int64
-        Number of each node's side. A connected component without odd cycles has two, an
-        isolated node has its own. In any other component all nodes have the same.
-    bool
-        Whether no component has an odd cycle, and there are at least ``MIN_CYCLES``
-        independent cycles. A forest has none: it says nothing about sides.
+    Undirected ``edges`` (2, E) are given once or in both directions. A connected
+    component without odd cycles has two sides, an isolated node has its own. In any other
+    component all nodes have the same side. The graph is bipartite if no component has an
+    odd cycle, and there are at least ``MIN_CYCLES`` independent cycles: a forest has none
+    and says nothing about sides.
 
     Notes
     -----
-    1. In the bipartite double cover each node v has two copies, and each edge (u, v) joins
-       one copy of u with the other copy of v. A walk from one copy of a node to another
-       node's same copy has an even number of edges. The copies of a node are connected if
-       and only if its component has an odd cycle.
+    1. In the bipartite double cover each node v has two copies, and each edge (u, v)
+       joins one copy of u with the other copy of v. A walk from one copy of a node to
+       another node's same copy has an even number of edges. The copies of a node are
+       connected if and only if its component has an odd cycle.
     """
     row, col = edges.numpy()
     cover = scipy.sparse.coo_array(
@@ -155,14 +147,14 @@ def draw_negatives(
     generator: torch.Generator,
     side: Tensor | None = None,
 ) -> Tensor:
-    """Draw distinct pairs of different nodes that are not known, uniformly.
+    """Draw distinct pairs of different nodes that are not known, uniformly: (2, n).
 
     Parameters
     ----------
     known : Tensor of shape (E,), int64
         Codes of known undirected pairs, see :func:`pair_codes`.
     num_nodes, number : int
-        N, and the pairs to draw.
+        N, and n, the pairs to draw; all pairs that are not known if they are fewer.
     generator : torch.Generator
         CPU generator.
     side : Tensor of shape (N,), int64, optional
@@ -172,8 +164,7 @@ def draw_negatives(
     Returns
     -------
     Tensor of shape (2, n), int64
-        Pairs (smaller node, larger node), in random order; n is ``number``, or the number
-        of all pairs that are not known if that is smaller.
+        Pairs (smaller node, larger node), in random order.
     """
     known = torch.unique(known)
     between = None if side is None else _PairsBetween(side)

@@ -37,32 +37,13 @@ class LayeredNet(Backbone):
         return encoder, self.make_layer(hidden, num_classes, is_last=True)
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Construct a layer.
-
-        Parameters
-        ----------
-        width, out : int
-            Input and output channels.
-        is_last : bool
-            Whether it is the head.
-        """
+        """Construct a layer of input and output channels; ``is_last`` is the head."""
         raise NotImplementedError
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Run a layer, without activation.
+        """Run a layer of :meth:`make_layer`, without activation: (N, out).
 
-        Parameters
-        ----------
-        layer : torch.nn.Module
-            A layer that :meth:`make_layer` returned.
-        graph : GraphInput
-            Graph with N nodes.
-        h : Tensor of shape (N, width), float, or None
-            Node representations; ``None`` for the graph's features.
-
-        Returns
-        -------
-        Tensor of shape (N, out)
+        ``h`` are node representations (N, width), or ``None`` for the graph's features.
         """
         raise NotImplementedError
 

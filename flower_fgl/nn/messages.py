@@ -37,13 +37,9 @@ class Ways(NamedTuple):
 class Messages:
     """Edges from source to target with features, sorted by target.
 
-    Parameters
-    ----------
-    index : Tensor of shape (2, M), int64
-        Source and target of each edge, in any order. Two nodes may have several edges, and
-        a node edges to itself.
-    x : Tensor of shape (M, a), float
-        Features of the edges; a may be 0.
+    ``index`` (2, M), int64, are source and target of each edge, in any order. Two nodes
+    may have several edges, and a node edges to itself. ``x`` (M, a) are the features of
+    the edges; a may be 0.
     """
 
     def __init__(self, index: Tensor, x: Tensor) -> None:

@@ -33,18 +33,9 @@ class Operator(Protocol):
     """A matrix that multiplies node representations from the left."""
 
     def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply a matrix and add a bias to every row.
+        """Multiply ``dense`` (N, p) to (M, p) and add ``bias`` (p,) to every row.
 
-        Parameters
-        ----------
-        dense : Tensor of shape (N, p)
-            Strided; may require grad.
-        bias : Tensor of shape (p,), optional
-            May require grad.
-
-        Returns
-        -------
-        Tensor of shape (M, p)
+        Both may require grad.
         """
 
 
@@ -270,19 +261,9 @@ def _multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
 class EdgePattern:
     """Positions of the entries of sparse matrices whose values change or train.
 
+    ``row`` and ``column`` (n,) of matrices (M, N) are in any order; the values are sorted
+    by row and column, and ``order`` (n,) is the given entry at each place of them.
     Products read the rows of the dense matrices in place and store no row per entry.
-
-    Parameters
-    ----------
-    row, column : Tensor of shape (n,), int64
-        Position of each entry, in any order.
-    shape : (int, int)
-        Rows M and columns N.
-
-    Attributes
-    ----------
-    order : Tensor of shape (n,), int64
-        The given entry at each place of the values, which are sorted by row and column.
     """
 
     def __init__(self, row: Tensor, column: Tensor, shape: tuple[int, int]) -> None:
@@ -374,22 +355,13 @@ class _EdgeSums(torch.autograd.Function):
 
 
 class EdgeOperator:
-    """A sparse matrix given by its entries, differentiable in their values.
-
-    Parameters
-    ----------
-    row, column : Tensor of shape (n,), int64
-        Position of each entry.
-    value : Tensor of shape (n,), float
-        The entries; may require grad.
-    num_rows : int
-        Number of rows M.
+    """A sparse matrix given by its entries (n,), differentiable in their values.
 
     Notes
     -----
-    1. Each product gathers and scatters one row per entry and takes n·p floats of
-       memory. Use it for small graphs with learnable weights, and
-       :class:`SparseOperator` for constant matrices.
+    1. Each product gathers and scatters one row per entry and takes n·p floats of memory.
+       Use it for small graphs with learnable weights, and :class:`SparseOperator` for
+       constant matrices.
     """
 
     def __init__(
