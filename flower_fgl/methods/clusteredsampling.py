@@ -1,7 +1,5 @@
 """Settings and row of clustered sampling, see ``algorithms.clusteredsampling``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

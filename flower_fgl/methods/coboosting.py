@@ -1,7 +1,5 @@
 """Settings and row of Co-Boosting, see ``algorithms.coboosting``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option

@@ -1,7 +1,5 @@
 """Settings and row of DENSE, see ``algorithms.dense``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Settings and row of F²L, see ``algorithms.f2l``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -4,15 +4,13 @@ Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Lea
 AAAI 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from flower_fgl.core.options import Scalar, option
+from flower_fgl.methods import fedavg
 from flower_fgl.methods.fedavg import FedAvgSettings
-from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedALASettings"]
 
@@ -37,19 +35,12 @@ class FedALASettings(FedAvgSettings):
     )
 
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="fedala",
     paper="Zhang et al., AAAI 2023",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
     settings=FedALASettings,
-    payload="4P up, 4P down",
-    additive=True,
-    robust=True,
-    predicts_links=True,
-    weighs_classes=True,
-    multi_label=True,
-    numbers=True,
-    reads_messages=True,
-    samples_neighbors=True,
+    keeps_first_layer=False,
+    keeps_head=False,
 )

@@ -1,7 +1,5 @@
 """Settings and row of FedGen, see ``algorithms.fedgen``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -1,7 +1,5 @@
 """Settings and row of FedIIH, see ``algorithms.fediih``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

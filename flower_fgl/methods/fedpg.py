@@ -3,8 +3,6 @@
 Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Settings and row of FedSage+, see ``algorithms.fedsageplus``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

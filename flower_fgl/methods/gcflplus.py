@@ -1,7 +1,5 @@
 """Settings and row of GCFL+, see ``algorithms.gcflplus``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
