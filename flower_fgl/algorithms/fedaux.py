@@ -65,6 +65,8 @@ def kernel_smooth(
 ) -> Tensor:
     """Compute z_i = Σ_j κ_ij h_j / Σ_j κ_ij with κ_ij = exp(−(s_i − s_j)²/σ²): (N, p).
 
+    The rows of κ are normalised by a softmax, which has no underflow: κ_ii = 1.
+
     Parameters
     ----------
     scores, h : Tensor of shape (N,) and (N, p), float32
@@ -73,10 +75,6 @@ def kernel_smooth(
     chunk : int, positive
         Rows computed at once. With more nodes the backward pass computes the kernel
         again, so that N² numbers are never stored.
-
-    Notes
-    -----
-    1. The rows of κ are normalised by a softmax, which has no underflow: κ_ii = 1.
     """
 
     def rows(some: Tensor) -> Tensor:

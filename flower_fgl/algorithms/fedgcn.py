@@ -41,20 +41,12 @@ ONE_STEP = (0.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class OwnedEdges:
-    """All edges of a client's nodes.
+    """All edges of a client's N nodes, whose identifiers are ``ids`` (N,).
 
-    Parameters
-    ----------
-    inside : Tensor of shape (2, 2E), int64
-        Edges among the client's N nodes, both directions, without self-loops.
-    own : Tensor of shape (m,), int64
-        The client's end of each edge to another client.
-    other : Tensor of shape (m,), int64
-        The other end of it, as a position in ``outside``.
-    outside : Tensor of shape (h,), int64
-        Identifiers of the h outside neighbours, ascending.
-    ids : Tensor of shape (N,), int64
-        Identifiers of the client's own nodes.
+    ``inside`` (2, 2E) are the edges among them, both directions, without self-loops.
+    ``own`` (m,) is the client's end of each edge to another client, and ``other`` (m,)
+    the other end, as a position in ``outside`` (h,), the ascending identifiers of the h
+    outside neighbours.
     """
 
     inside: Tensor
@@ -93,13 +85,9 @@ def listed_nodes(edges: OwnedEdges, *, min_outside: int, hops: int) -> Tensor:
 def partial_sums(x: Tensor, edges: OwnedEdges, own: Tensor, other: Tensor) -> Tensor:
     """Compute c_k(v), what a client knows of the sum of each node v: (b + o, d).
 
-    Parameters
-    ----------
-    x, edges : Tensor of shape (N, d), float32, and OwnedEdges
-        Features of the own nodes, strided or sparse CSR, and the client's edges.
-    own, other : Tensor of shape (b,) and (o,), int64
-        Own nodes, and positions in ``edges.outside`` of outside nodes, whose sums are
-        required. The sums of the own nodes come first.
+    ``x`` (N, d), strided or sparse CSR, are the features of the own nodes. The sums are
+    those of the own nodes ``own`` (b,), then those of the outside nodes at the positions
+    ``other`` (o,) of ``edges.outside``.
     """
     scaled = _scaled(x, edges)
     inner = _closed(edges).matmul(scaled)[own]
@@ -129,12 +117,9 @@ class SummedGraph(GraphInput):
     """A graph whose features are the rows of ÂX, and whose operator is Â.
 
     ``sums`` (M, d) are (ÂX)_v of each node; ``edge_index`` (2, E) has one self-loop per
-    node, and ``weight`` (E,) are the entries of Â.
-
-    Notes
-    -----
-    1. Only the first layer of a GCN reads the features, and it takes them as propagated
-       already. Another backbone would propagate them again, which raises an error.
+    node, and ``weight`` (E,) are the entries of Â. Only the first layer of a GCN reads
+    the features, and it takes them as propagated already. Another backbone would
+    propagate them again, which raises an error.
     """
 
     def __init__(self, sums: Tensor, edge_index: Tensor, weight: Tensor) -> None:

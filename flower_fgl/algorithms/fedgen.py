@@ -92,11 +92,8 @@ def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
     """Compute exp(−mean_{ab} ‖ε_a − ε_b‖²·‖x_a − x_b‖₁), both norms as means.
 
     Of ``noise`` (b, e) and the generated ``embeddings`` (b, p), with gradient; small if
-    different noise gives different embeddings.
-
-    Notes
-    -----
-    1. Each pair is computed once: it occurs as (a, b) and (b, a), and (a, a) adds 0.
+    different noise gives different embeddings. Each pair is computed once: it occurs as
+    (a, b) and (b, a), and (a, a) adds 0.
     """
     apart = F.pdist(noise).square() / noise.shape[1]
     moved = F.pdist(embeddings, p=1) / embeddings.shape[1]

@@ -35,10 +35,7 @@ def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
     Repeats R = ``iterations`` times ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s →
     t, and ``u_t^k ← normalise(x_t^k + Σ_s q_k x_s^k)``, from u = x. Each factor of ``x``
     (N, F, p) is scaled to unit length first; ``pattern`` (N, N) has the edges at (t, s).
-
-    Notes
-    -----
-    1. An iteration takes F·(E + N·p) numbers of memory.
+    An iteration takes F·(E + N·p) numbers of memory.
     """
     own = F.normalize(x, dim=2).transpose(0, 1).contiguous()  # (F, N, p)
     u = own
@@ -55,10 +52,7 @@ def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
 
     ``mean`` and ``log_variance`` (K, p) are float64; the value is the sum over the p
     dimensions. m is the Gaussian with the mean of the two means and of the two variances.
-
-    Notes
-    -----
-    1. m is no mixture, so that the value is not bounded by log 2.
+    m is no mixture, so that the value is not bounded by log 2.
     """
     variance = log_variance.exp()
     pooled = (variance[:, None] + variance[None]) / 2  # (K, K, p)

@@ -53,10 +53,8 @@ def energy_threshold(
 def rank_for(singular: Tensor, energy: float) -> int:
     """Return the smallest rank whose share of Σ s² exceeds ``energy``; s is descending.
 
-    Notes
-    -----
-    1. All ranks are kept if no smaller number exceeds the share. Some implementations
-       send an empty matrix then.
+    All ranks are kept if no smaller number exceeds the share. Some implementations send
+    an empty matrix then.
     """
     kept = singular.double().square().cumsum(0)
     below = int((kept <= energy * kept[-1]).sum())
@@ -154,11 +152,9 @@ def mutual_loss(
 class MutualPair(Backbone):
     """Teacher and student, shared, not copied, which train in one pass.
 
-    Notes
-    -----
-    1. In training mode a forward pass returns, side by side, the logits of both and
-       their hidden states, that of the student mapped by W^h. In evaluation mode it
-       returns the teacher's logits.
+    In training mode a forward pass returns, side by side, the logits of both and their
+    hidden states, that of the student mapped by W^h. In evaluation mode it returns the
+    teacher's logits.
     """
 
     def __init__(self, teacher: Backbone, student: Backbone) -> None:

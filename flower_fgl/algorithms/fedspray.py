@@ -109,12 +109,9 @@ def combine_proxies(
 ) -> Tensor:
     """Average the class proxies, weighted by the share of the class in each client: (C, q).
 
-    Parameters
-    ----------
-    old, values : Tensor of shape (C, q) and (K, C, q), float32
-        π of the round before, kept by classes that no client uploads, and uploads.
-    counts, sizes : Tensor of shape (K, C) and (K,), int64
-        n_i^c, 0 marks a missing proxy, and n_i, training nodes of each client.
+    ``old`` (C, q) is π of the round before, kept by classes that no client uploads;
+    ``values`` (K, C, q) are the uploads, ``counts`` (K, C) n_i^c, 0 marks a missing
+    proxy, and ``sizes`` (K,) n_i, the training nodes of each client.
     """
     shares = counts / sizes.clamp(min=1)[:, None]
     total = shares.sum(dim=0)

@@ -45,12 +45,8 @@ def return_probabilities(graph: GraphInput, steps: int) -> Tensor:
     """Compute the diagonals (N, steps) of (A D⁻¹)^k, k = 1 to ``steps``, of graphs.
 
     The probabilities that a random walk of k steps ends where it started; 0 for an
-    isolated node.
-
-    Notes
-    -----
-    1. Walks of different graphs never meet, so one column starts a walk in every graph of
-       a batch. There are as many columns as the largest graph has nodes.
+    isolated node. Walks of different graphs never meet, so one column starts a walk in
+    every graph of a batch. There are as many columns as the largest graph has nodes.
     """
     number = graph.num_nodes
     nodes = torch.arange(number, device=graph.device)

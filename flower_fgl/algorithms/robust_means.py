@@ -65,19 +65,10 @@ def _mean_of_middle(states: Sequence[State], number: int) -> dict[str, Tensor]:
 def krum(states: Sequence[State], attackers: int, keep: int = 1) -> list[int]:
     """Return the states closest to their n − f − 2 nearest states, Blanchard et al.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        n states, one per client, with equal names and shapes.
-    attackers, keep : int
-        Assumed number f of attackers, and number m of states to return, at least 1: 1 is
-        Krum, more is Multi-Krum.
-
-    Returns
-    -------
-    list of int
-        Indices of the m states with the smallest sums of squared distances, ascending; of
-        equal sums those with the smaller index.
+    The n ``states`` have equal names and shapes. ``attackers`` is the assumed number f,
+    and ``keep`` m the number of states to return, at least 1: 1 is Krum, more is
+    Multi-Krum. Returns the indices of the m states with the smallest sums of squared
+    distances, ascending; of equal sums those with the smaller index.
 
     Raises
     ------

@@ -34,13 +34,10 @@ def receptive_field(
     Returns the input for the network in place of ``graph``. The network then returns the
     rows of ``targets`` in their order, and each layer computes only the nodes that later
     layers need. ``None`` if the part covers most of the graph, a gradient flows to edges
-    or features, or ``graph`` is a subclass with its own form of features.
-
-    Notes
-    -----
-    1. Results equal those of the whole graph up to the order of sums: the operators keep
-       their entries, degrees included. Dropout draws for fewer nodes, so the same seed
-       gives other masks than on the whole graph.
+    or features, or ``graph`` is a subclass with its own form of features. Results equal
+    those of the whole graph up to the order of sums: the operators keep their entries,
+    degrees included. Dropout draws for fewer nodes, so the same seed gives other masks
+    than on the whole graph.
     """
     is_plain = type(graph) is GraphInput and graph.batch is None
     if not is_plain or not graph.topology.is_constant or graph.x.requires_grad:

@@ -223,10 +223,8 @@ def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     clients all three have one more dimension, before the last two of ``hops`` and
     ``weight``.
 
-    Notes
-    -----
-    1. The product with s distributes over the mixture, so each history is mixed as one
-       number per hop instead of p.
+    The product with s distributes over the mixture, so each history is mixed as one
+    number per hop instead of p.
     """
     halves = weight.view(*weight.shape[:-2], 2, -1)
     parts = hops @ halves.transpose(-1, -2)  # (K + 1, N, 2)

@@ -16,12 +16,10 @@ class RecordingBackbone(Backbone):
 
     ``extra`` is a module that the same optimizer trains, e.g. an attention scorer.
 
-    Notes
-    -----
-    1. ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels),
-       for a readout (G, hidden_channels).
-    2. ``items`` are the embedded graphs if the last input was a mini-batch of graphs,
-       numbered as in the whole batch; ``None`` if it was all nodes or graphs.
+    ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels), for
+    a readout (G, hidden_channels). ``items`` are the embedded graphs if the last input
+    was a mini-batch of graphs, numbered as in the whole batch; ``None`` if it was all
+    nodes or graphs.
     """
 
     def __init__(self, backbone: Backbone, extra: nn.Module | None = None) -> None:

@@ -78,12 +78,9 @@ class Ensemble:
     """Constant networks of K clients that predict the same nodes.
 
     ``template`` is a network of the clients' architecture, not changed, and ``states``
-    are the clients' K weights, which are copied.
-
-    Notes
-    -----
-    1. Networks that :func:`~flower_fgl.nn.stacked.can_stack` are evaluated at once, all
-       others one after the other. Both give the same predictions up to rounding.
+    are the clients' K weights, which are copied. Networks that
+    :func:`~flower_fgl.nn.stacked.can_stack` are evaluated at once, all others one after
+    the other. Both give the same predictions up to rounding.
     """
 
     def __init__(

@@ -272,14 +272,9 @@ class GraphInput:
         return out
 
     def pool(self, h: Tensor, how: Pooling) -> Tensor:
-        """Aggregate the nodes of each graph.
+        """Aggregate the rows of ``h`` (N, p) of each graph: (G, p).
 
-        Parameters
-        ----------
-        h : Tensor of shape (N, p), float
-            Node representations.
-        how : {"sum", "mean"}
-            Aggregation; the result (G, p) is zero for a graph without nodes.
+        A graph without nodes has zeros.
 
         Raises
         ------

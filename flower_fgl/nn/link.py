@@ -43,11 +43,8 @@ class DotDecoder(nn.Module):
 class MLPDecoder(nn.Module):
     """Score a pair by a network of two layers on the product of its embeddings.
 
-    ``channels`` is the width p of the embeddings and of the hidden layer.
-
-    Notes
-    -----
-    1. The elementwise product makes the score the same for both directions of a pair.
+    ``channels`` is the width p of the embeddings and of the hidden layer. The elementwise
+    product makes the score the same for both directions of a pair.
     """
 
     def __init__(self, channels: int) -> None:
@@ -65,12 +62,9 @@ class EdgeDecoder(nn.Module):
     """Classify an edge by a network of two layers on both ends and the edge's features.
 
     ``channels`` is the width p of the embeddings and of the hidden layer; there are
-    ``num_features`` a, at least 0, and C classes.
-
-    Notes
-    -----
-    1. The ends are concatenated in the order source, target: an edge has a direction here,
-       whatever the direction in which messages are passed.
+    ``num_features`` a, at least 0, and C classes. The ends are concatenated in the order
+    source, target: an edge has a direction here, whatever the direction in which messages
+    are passed.
     """
 
     def __init__(self, channels: int, num_features: int, num_classes: int) -> None:
@@ -118,12 +112,10 @@ def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
     odd cycle, and there are at least ``MIN_CYCLES`` independent cycles: a forest has none
     and says nothing about sides.
 
-    Notes
-    -----
-    1. In the bipartite double cover each node v has two copies, and each edge (u, v)
-       joins one copy of u with the other copy of v. A walk from one copy of a node to
-       another node's same copy has an even number of edges. The copies of a node are
-       connected if and only if its component has an odd cycle.
+    In the bipartite double cover each node v has two copies, and each edge (u, v) joins
+    one copy of u with the other copy of v. A walk from one copy of a node to another
+    node's same copy has an even number of edges. The copies of a node are connected if
+    and only if its component has an odd cycle.
     """
     row, col = edges.numpy()
     cover = scipy.sparse.coo_array(
@@ -147,24 +139,22 @@ def draw_negatives(
     generator: torch.Generator,
     side: Tensor | None = None,
 ) -> Tensor:
-    """Draw distinct pairs of different nodes that are not known, uniformly: (2, n).
+    """Draw distinct pairs of different nodes that are not known, uniformly.
+
+    Returns pairs (2, n) of (smaller node, larger node), in random order; n is ``number``,
+    or the number of all pairs that are not known if that is smaller.
 
     Parameters
     ----------
     known : Tensor of shape (E,), int64
         Codes of known undirected pairs, see :func:`pair_codes`.
     num_nodes, number : int
-        N, and n, the pairs to draw; all pairs that are not known if they are fewer.
+        N, and the pairs to draw.
     generator : torch.Generator
         CPU generator.
     side : Tensor of shape (N,), int64, optional
         Side of each node of a bipartite graph, see :func:`graph_sides`: two nodes of one
         side are no pair. By default any two nodes are.
-
-    Returns
-    -------
-    Tensor of shape (2, n), int64
-        Pairs (smaller node, larger node), in random order.
     """
     known = torch.unique(known)
     between = None if side is None else _PairsBetween(side)

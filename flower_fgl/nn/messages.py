@@ -124,11 +124,8 @@ def edge_messages(h: Tensor, edges: Messages, layer: nn.Linear) -> Tensor:
     """Compute ``Σ_{(j→i)} ReLU(h_j + W_e x + b_e)``, the sum in PyG's ``GINEConv``.
 
     ``h`` is (N, p), as is the result, and ``layer`` maps the features of edges (M, a) to
-    (M, p).
-
-    Notes
-    -----
-    1. More than 2^27 numbers are computed in parts, again for the gradient of each part.
+    (M, p). More than 2^27 numbers are computed in parts, again for the gradient of each
+    part.
     """
     most = max(1, MOST_NUMBERS // h.shape[1])
     number = edges.index.shape[1]

@@ -24,10 +24,8 @@ returns a module that maps ``x`` (N, in_channels) and ``edge_index`` (2, E) to e
 class ModuleBackbone(Backbone):
     """A module of another library as the encoder, and a linear classifier.
 
-    Notes
-    -----
-    1. The module gets dense features. Each graph's are made dense once.
-    2. Nothing follows the module's output but the classifier: no activation, no dropout.
+    The module gets dense features. Each graph's are made dense once. Nothing follows the
+    module's output but the classifier: no activation, no dropout.
     """
 
     min_layers = 1

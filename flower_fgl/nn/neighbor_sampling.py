@@ -109,14 +109,12 @@ class NeighborSampler:
 
     The graph has no edge weights that require grad.
 
-    Notes
-    -----
-    1. The entries that a node's row of an operator keeps are multiplied by the node's
-       degree over their number. A row times any representations is then unbiased. The
-       entry of the node itself is always kept. The network's nonlinear functions make its
-       output biased, as in any neighbour sampling.
-    2. The first layer reads propagated features. Of strided features they are computed
-       once for the whole graph, so that this layer is exact and draws nothing.
+    The entries that a node's row of an operator keeps are multiplied by the node's degree
+    over their number. A row times any representations is then unbiased. The entry of the
+    node itself is always kept. The network's nonlinear functions make its output biased,
+    as in any neighbour sampling. The first layer reads propagated features. Of strided
+    features they are computed once for the whole graph, so that this layer is exact and
+    draws nothing.
     """
 
     def __init__(self, graph: GraphInput) -> None:

@@ -45,12 +45,9 @@ def csr_matrix(
     """Sort entries into a CSR matrix with the narrowest index type that fits.
 
     ``row``, ``column`` and ``value`` (n,) are in any order; products add up entries at
-    one position. Indices are int32, or int64 beyond 2³¹ − 1.
-
-    Notes
-    -----
-    1. The kernels of CPU (MKL) and GPU (cuSPARSE) accept int32 indices without
-       conversion; these take a third less memory than int64.
+    one position. Indices are int32, or int64 beyond 2³¹ − 1. The kernels of CPU (MKL) and
+    GPU (cuSPARSE) accept int32 indices without conversion; these take a third less memory
+    than int64.
     """
     order, start, column = _sorted_rows(row, column, shape)
     return narrow_csr(start, column, value[order], shape)
@@ -97,11 +94,8 @@ def transpose_csr(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Transpose a CSR matrix (M, N), given by the parts of :func:`narrow_csr`, on the CPU.
 
-    Columns may be in any order within a row. The parts of the result are sorted.
-
-    Notes
-    -----
-    1. SciPy counts the entries of each column: linear time, a tenth of that of sorting.
+    Columns may be in any order within a row. The parts of the result are sorted. SciPy
+    counts the entries of each column: linear time, a tenth of that of sorting.
     """
     parts = (value.numpy(), column.numpy(), start.numpy())
     turned = scipy.sparse.csr_array(parts, shape=shape).tocsc()
@@ -130,16 +124,14 @@ def _pass_beta_warning() -> None:
 class SparseOperator:
     """A constant sparse matrix and its transpose, which the backward pass needs.
 
+    The first backward pass computes the transpose, once. A symmetric matrix serves as its
+    own transpose and is stored once. torch's own backward of a CSR product transposes in
+    every pass.
+
     Parameters
     ----------
     matrix : Tensor of shape (M, N), sparse CSR
         Must not be changed afterwards.
-
-    Notes
-    -----
-    1. The first backward pass computes the transpose, once. A symmetric matrix serves
-       as its own transpose and is stored once. torch's own backward of a CSR product
-       transposes in every pass.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -357,11 +349,9 @@ class _EdgeSums(torch.autograd.Function):
 class EdgeOperator:
     """A sparse matrix given by its entries (n,), differentiable in their values.
 
-    Notes
-    -----
-    1. Each product gathers and scatters one row per entry and takes n·p floats of memory.
-       Use it for small graphs with learnable weights, and :class:`SparseOperator` for
-       constant matrices.
+    Each product gathers and scatters one row per entry and takes n·p floats of memory.
+    Use it for small graphs with learnable weights, and :class:`SparseOperator` for
+    constant matrices.
     """
 
     def __init__(
@@ -388,16 +378,12 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
 def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
     """Store the weights that multiply sparse features in column-major order.
 
-    A sparse matrix times a transposed weight, and its gradient, then need no
-    transposing copy. With thousands of features these copies take longer than the
-    products. Values, shapes and results stay the same. Call this before an optimizer is
-    constructed; weights of shape (·, num_features) are changed in place.
-
-    Notes
-    -----
-    1. Fused optimizers read tensors in memory order. Moments and gradients set by hand
-       must therefore have the layout of their parameter; autograd and the optimizer
-       ensure this for the ones that they create.
+    A sparse matrix times a transposed weight, and its gradient, then need no transposing
+    copy. With thousands of features these copies take longer than the products. Values,
+    shapes and results stay the same. Call this before an optimizer is constructed;
+    weights of shape (·, num_features) are changed in place. Fused optimizers read tensors
+    in memory order. Moments and gradients set by hand must therefore have the layout of
+    their parameter; autograd and the optimizer ensure this for the ones that they create.
     """
     for parameter in model.parameters():
         if parameter.dim() == 2 and parameter.shape[1] == num_features:

@@ -29,6 +29,9 @@ TINY = 1e-12
 def signed_messages(alike: Tensor, e: Tensor, slope: Tensor, *, beta: float) -> Tensor:
     """Compute ½ (softmax(PReLU(S) E) − softmax(PReLU(−S) E) + E): logits (N, C).
 
+    S has the entries of :func:`signed_products`. With its positive part S⁺ and its
+    negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E.
+
     Parameters
     ----------
     alike : Tensor of shape (N, N), bool or float
@@ -36,11 +39,6 @@ def signed_messages(alike: Tensor, e: Tensor, slope: Tensor, *, beta: float) -> 
     e, slope : Tensor of shape (N, C) and (1,), float
         E, and slope a of PReLU below 0.
     beta : float in [0, 1]
-
-    Notes
-    -----
-    1. S has the entries of :func:`signed_products`. With its positive part S⁺ and its
-       negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E.
     """
     unit = F.normalize(e.softmax(dim=1), dim=1)
     positive, negative = signed_products(unit, e, alike, beta=beta)

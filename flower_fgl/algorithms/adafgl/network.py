@@ -43,11 +43,8 @@ def adafgl_loss(out: Outputs, soft: Tensor, index: Tensor, labels: Tensor) -> Te
     """Compute CE + MSE of the homophily head, and three CE of the heterophily head.
 
     ``soft`` (N, C) is Y; ``index`` and ``labels`` (n,) are training nodes and their
-    classes.
-
-    Notes
-    -----
-    1. No parameter belongs to both heads, so that one loss trains them as two would.
+    classes. No parameter belongs to both heads, so that one loss trains them as two
+    would.
     """
     entropies = [F.cross_entropy(logits[index], labels) for logits in out]
     return torch.stack(entropies).sum() + F.mse_loss(out.smooth, soft)
@@ -84,12 +81,9 @@ class _Constants(NamedTuple):
 class AdaFGLNet(Backbone):
     """The frozen federated model ``extractor``, and the heads of the second step.
 
-    Notes
-    -----
-    1. For N nodes it takes N² numbers of memory in each of about five tensors, once;
-       training takes blocks of them.
-    2. Matrices of a graph are computed at its first use: the state of the extractor and
-       the graph must not change afterwards.
+    For N nodes it takes N² numbers of memory in each of about five tensors, once;
+    training takes blocks of them. Matrices of a graph are computed at its first use: the
+    state of the extractor and the graph must not change afterwards.
     """
 
     confidence: Tensor

@@ -227,14 +227,9 @@ def td_loss(
 ) -> Tensor:
     """Return the Huber loss of ``r + γ (1 − done) max_a' Q⁻(s', a') − Q(s, a)``.
 
-    Parameters
-    ----------
-    agent, frozen : QNetwork
-        Q, and its copy Q⁻ from the beginning of the round.
-    graph, steps : GraphInput and Steps
-        The client's graph, and a batch of m steps, which index its nodes.
-    discount : float in [0, 1)
-        γ.
+    Q is ``agent``, Q⁻ ``frozen``, its copy from the beginning of the round, and γ
+    ``discount``. ``steps`` are a batch of m steps, which index the nodes of the client's
+    ``graph``.
     """
     steps = Steps(*(column.to(graph.device) for column in steps))
     branch = steps.branch[:, None].to(graph.x.dtype)

@@ -104,6 +104,9 @@ class MaskedBranch(nn.Module):
 class TwoBranchNet(Backbone):
     """Fuse the predictions of the global and the local branch, ADPFedGNN Eq. (4)–(11).
 
+    The state of this module is the state that a client keeps: θ_i, both masks, and the
+    agent that it received last.
+
     Parameters
     ----------
     backbone, agent : Backbone, and QNetwork or None
@@ -120,11 +123,6 @@ class TwoBranchNet(Backbone):
         Whether neighbours are dropped at random, at the agent's rate.
     seed : int
         For predictions: seed of the neighbours beyond ``fanout`` and of the shuffling.
-
-    Notes
-    -----
-    1. The state of this module is the state that a client keeps: θ_i, both masks, and the
-       agent that it received last.
     """
 
     global_mask: Tensor

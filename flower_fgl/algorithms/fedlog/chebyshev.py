@@ -48,11 +48,9 @@ def interpolate(values: Tensor, arguments: Tensor, points: Points) -> Tensor:
     interval, if only by rounding, an argument is extrapolated, so that its slope is
     right.
 
-    Notes
-    -----
-    1. A function that is analytic in the ellipse with foci at the interval's ends and half
-       axes that add up to ρ half lengths has an error of the order ρ⁻ᴷ (Trefethen,
-       "Approximation Theory and Approximation Practice", Theorem 8.2).
+    A function that is analytic in the ellipse with foci at the interval's ends and half
+    axes that add up to ρ half lengths has an error of the order ρ⁻ᴷ (Trefethen,
+    "Approximation Theory and Approximation Practice", Theorem 8.2).
     """
     out: Tensor = _Interpolation.apply(values, arguments, points)  # type: ignore[no-untyped-call]
     return out

@@ -15,14 +15,10 @@ __all__ = ["SharedParts"]
 class SharedParts(nn.Module):
     """θ^g, θ^s and φ, as far as a variant sends them; the server initialises them once.
 
-    Sizes are those of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`, C is that
-    of all clients, and ``method_config`` determines which parts exist. Without
-    ``initialise`` the caller must load the encoder's parameters.
-
-    Notes
-    -----
-    1. Parameters: P_g = 2dH + H + (L − 1)(2H² + H) for GraphSAGE, P_s = HC + C,
-       P_φ = 3H² + 2H.
+    Sizes are those of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`, C is
+    that of all clients, and ``method_config`` determines which parts exist. Without
+    ``initialise`` the caller must load the encoder's parameters. Parameters: P_g = 2dH +
+    H + (L − 1)(2H² + H) for GraphSAGE, P_s = HC + C, P_φ = 3H² + 2H.
     """
 
     def __init__(

@@ -72,10 +72,8 @@ class FeatureGenerator(nn.Sequential):
 class NeighbourGenerator(nn.Module):
     """NeighGen: an encoder, dGen, fGen, and the classifier of the mended graph.
 
-    Notes
-    -----
-    1. dGen's bias starts at 1, so that its ReLU has a gradient. An output below 0 for
-       all nodes would never change.
+    dGen's bias starts at 1, so that its ReLU has a gradient. An output below 0 for all
+    nodes would never change.
     """
 
     def __init__(

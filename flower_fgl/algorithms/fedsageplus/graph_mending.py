@@ -81,14 +81,10 @@ class MendedGraph(GraphInput):
     """A graph with generated nodes, each connected to one node of the graph.
 
     ``owner`` (M,) are those nodes. The generated nodes have the features ``generated``
-    (M, d), which may require grad, and the numbers N to N + M − 1.
-
-    Notes
-    -----
-    1. The two blocks of features are projected separately and then concatenated, so
-       sparse features never become a dense matrix of N rows, except in
-       :meth:`dense_features`. Propagated features are not cached.
-    2. ``x`` holds the features of the graph's own nodes only.
+    (M, d), which may require grad, and the numbers N to N + M − 1. The two blocks of
+    features are projected separately and then concatenated, so sparse features never
+    become a dense matrix of N rows, except in :meth:`dense_features`. Propagated features
+    are not cached. ``x`` holds the features of the graph's own nodes only.
     """
 
     def __init__(self, graph: GraphInput, owner: Tensor, generated: Tensor) -> None:

@@ -73,6 +73,10 @@ def class_statistics(
 ) -> ClassStatistics:
     """Estimate mean and unbiased variance of each class, O-pFGL Eqs. (6) and (8).
 
+    Sums run in float64, in blocks of nodes; the variance is computed from deviations from
+    the mean. The mean of a class with a single node would be that node's features, and
+    its variance is undefined. Therefore ``min_count`` is at least 2.
+
     Parameters
     ----------
     x : Tensor of shape (N, D), float32
@@ -89,13 +93,6 @@ def class_statistics(
     ------
     ValueError
         If ``min_count`` is below 2, or ``classes`` does not fit ``x``.
-
-    Notes
-    -----
-    1. Sums run in float64, in blocks of nodes; the variance is computed from deviations
-       from the mean.
-    2. The mean of a class with a single node would be that node's features, and its
-       variance is undefined. Therefore ``min_count`` is at least 2.
     """
     if min_count < 2:
         raise ValueError(

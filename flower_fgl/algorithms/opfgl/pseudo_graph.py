@@ -80,13 +80,10 @@ class LinkPredictor(nn.Module):
     An MLP 2d → h → h → 1 with batch normalisation over all s² pairs and ReLU after each
     hidden layer, symmetrised: ``z_ij = (g([x_i ‖ x_j]) + g([x_j ‖ x_i])) / 2``.
 
-    Notes
-    -----
-    1. The first layer is a_i + b_j. Over all ordered pairs its mean and variance are
-       the sums of those of a and b, so its exact normalisation costs O(s·h).
-    2. Normalisation always uses the statistics of the batch, so the two layers before
-       it need no bias. With a single node there is one pair, whose normalised value is
-       the shift.
+    The first layer is a_i + b_j. Over all ordered pairs its mean and variance are the
+    sums of those of a and b, so its exact normalisation costs O(s·h). Normalisation
+    always uses the statistics of the batch, so the two layers before it need no bias.
+    With a single node there is one pair, whose normalised value is the shift.
     """
 
     def __init__(self, num_features: int, hidden_channels: int) -> None:

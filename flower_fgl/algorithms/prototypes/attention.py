@@ -29,11 +29,8 @@ TINY = 1e-12
 class UnitRows:
     """The rows of a matrix (N, p), normalised to unit length in its products.
 
-    Notes
-    -----
-    1. Equal to products with ``torch.nn.functional.normalize(rows)``. That takes several
-       matrices of the size of x for the gradient; here the lengths scale the other
-       factor.
+    Equal to products with ``torch.nn.functional.normalize(rows)``. That takes several
+    matrices of the size of x for the gradient; here the lengths scale the other factor.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -111,10 +108,8 @@ def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tenso
 class Scorer(nn.Module):
     """Base of the attentions a_k of FedPG Eq. (2★).
 
-    Notes
-    -----
-    1. No weight decay: the gradient of the attention is small, and decay would keep all
-       weights equal (5e-8 from uniform after 30 rounds).
+    No weight decay: the gradient of the attention is small, and decay would keep all
+    weights equal (5e-8 from uniform after 30 rounds).
     """
 
     @property

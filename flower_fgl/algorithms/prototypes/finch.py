@@ -23,12 +23,9 @@ def first_neighbour_clusters(points: Tensor) -> Tensor:
 
     Two points are linked if one is the other's nearest by cosine, or both have the same
     nearest point; clusters (n,), from 0, are the connected components. There is at least
-    one point. Among equally near points the first is the nearest.
-
-    Notes
-    -----
-    1. Points with the same nearest neighbour are both linked to it, so links between them
-       are redundant and omitted.
+    one point. Among equally near points the first is the nearest. Points with the same
+    nearest neighbour are both linked to it, so links between them are redundant and
+    omitted.
     """
     number = len(points)
     if number == 1:

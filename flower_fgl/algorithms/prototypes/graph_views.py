@@ -84,12 +84,8 @@ def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
     """Link each node to its ``number`` nearest nodes by cosine: node and neighbour, (2, E).
 
     Only neighbours with positive cosine, so a node with zero embedding has none. No
-    gradient flows to the embedding (N, p).
-
-    Notes
-    -----
-    1. The rows of the similarity matrix are processed in blocks: time N²p, memory of
-       one block.
+    gradient flows to the embedding (N, p). The rows of the similarity matrix are
+    processed in blocks: time N²p, memory of one block.
     """
     unit = F.normalize(embedding.detach(), dim=1)
     number = min(number, len(unit) - 1)
@@ -134,7 +130,8 @@ def edge_loss(embedding: Tensor, pairs: Tensor, client: Tensor, real: Tensor) ->
     ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, with weight (T−E)/E for
     positive pairs and ``norm = T / (2(T−E))``, for E edges among T pairs. This is half
     the mean over the edges plus half the mean over the other pairs: (K,), a half without
-    pairs is omitted.
+    pairs is omitted. A node and itself are not a pair. The n² scores and their gradient
+    are computed in blocks: time n²p, memory of one block.
 
     Parameters
     ----------
@@ -145,12 +142,6 @@ def edge_loss(embedding: Tensor, pairs: Tensor, client: Tensor, real: Tensor) ->
         flattened embedding (K·n, p).
     client : Tensor of shape (E,), int64
         Client of each edge.
-
-    Notes
-    -----
-    1. A node and itself are not a pair.
-    2. The n² scores and their gradient are computed in blocks: time n²p, memory of one
-       block.
     """
     number = real.sum(1)
     edges = torch.bincount(client, minlength=len(real))

@@ -171,6 +171,8 @@ def select_pairs(
 ) -> list[Pairs]:
     """Select the pairs for prototypes, N_c^h(v) of FedPG Sec. III-A.
 
+    Every set of ``limit`` neighbours is equally likely.
+
     Parameters
     ----------
     hops : sequence of Pairs
@@ -184,10 +186,6 @@ def select_pairs(
     mode : {"ring", "within"}
         As in :func:`~flower_fgl.algorithms.prototypes.rings.ring_pairs`; used for
         ``unlisted`` centres.
-
-    Notes
-    -----
-    1. Every set of ``limit`` neighbours is equally likely.
     """
     centres = _true_places(annotation >= 0)
     # numbers of one or two bytes: comparing them takes a fraction of the time
@@ -293,13 +291,9 @@ def draw_two_steps(
     """Draw up to ``limit`` neighbours at distance two of each of ``nodes`` with a class.
 
     ``adjacency`` are each node and its neighbours, sorted by both; undirected, without
-    loops. Other arguments are those of :func:`select_pairs`.
-
-    Notes
-    -----
-    1. Where a node's walks do not suffice, its neighbours are listed and drawn from.
-       Every set of ``limit`` neighbours is equally likely either way. Memory is that of
-       one block of walks.
+    loops. Other arguments are those of :func:`select_pairs`. Where a node's walks do not
+    suffice, its neighbours are listed and drawn from. Every set of ``limit`` neighbours
+    is equally likely either way. Memory is that of one block of walks.
     """
     size = len(classes)
     counted = None

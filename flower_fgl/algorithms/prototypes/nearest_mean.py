@@ -63,12 +63,9 @@ def held_out_loss(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor
     Each item h, a row of ``embedding`` (n, p), at least one, is once the query. The
     support of its class are the other items of the class, that of another class are all
     its items. Items that are the only one of their class are in the support only. If all
-    are, no item can be held out, and every item is classified by all means.
-
-    Notes
-    -----
-    1. The mean of a class of n items without u is at distance ``n / (n − 1)`` times that
-       of the mean with u from h_u.
+    are, no item can be held out, and every item is classified by all means. The mean of a
+    class of n items without u is at distance ``n / (n − 1)`` times that of the mean with
+    u from h_u.
     """
     logits = distance_logits(embedding, embedding, labels, num_classes)
     number = torch.bincount(labels, minlength=num_classes)[labels]

@@ -136,12 +136,9 @@ class TwoStepWalks:
         """Draw ``limit`` neighbours of each node by walks with rejection.
 
         Returns the nodes (m,) whose walks found as many, and these neighbours (m, limit).
-
-        Notes
-        -----
-        1. All walks from a node are equally likely. A walk to a node that m walks reach is
-           accepted with probability 1/m, so every neighbour is equally likely; repeated
-           neighbours are skipped.
+        All walks from a node are equally likely. A walk to a node that m walks reach is
+        accepted with probability 1/m, so every neighbour is equally likely; repeated
+        neighbours are skipped.
         """
         draws = DRAWS * limit
         shape, device = (2, len(nodes), draws), nodes.device
