@@ -94,20 +94,18 @@ class FedAuxNet(Backbone):
     """A backbone, a direction, and a linear classifier of ``[h ‖ z]`` for C classes.
 
     The backbone's :meth:`~flower_fgl.nn.Backbone.represent` gives h; its classifier is
-    dropped. ``sigma`` is σ; ``score``: see :func:`position_scores`.
+    dropped.
     """
 
-    def __init__(
-        self, backbone: Backbone, *, num_classes: int, sigma: float, score: str
-    ) -> None:
+    def __init__(self, settings: FedAuxSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
         self.readout = False
-        self.sigma, self.score = sigma, score
-        width = backbone.hidden_channels
+        self.sigma, self.score = settings.sigma, settings.score
+        self.encoder: Backbone = sized_backbone(sizes, has_linear_head=True)
+        self.encoder.classifier = nn.Identity()
+        width = self.encoder.hidden_channels
         self.hidden_channels = 2 * width
-        backbone.classifier = nn.Identity()
-        self.encoder: Backbone = backbone
-        self.classifier: nn.Linear = nn.Linear(self.hidden_channels, num_classes)
+        self.classifier: nn.Linear = nn.Linear(2 * width, sizes["num_classes"])
         self.direction = nn.Parameter(torch.randn(width))
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
@@ -121,9 +119,4 @@ def build_network(
     method_config: FedAuxSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedAuxNet:
     """Build FedAux's network of the given sizes; torch's global generator draws weights."""
-    return FedAuxNet(
-        sized_backbone(sizes, has_linear_head=True),
-        num_classes=sizes["num_classes"],
-        sigma=method_config.sigma,
-        score=method_config.score,
-    )
+    return FedAuxNet(method_config, **sizes)

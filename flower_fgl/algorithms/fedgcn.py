@@ -99,7 +99,7 @@ def partial_sums(x: Tensor, edges: OwnedEdges, own: Tensor, other: Tensor) -> Te
 
 def _scaled(x: Tensor, edges: OwnedEdges) -> Tensor:
     """Return x_u / √d̃_u of the own nodes as a dense matrix."""
-    dense = x.to_dense() if x.layout == torch.sparse_csr else x
+    dense = x.to_dense()
     return dense * degrees(edges).to(dense.dtype).rsqrt()[:, None]
 
 

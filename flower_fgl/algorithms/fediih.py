@@ -88,26 +88,16 @@ class FedIIHNet(Backbone):
     and after each routing layer.
     """
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        factors: int,
-        width: int,
-        num_layers: int,
-        iterations: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, settings: FedIIHSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
-        self.readout = False
-        self.dropout = dropout
-        self.factors, self.iterations = factors, iterations
-        self.num_routes = max(1, num_layers - 2)
-        self.num_summary_routes = 2 if num_layers > 2 else 1
-        self.hidden_channels = factors * width
-        self.encoder: nn.Linear = nn.Linear(num_features, self.hidden_channels)
-        self.classifier: nn.Linear = nn.Linear(self.hidden_channels, num_classes)
+        self.readout, self.dropout = False, sizes["dropout"]
+        self.factors, self.iterations = settings.factors, settings.iterations
+        depth = sizes["num_layers"]
+        self.num_routes = max(1, depth - 2)
+        self.num_summary_routes = 2 if depth > 2 else 1
+        self.hidden_channels = wide = settings.factors * sizes["width"]
+        self.encoder: nn.Linear = nn.Linear(sizes["num_features"], wide)
+        self.classifier: nn.Linear = nn.Linear(wide, sizes["num_classes"])
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the factors of every node, of shape (N, F·p)."""
@@ -134,12 +124,4 @@ def build_network(
     method_config: FedIIHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedIIHNet:
     """Build FedIIH's network of the given sizes; torch's global generator draws weights."""
-    return FedIIHNet(
-        num_features=sizes["num_features"],
-        num_classes=sizes["num_classes"],
-        factors=method_config.factors,
-        width=sizes["width"],
-        num_layers=sizes["num_layers"],
-        iterations=method_config.iterations,
-        dropout=sizes["dropout"],
-    )
+    return FedIIHNet(method_config, **sizes)

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedpano.model import build_encoder
-from flower_fgl.algorithms.own_network import NetworkSizes
+from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.methods.fednh import FedNHSettings
@@ -139,13 +138,8 @@ def build_network(
     method_config: FedNHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedNHNet:
     """Build FedNH's network of the given sizes; torch's global generator draws weights."""
-    encoder = build_encoder(
-        sizes["model"],
-        in_channels=sizes["num_features"],
-        hidden_channels=sizes["width"],
-        num_layers=sizes["num_layers"],
-        dropout=sizes["dropout"],
-    )
+    encoder = sized_backbone(sizes, num_classes=1, has_linear_head=True)
+    encoder.classifier = nn.Identity()
     prototypes = separate(torch.randn(sizes["num_classes"], encoder.hidden_channels))
     head = SphereHead(
         prototypes, method_config.scale, is_trained=method_config.train_scale

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.fedgen import latent_divergence
 from flower_fgl.nn import GraphInput
 
 __all__ = [
@@ -95,13 +96,7 @@ def encoder_loss(
     network : Tensor of shape (n, C), float32
         Logits of the graph network, constants.
     """
-    kept = F.kl_div(
-        with_proxy.log_softmax(dim=1),
-        network.log_softmax(dim=1),
-        reduction="batchmean",
-        log_target=True,
-    )
-    return F.cross_entropy(alone, labels) + kept
+    return F.cross_entropy(alone, labels) + latent_divergence(with_proxy, network)
 
 
 def combine_proxies(

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fedstar import FedStarSettings
 from flower_fgl.nn import Backbone, GraphInput, conv
+from flower_fgl.nn.backbone import Parts
 from flower_fgl.nn.pyg import GCNConv, GINConv
 
 __all__ = [
@@ -107,9 +108,7 @@ class FedStarNet(Backbone):
         self.walks, self.degrees = walks, degrees
         super().__init__(**sizes)
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct both channels and the classifier."""
         width = self.hidden_channels
         structure = nn.ModuleDict(

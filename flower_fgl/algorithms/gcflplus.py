@@ -14,6 +14,8 @@ Q            ``series``, gradient norms of the last rounds
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import networkx as nx
 import torch
 from torch import Tensor
@@ -71,11 +73,9 @@ def bipartition(distances: Tensor) -> tuple[list[int], list[int]]:
     least 2. Returns both parts, ascending; the first one contains client 0.
     """
     similarity = (distances.max() - distances).tolist()
-    size = len(similarity)
     graph = nx.Graph()
-    for i in range(size):
-        for j in range(i + 1, size):
-            graph.add_edge(i, j, weight=similarity[i][j])
+    for i, j in combinations(range(len(similarity)), 2):
+        graph.add_edge(i, j, weight=similarity[i][j])
     _, parts = nx.stoer_wagner(graph)
     first, second = sorted(map(sorted, parts))
     return first, second

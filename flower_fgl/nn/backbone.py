@@ -15,9 +15,12 @@ from flower_fgl.nn import conv
 from flower_fgl.nn.graph_input import GraphInput, Pooling
 from flower_fgl.nn.messages import Direction
 
-__all__ = ["Backbone", "copy_network"]
+__all__ = ["Backbone", "Parts", "copy_network"]
 
 Network = TypeVar("Network", bound=nn.Module)
+
+Parts = tuple[nn.Module, nn.Module]
+"""Encoder and classifier."""
 
 
 class Backbone(nn.Module):
@@ -161,9 +164,7 @@ class Backbone(nn.Module):
 
             self.decoder = make_decoder(link, num_classes)
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct encoder and classifier, with ``num_layers`` as in the constructor.
 
         All sizes are validated; ``hidden_channels``, ``dropout``, ``readout`` and

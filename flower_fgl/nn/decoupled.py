@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.pyg import SGConv, SSGConv
 from flower_fgl.nn.topology import graph_filter
@@ -30,9 +30,7 @@ class SGC(Backbone):
     min_layers = 1
     stacks = True
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct PyG's layer and a linear head."""
         hidden = self.hidden_channels
         self.coefficients = (0.0,) * num_layers + (1.0,)
@@ -68,9 +66,7 @@ class SSGC(SGC):
     alpha: ClassVar[float] = 0.05
     """Weight of the features themselves, as in the paper's citation experiments."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct PyG's layer and a linear head."""
         hidden, alpha = self.hidden_channels, self.alpha
         self.coefficients = (alpha, *[(1 - alpha) / num_layers] * num_layers)
@@ -97,9 +93,7 @@ class APPNP(Backbone):
     alpha: ClassVar[float] = 0.1
     """Teleport probability, as in the paper."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the linear layers."""
         hidden = self.hidden_channels
         stay, move = self.alpha, 1 - self.alpha
@@ -132,9 +126,7 @@ class SIGN(Backbone):
 
     min_layers = 1
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct one branch per power and the merging layers."""
         hidden = self.hidden_channels
         count = num_layers + 1
@@ -183,9 +175,7 @@ class GAMLP(Backbone):
     steps: int = 3
     """Propagation steps K, as in FedPG's experiments."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the linear layers and the attention scorer."""
         hidden = self.hidden_channels
         encoder = nn.ModuleDict(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from flower_fgl.nn import conv
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
@@ -23,9 +23,7 @@ class LayeredNet(Backbone):
     linear map.
     """
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the layers."""
         hidden = self.hidden_channels
         widths = [in_channels] + [hidden] * (num_layers - 1)
@@ -236,9 +234,7 @@ class GCNII(Backbone):
     theta: ClassVar[float] = 0.5
     """The paper's λ."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct two linear maps and the layers between them."""
         hidden = self.hidden_channels
         convs = [

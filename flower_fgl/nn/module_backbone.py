@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import described
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 
 __all__ = ["Factory", "ModuleBackbone", "backbone_class"]
@@ -32,9 +32,7 @@ class ModuleBackbone(Backbone):
     factory: ClassVar[Factory]
     name: ClassVar[str]
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Call the factory; check what it returns."""
         what = f"The factory of the backbone {described('backbones', self.name)}"
         sizes = {

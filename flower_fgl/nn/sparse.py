@@ -16,6 +16,7 @@ __all__ = [
     "EdgePattern",
     "Operator",
     "SparseOperator",
+    "apply_function",
     "csr_matrix",
     "index_sum",
     "lay_out_for_sparse",
@@ -205,8 +206,7 @@ class SparseOperator:
 
     def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply ``dense`` (N, p) and add ``bias`` (p,); differentiable in both."""
-        out: Tensor = _Product.apply(self, False, dense, bias)  # type: ignore[no-untyped-call]
-        return out
+        return apply_function(_Product, self, False, dense, bias)
 
 
 class _Product(torch.autograd.Function):
@@ -229,9 +229,8 @@ class _Product(torch.autograd.Function):
         # calling apply again makes second derivatives available for gradient matching
         to_dense = to_bias = None
         if ctx.needs_input_grad[2]:
-            to_dense = _Product.apply(  # type: ignore[no-untyped-call]
-                ctx.operator, not ctx.is_transposed, grad, None
-            )
+            turned = not ctx.is_transposed
+            to_dense = apply_function(_Product, ctx.operator, turned, grad, None)
         if ctx.needs_input_grad[3]:
             to_bias = grad.sum(0)
         return None, None, to_dense, to_bias
@@ -269,16 +268,14 @@ class EdgePattern:
 
         ``left`` (M, p) and ``right`` (N, p) may require grad.
         """
-        out: Tensor = _EdgeDots.apply(self, left, right)  # type: ignore[no-untyped-call]
-        return out
+        return apply_function(_EdgeDots, self, left, right)
 
     def matmul(self, value: Tensor, dense: Tensor) -> Tensor:
         """Multiply the matrix of values (n,) in sorted order by ``dense`` (N, p).
 
         Both may require grad.
         """
-        out: Tensor = _EdgeSums.apply(self, False, value, dense)  # type: ignore[no-untyped-call]
-        return out
+        return apply_function(_EdgeSums, self, False, value, dense)
 
     def matrix(self, value: Tensor) -> Tensor:
         """Return the CSR matrix (M, N) of values in sorted order."""
@@ -313,9 +310,9 @@ class _EdgeDots(torch.autograd.Function):
         (grad,) = outputs
         to_left = to_right = None
         if ctx.needs_input_grad[1]:
-            to_left = _EdgeSums.apply(ctx.pattern, False, grad, right)  # type: ignore[no-untyped-call]
+            to_left = apply_function(_EdgeSums, ctx.pattern, False, grad, right)
         if ctx.needs_input_grad[2]:
-            to_right = _EdgeSums.apply(ctx.pattern, True, grad, left)  # type: ignore[no-untyped-call]
+            to_right = apply_function(_EdgeSums, ctx.pattern, True, grad, left)
         return None, to_left, to_right
 
 
@@ -338,11 +335,10 @@ class _EdgeSums(torch.autograd.Function):
         to_value = to_dense = None
         if ctx.needs_input_grad[2]:
             rows, columns = (dense, grad) if ctx.is_turned else (grad, dense)
-            to_value = _EdgeDots.apply(ctx.pattern, rows, columns)  # type: ignore[no-untyped-call]
+            to_value = apply_function(_EdgeDots, ctx.pattern, rows, columns)
         if ctx.needs_input_grad[3]:
-            to_dense = _EdgeSums.apply(  # type: ignore[no-untyped-call]
-                ctx.pattern, not ctx.is_turned, value, grad
-            )
+            turned = not ctx.is_turned
+            to_dense = apply_function(_EdgeSums, ctx.pattern, turned, value, grad)
         return None, None, to_value, to_dense
 
 
@@ -365,6 +361,12 @@ class EdgeOperator:
         messages = self.value[:, None] * dense.index_select(0, self.column)
         out = index_sum(messages, self.row, self.num_rows)
         return out if bias is None else out + bias
+
+
+def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Call an autograd function that returns one tensor; torch does not type ``apply``."""
+    out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out
 
 
 def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:

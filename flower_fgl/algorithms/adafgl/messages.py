@@ -82,7 +82,6 @@ class _Sums(torch.autograd.Function):
     def forward(
         ctx: Any, unit: Tensor, e: Tensor, mean: Tensor, alike: Tensor, beta: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Multiply blocks of rows."""
         wide = e.T.contiguous()
         above, below = torch.empty_like(wide), torch.empty_like(wide)
         largest, place = unit.new_zeros(()), 0
@@ -102,7 +101,6 @@ class _Sums(torch.autograd.Function):
     def backward(
         ctx: Any, *outputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Compute the blocks again; return the gradients of ``unit``, ``e`` and m."""
         of_above, of_below, of_largest = outputs
         unit, e, mean, alike = ctx.saved_tensors
         wide, wide_above, wide_below = (

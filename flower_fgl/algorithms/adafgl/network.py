@@ -88,29 +88,19 @@ class AdaFGLNet(Backbone):
 
     confidence: Tensor
 
-    def __init__(
-        self,
-        extractor: Backbone,
-        *,
-        num_features: int,
-        num_classes: int,
-        settings: AdaFGLSettings,
-        dropout: float,
-    ) -> None:
+    def __init__(self, settings: AdaFGLSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
-        self.readout, self.dropout = False, dropout
-        self.hidden_channels = extractor.hidden_channels
-        self.alpha, self.beta, self.steps = (
-            settings.alpha,
-            settings.beta,
-            settings.steps,
-        )
-        self.extractor = extractor.requires_grad_(False)
-        wide, width = num_features * (settings.steps + 1), settings.width
-        self.smooth_head = _Head([wide, width, num_classes], dropout)
-        self.raw_head = _Head([num_features, width, width, num_classes], dropout)
-        self.wide_head = _Head([wide, width, width, num_classes], dropout)
-        self.message_head = _Head([wide, width, width, num_classes], dropout)
+        self.readout, self.dropout = False, sizes["dropout"]
+        self.alpha, self.beta = settings.alpha, settings.beta
+        self.steps = settings.steps
+        self.extractor = sized_backbone(sizes).requires_grad_(False)
+        self.hidden_channels = self.extractor.hidden_channels
+        width, own = settings.width, sizes["num_features"]
+        wide, after = own * (settings.steps + 1), [width, width, sizes["num_classes"]]
+        self.smooth_head = _Head([wide, *after[1:]], self.dropout)
+        self.raw_head = _Head([own, *after], self.dropout)
+        self.wide_head = _Head([wide, *after], self.dropout)
+        self.message_head = _Head([wide, *after], self.dropout)
         self.slope = nn.Parameter(torch.full((1,), 0.25))
         self.register_buffer("confidence", torch.full((1,), UNKNOWN))
         self._known: list[tuple[GraphInput, _Constants]] = []
@@ -206,10 +196,4 @@ def build_network(
     method_config: AdaFGLSettings, **sizes: Unpack[NetworkSizes]
 ) -> AdaFGLNet:
     """Build AdaFGL's network of the given sizes; torch's global generator draws weights."""
-    return AdaFGLNet(
-        sized_backbone(sizes),
-        num_features=sizes["num_features"],
-        num_classes=sizes["num_classes"],
-        settings=method_config,
-        dropout=sizes["dropout"],
-    )
+    return AdaFGLNet(method_config, **sizes)

@@ -199,21 +199,11 @@ class Branch(nn.Module):
        that was computed for other rows. ``updates=False`` is that variant.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        updates: bool = True,
-        neighbours_only: bool = False,
-        second_silu: bool = True,
-    ) -> None:
+    def __init__(self, width: int, *, updates: bool = True, **options: bool) -> None:
         super().__init__()
         self.updates = updates
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(
-            PairLayer(width, neighbours_only=neighbours_only, second_silu=second_silu)
-            for _ in range(2)
-        )
+        self.layers = nn.ModuleList(PairLayer(width, **options) for _ in range(2))
 
     def forward(
         self, h: Tensor, neighbours: Tensor, prototypes: Tensor, num_classes: int

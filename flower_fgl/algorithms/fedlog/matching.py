@@ -41,9 +41,8 @@ class PromptTask:
     @property
     def has_neighbours(self) -> Tensor:
         """Training nodes that have a neighbour: (n,), bool."""
-        degree = torch.bincount(
-            self.graph.edge_index[1], minlength=self.graph.num_nodes
-        )
+        graph = self.graph
+        degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
         return degree[self.index] > 0
 
     def with_fast_features(self) -> PromptTask:
@@ -64,8 +63,8 @@ class PromptTask:
         has_any = self.has_neighbours
         rows = self.index[has_any]
         x = self.graph.x
-        mean = self.graph.operator("mean").matmul(_dense(x))
-        return _dense(select_rows(x, rows)), mean[rows], self.labels[has_any]
+        mean = self.graph.operator("mean").matmul(x.to_dense())
+        return select_rows(x, rows).to_dense(), mean[rows], self.labels[has_any]
 
     def batch(self, places: Tensor) -> PromptTask:
         """Return the task of the training nodes at distinct places (b,) of ``index``.
@@ -86,10 +85,6 @@ class PromptTask:
         if type(self.graph) is GraphInput:
             return self.graph.num_nodes
         return len(output_nodes(self.graph, LAYERS)[0])
-
-
-def _dense(x: Tensor) -> Tensor:
-    return x.to_dense() if x.layout == torch.sparse_csr else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,14 +140,8 @@ class RandomNets:
     @property
     def encoder(self) -> tuple[Tensor, ...]:
         """The GraphSAGE weights W, whose gradients are compared."""
-        return (
-            self.own,
-            self.around,
-            self.bias,
-            self.own_2,
-            self.around_2,
-            self.bias_2,
-        )
+        first = (self.own, self.around, self.bias)
+        return (*first, self.own_2, self.around_2, self.bias_2)
 
     def second(self, own: Tensor, around: Tensor, labels: Tensor) -> Tensor:
         """Apply the second layer and the classifier; sum the N mean cross-entropies.

@@ -48,8 +48,8 @@ class FedLogBranchNet(Backbone):
         E, C, s and d.
     threshold, alpha : float, and float or None
         λ of Eq. (3), or α of all nodes.
-    updates, neighbours_only, second_silu : bool
-        See :class:`Branch`.
+    **options : bool
+        Those of :class:`Branch`.
 
     Notes
     -----
@@ -72,23 +72,13 @@ class FedLogBranchNet(Backbone):
         num_features: int,
         threshold: float,
         alpha: float | None = None,
-        updates: bool = True,
-        neighbours_only: bool = False,
-        second_silu: bool = True,
+        **options: bool,
     ) -> None:
         nn.Module.__init__(self)
         self.num_classes, self.threshold, self.alpha = num_classes, threshold, alpha
         self.encoder: Backbone = encoder
         self.classifier: nn.ModuleDict = nn.ModuleDict(
-            {
-                name: Branch(
-                    width,
-                    updates=updates,
-                    neighbours_only=neighbours_only,
-                    second_silu=second_silu,
-                )
-                for name in BRANCH_NAMES
-            }
+            {name: Branch(width, **options) for name in BRANCH_NAMES}
         )
         shape = (num_classes * nodes_per_class, num_features)
         self.nodes = nn.ParameterDict(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from flower_fgl.algorithms.fedpano.generator import NodeGenerator
@@ -25,23 +27,12 @@ class SharedParts(nn.Module):
         self,
         model: str,
         *,
-        in_channels: int,
-        hidden_channels: int,
         num_classes: int,
-        num_layers: int,
-        dropout: float,
         method_config: FedPANOSettings,
-        initialise: bool = True,
+        **sizes: Any,
     ) -> None:
         super().__init__()
-        self.encoder: Backbone = build_encoder(
-            model,
-            in_channels=in_channels,
-            hidden_channels=hidden_channels,
-            num_layers=num_layers,
-            dropout=dropout,
-            initialise=initialise,
-        )
+        self.encoder: Backbone = build_encoder(model, **sizes)
         width = self.encoder.hidden_channels
         self.classifier: nn.Linear | None = None
         self.generator: NodeGenerator | None = None

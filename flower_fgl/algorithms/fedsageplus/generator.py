@@ -201,9 +201,7 @@ def match_loss(
     if not len(generated):
         return generated.sum()
     target = select_rows(x, closest_rows(generated.detach(), x, allowed))
-    if target.layout == torch.sparse_csr:
-        target = target.to_dense()
-    return F.mse_loss(generated, target)
+    return F.mse_loss(generated, target.to_dense())
 
 
 def generator_loss(

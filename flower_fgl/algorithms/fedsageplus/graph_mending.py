@@ -61,18 +61,13 @@ def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
     counts = torch.bincount(centre, minlength=len(kept))
     centres, row = torch.unique(centre, return_inverse=True)
     found, column = torch.unique(target[is_lost], return_inverse=True)
-    hidden = select_rows(graph.x, found)
+    shape, ones = (len(centres), len(found)), torch.ones(len(row), device=row.device)
     return HiddenNodes(
         GraphInput(select_rows(graph.x, kept), number[graph.edge_index[:, inner]]),
         kept,
-        hidden.to_dense() if hidden.layout == torch.sparse_csr else hidden,
+        select_rows(graph.x, found).to_dense(),
         centres,
-        csr_matrix(
-            row,
-            column,
-            torch.ones(len(row), device=row.device),
-            (len(centres), len(found)),
-        ),
+        csr_matrix(row, column, ones, shape),
         counts,
     )
 

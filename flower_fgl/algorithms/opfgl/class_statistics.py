@@ -52,7 +52,7 @@ def propagated_features(adjacency: SparseOperator, x: Tensor, depth: int) -> Ten
     the symmetric normalisation with self-loops, ``x`` (N, d) strided or sparse CSR, and
     ``depth`` h.
     """
-    x = x.to_dense() if x.layout != torch.strided else x
+    x = x.to_dense()
     num_nodes, width = x.shape
     out = x.new_empty((num_nodes, (depth + 1) * width))
     hop = x
@@ -238,17 +238,12 @@ def check_statistics(mean: Tensor, variance: Tensor, count: Tensor) -> None:
         if name == "variance":
             is_bad |= value < 0
         if bool(is_bad.any()):
+            held, row = (count > 0).nonzero(), is_bad.any(dim=-1).nonzero()[0, 0]
             raise PayloadError(
                 f"Class {name}s must be finite{' and at least 0' * (name[0] == 'v')}, "
                 f"got {float(value[is_bad][0])} for class "
-                f"{int(_class_of(is_bad, count))}: check the client's features for "
-                "missing values."
+                f"{int(held[row, -1])}: check the client's features for missing values."
             )
-
-
-def _class_of(is_bad: Tensor, count: Tensor) -> Tensor:
-    row = is_bad.any(dim=-1).nonzero()[0, 0]
-    return (count > 0).nonzero()[row, -1]
 
 
 def additive_sums(stats: ClassStatistics) -> tuple[Tensor, Tensor, Tensor, Tensor]:

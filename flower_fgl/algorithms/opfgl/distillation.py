@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
@@ -13,8 +15,8 @@ def node_weights(
     factor: Tensor,
     *,
     beta: float,
-    low: float | None = None,
-    high: float | None = None,
+    low: float = 0.0,
+    high: float = math.inf,
 ) -> Tensor:
     """Compute the distillation weight of each node, O-pFGL Eq. (19): (N,).
 
@@ -26,10 +28,7 @@ def node_weights(
     -----
     1. The paper prints no bounds; its published commands have them, with β up to 5.
     """
-    weight = beta * (soft @ factor)
-    if low is None and high is None:
-        return weight
-    return weight.clamp(min=low, max=high)
+    return (beta * (soft @ factor)).clamp(min=low, max=high)
 
 
 def distillation_loss(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flower_fgl.nn.sparse import apply_function
+
 __all__ = ["pair_scores", "pair_similarity"]
 
 BLOCK = 2**17
@@ -47,8 +49,7 @@ def pair_scores(
     normalisation. ``pool`` keeps the large buffer of s²h' numbers between calls.
     """
     pool = [] if pool is None else pool
-    out: Tensor = _PairScores.apply(pool, left, right, weight, scale, shift, head)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_PairScores, pool, left, right, weight, scale, shift, head)
 
 
 def pair_similarity(x: Tensor, weight: Tensor) -> Tensor:
@@ -56,8 +57,7 @@ def pair_similarity(x: Tensor, weight: Tensor) -> Tensor:
 
     Differentiable in both.
     """
-    out: Tensor = _PairSimilarity.apply(x, weight)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_PairSimilarity, x, weight)
 
 
 class _PairScores(torch.autograd.Function):
@@ -200,9 +200,7 @@ class _PairSimilarity(torch.autograd.Function):
         similarity = x.new_zeros((s, s))
         to_x = torch.zeros_like(x)
         for rows in _blocks(s, s * width, x.device):
-            later = slice(
-                rows.start, s
-            )  # pairs (i, j) with j before the block are done
+            later = slice(rows.start, s)  # pairs with j before the block are done
             difference = x[rows, None] - x[later]
             block = (difference.square() / -2).exp_()
             similarity[rows, later] = block.mean(dim=-1)

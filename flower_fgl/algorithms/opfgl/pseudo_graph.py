@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -233,16 +233,10 @@ class PseudoGraphGenerator:
 
 
 def generate(
-    mean: Tensor,
-    variance: Tensor,
-    counts: Tensor,
-    num_nodes: Tensor,
-    *,
-    num_features: int,
-    depth: int,
+    *statistics: Tensor,
     settings: GeneratorSettings,
-    generator: torch.Generator,
     progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[PseudoGraph, Tensor]:
     """Generate a pseudo-graph with given class statistics, O-pFGL Sec. IV-C.
 
@@ -250,11 +244,8 @@ def generate(
     called every 50 steps and after the last. Returns the graph, and alignment and
     smoothness before each step, without weights: (steps, 2).
     """
-    trainer = PseudoGraphGenerator(
-        mean, variance, counts, num_nodes, num_features=num_features, depth=depth,
-        settings=settings, generator=generator,
-    )  # fmt: skip
-    losses = mean.new_zeros((settings.steps, 2))
+    trainer = PseudoGraphGenerator(*statistics, settings=settings, **options)
+    losses = trainer.mean.new_zeros((settings.steps, 2))
     for number in range(settings.steps):
         align, smooth = trainer.step(number)
         losses[number, 0], losses[number, 1] = align, smooth

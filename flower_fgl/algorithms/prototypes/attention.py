@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
     "AdditiveScorer",
@@ -44,17 +44,11 @@ class UnitRows:
 
     def sum(self, table: Tensor) -> Tensor:
         """Sum the unit rows with weights (K, N): (K, p)."""
-        out: Tensor = _UnitSum.apply(  # type: ignore[no-untyped-call]
-            table, self.rows, self.scale
-        )
-        return out
+        return apply_function(_UnitSum, table, self.rows, self.scale)
 
     def project(self, weight: Tensor) -> Tensor:
         """Multiply each unit row and vectors (m, p): (m, N)."""
-        out: Tensor = _UnitProjection.apply(  # type: ignore[no-untyped-call]
-            weight, self.rows, self.scale
-        )
-        return out
+        return apply_function(_UnitProjection, weight, self.rows, self.scale)
 
 
 class _UnitSum(torch.autograd.Function):
@@ -151,10 +145,8 @@ class AdditiveScorer(Scorer):
     def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
         """Weight the neighbours of each node, see :meth:`Scorer.forward`."""
         neighbour, centre, context = embedding.project(self.weight)  # (N,) each
-        weights: Tensor = _AdditiveSoftmax.apply(  # type: ignore[no-untyped-call]
-            neighbour, centre.repeat(num_hops), context, around
-        )
-        return weights
+        of_centre = centre.repeat(num_hops)
+        return apply_function(_AdditiveSoftmax, neighbour, of_centre, context, around)
 
 
 class _AdditiveSoftmax(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
     "confidence_means",
@@ -161,18 +161,16 @@ def pair_sums(embedding: Tensor, real: Tensor) -> Tensor:
     """
     if len(embedding) == 1 or embedding.shape[1] ** 2 > BLOCK:
         parts = zip(embedding.unbind(), real.sum(1).tolist(), strict=True)
-        sums = [_AllPairs.apply(h[:size]) for h, size in parts]  # type: ignore[no-untyped-call]
+        sums = [apply_function(_AllPairs, h[:size]) for h, size in parts]
         return torch.stack(sums)
-    out: Tensor = _PairSums.apply(embedding, real)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_PairSums, embedding, real)
 
 
 class _PairSums(torch.autograd.Function):
-    """The sums of clients whose matrices of pairs fit into memory."""
+    """The sums of clients whose matrices fit into memory, and ``Σ_v σ(h_u·h_v) h_v``."""
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor, real: Tensor) -> Tensor:
-        """Sum groups of clients, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
         size = embedding.shape[1]
         gradient, totals = torch.empty_like(embedding), []
         others = ~torch.eye(size, dtype=torch.bool, device=embedding.device)
@@ -194,9 +192,7 @@ class _PairSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
-        """Scale the stored gradient of each client."""
-        gradient: Tensor = ctx.saved_tensors[0]
-        return gradient * outputs[0][:, None, None], None
+        return ctx.saved_tensors[0] * outputs[0][:, None, None], None
 
 
 class _AllPairs(torch.autograd.Function):
@@ -204,7 +200,6 @@ class _AllPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor) -> Tensor:
-        """Sum blocks of pairs, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
         number = len(embedding)
         total = embedding.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(embedding)
@@ -223,6 +218,5 @@ class _AllPairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Tensor:
-        """Scale the stored gradient."""
         gradient: Tensor = ctx.saved_tensors[0]
         return gradient * outputs[0]

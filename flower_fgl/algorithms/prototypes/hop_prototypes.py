@@ -13,7 +13,7 @@ from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.core.entropy import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
     "HopAverage",
@@ -101,9 +101,7 @@ class HopAverage:
 
     def _table(self, weights: Tensor) -> Tensor:
         """Return the weight of each node in each prototype, (C · (L + 1), N)."""
-        table: Tensor = _Scatter.apply(  # type: ignore[no-untyped-call]
-            weights, self._place, self._own
-        )
+        table = apply_function(_Scatter, weights, self._place, self._own)
         centres = self.counts.view(-1, 1).clamp(min=1)
         return table.view(len(centres), -1) / centres
 

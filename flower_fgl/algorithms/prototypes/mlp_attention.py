@@ -17,7 +17,7 @@ from flower_fgl.algorithms.prototypes.attention import (
     segment_softmax,
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = ["NeighbourScorer"]
 
@@ -63,10 +63,8 @@ class NeighbourScorer(Scorer):
         of_centre = of_centre.repeat(len(mean) // len(embedding), 1)
         of_centre = of_centre + F.linear(mean, context)
         of_neighbour = F.linear(embedding, neighbour)
-        scores: Tensor = _PairScore.apply(  # type: ignore[no-untyped-call]
-            of_neighbour, of_centre, self.out.weight[0], around
-        )
-        return scores
+        weight = self.out.weight[0]
+        return apply_function(_PairScore, of_neighbour, of_centre, weight, around)
 
 
 class _PairScore(torch.autograd.Function):
