@@ -5,12 +5,12 @@ AAAI 2023.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from flower_fgl.core.options import Scalar, option
-from flower_fgl.methods import fedavg
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedALASettings"]
 
@@ -35,12 +35,19 @@ class FedALASettings(FedAvgSettings):
     )
 
 
-METHOD = replace(
-    fedavg.METHOD,
+METHOD = Method(
     name="fedala",
     paper="Zhang et al., AAAI 2023",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
     settings=FedALASettings,
-    keeps_first_layer=False,
-    keeps_head=False,
+    payload="4P up, 4P down",
+    additive=True,
+    robust=True,
+    predicts_links=True,
+    weighs_classes=True,
+    multi_label=True,
+    numbers=True,
+    reads_messages=True,
+    samples_neighbors=True,
 )

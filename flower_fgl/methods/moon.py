@@ -3,11 +3,11 @@
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flower_fgl.core.options import option
-from flower_fgl.methods import fedavg
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "MoonSettings"]
 
@@ -28,13 +28,19 @@ class MoonSettings(FedAvgSettings):
     )
 
 
-METHOD = replace(
-    fedavg.METHOD,
+METHOD = Method(
     name="moon",
     paper="Li et al., CVPR 2021",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.moon:MoonClientApp",
     settings=MoonSettings,
-    keeps_first_layer=False,
-    keeps_head=False,
-    samples_neighbors=False,
+    payload="4P up, 4P down",
+    additive=True,
+    robust=True,
+    predicts_links=True,
+    weighs_classes=True,
+    multi_label=True,
+    numbers=True,
+    reads_messages=True,
+    shares_parts=True,
 )
