@@ -31,8 +31,6 @@ from flower_fgl.algorithms.adpfedgnn.network import TwoBranchNet
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
     train_and_check,
 )
 from flower_fgl.core.seeds import seeded
@@ -75,10 +73,9 @@ class LocalTraining:
             self.learners = torch.optim.Adam(
                 networks.parameters(), lr=self.method_config.network_lr, fused=True
             )
-        if client.config.optimizer_state == "keep":
-            for group, module, optimizer in self._optimizers():
-                restore_optimizer(module, optimizer, client.state.group(group))
-            self._forget_unused()
+        for parts in self._optimizers():
+            client.restore_moments(*parts)
+        self._forget_unused()
         self.draws = self._generator("neighbours")
         self.order = self._generator("batches")
         self.agent: NeighbourAgent | None = None
@@ -272,9 +269,8 @@ class LocalTraining:
     def keep(self) -> None:
         """Store in the client's state what the next round needs, and log statistics."""
         state = self.client.state
-        if self.client.config.optimizer_state == "keep":
-            for group, module, optimizer in self._optimizers():
-                state.set_group(group, optimizer_tensors(module, optimizer))
+        for parts in self._optimizers():
+            self.client.keep_moments(*parts)
         if self.agent is not None:
             state.set_group("agent", self.agent.memory())
         numbers = self.numbers()

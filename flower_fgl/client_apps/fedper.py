@@ -55,11 +55,6 @@ class FedPerClientApp(GroupClientApp):
         """Train body and head jointly; return the losses."""
         return group.train(model)
 
-    def personal_model(
-        self, client: Client, download: Weights | None
-    ) -> Backbone | None:
-        """Return the model trained last, or the received body with the initial head."""
-        own = super().personal_model(client, download)
-        if own is not None or download is None:
-            return own
-        return self.assemble(Group(client), [download])
+    def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
+        """Return the received body with the initial head."""
+        return None if download is None else self.assemble(Group(client), [download])

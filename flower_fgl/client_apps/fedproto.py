@@ -90,12 +90,7 @@ class PrototypeClientApp(FglClientApp):
 
     def personal_model(self, client: Client, download: Prototypes) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""
-        own = super().personal_model(client, download)
-        if own is not None:
-            return own
-        return client.build_model(
-            initialise=True, own_weights=self.starts_alone(client)
-        )
+        return client.own_model(own_weights=self.starts_alone(client))
 
 
 class FedProtoClientApp(GroupClientApp, PrototypeClientApp):

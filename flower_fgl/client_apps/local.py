@@ -31,5 +31,4 @@ class LocalClientApp(GroupClientApp):
 
     def personal_model(self, client: Client, download: Empty | None) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""
-        own = super().personal_model(client, download)
-        return own if own is not None else client.build_model(initialise=True)
+        return client.own_model()

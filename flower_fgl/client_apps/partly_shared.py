@@ -67,14 +67,9 @@ class PartlySharedClientApp(FglClientApp):
         loss = client.train(model, server_round)
         return Fit(model, Weights(self.shared_state(client, model)), loss)
 
-    def personal_model(self, client: Client, download: Any) -> Backbone | None:
-        """Return the model trained last, or the received layers with the initial ones."""
-        saved = client.state.group("model")
-        if not saved and download is None:
-            return None
-        model = self.build(client)
-        load_state(model, saved or download.tensors)
-        return model
+    def first_model(self, client: Client, download: Any) -> Backbone | None:
+        """Return the received layers, joined with the initial ones."""
+        return None if download is None else self.assemble(client, download)
 
 
 class HiddenLayersClientApp(PartlySharedClientApp):

@@ -24,9 +24,7 @@ from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
-    optimizer_tensors,
     refuse_non_finite,
-    restore_optimizer,
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.topfgl import TopFGLSettings
@@ -68,12 +66,8 @@ class TopFGLClientApp(FedAvgClientApp):
     def build_learner(self, client: Client) -> TopologyLearner:
         """Build the learner on the client's device; its weights are overwritten."""
         config = client.config
-        key = (
-            "topfgl-learner",
-            client.model_name,
-            config.hidden_channels,
-            config.dropout,
-        )
+        sizes = config.hidden_channels, config.dropout
+        key = ("topfgl-learner", client.model_name, *sizes)
 
         def blank() -> TopologyLearner:
             width = client.build_model().hidden_channels
@@ -109,7 +103,7 @@ class TopFGLClientApp(FedAvgClientApp):
         epochs = _LearnerEpochs(client, server_round, model, learner, encoding)
         loss = client.train(model, server_round, after_epoch=epochs)
         refuse_non_finite(learner.state_dict())
-        epochs.keep()
+        client.keep_moments("learner-optimizer", learner, epochs.optimizer)
         terms["added_edges"] = float(self.added(client).shape[1])
         state = dict(backbone.state_dict())
         state |= {LEARNER + name: t for name, t in learner.state_dict().items()}
@@ -197,11 +191,8 @@ class _LearnerEpochs:
     ) -> None:
         self.client, self.server_round, self.number = client, server_round, 0
         self.model, self.learner, self.encoding = model, learner, encoding
-        self.is_kept = client.config.optimizer_state == "keep"
         self.optimizer = make_optimizer(learner, client.config)
-        if self.is_kept:
-            kept = client.state.group("learner-optimizer")
-            restore_optimizer(learner, self.optimizer, kept)
+        client.restore_moments("learner-optimizer", learner, self.optimizer)
 
     def __call__(self, _: float) -> None:
         """Compute Z and take one step of the learner."""
@@ -220,9 +211,3 @@ class _LearnerEpochs:
             loss = F.cross_entropy(out[data.index], data.labels)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-
-    def keep(self) -> None:
-        """Store the optimizer's moments, if the run keeps them."""
-        if self.is_kept:
-            found = optimizer_tensors(self.learner, self.optimizer)
-            self.client.state.set_group("learner-optimizer", found)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context
 from torch import Tensor
 
@@ -63,9 +64,8 @@ class ClientData:
         The client's partition-id and the number of partitions.
     scale : TargetScale or None
         Scale of the numbers to predict, once it is known; ``None`` for classes.
-    shapes, templates, memo : dict
-        Cached shapes of each backbone's state, backbones to be copied, and results that a
-        method computes once per graph.
+    memo : dict
+        Results that are computed once per graph, e.g. by a method.
     """
 
     graph: ClientGraph
@@ -79,8 +79,6 @@ class ClientData:
     partition_sha256: str = ""
     place: tuple[int, int] = (UNNUMBERED, 0)
     scale: TargetScale | None = None
-    shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
-    templates: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     @property
@@ -119,6 +117,26 @@ class ClientData:
             graph.num_classes,
             partition_sha256,
             place,
+        )
+
+    def with_inputs(self, inputs: Sequence[GraphInput]) -> ClientData:
+        """Return the data on graphs with more nodes.
+
+        These have no label, and are in no set that is trained on or evaluated.
+        """
+        more = [g.num_nodes - len(y) for g, y in zip(inputs, self.labels, strict=True)]
+        return replace(
+            self,
+            inputs=list(inputs),
+            training=TrainingSet(inputs[0], self.training.index, self.training.labels),
+            labels=[
+                F.pad(y, (0, m), value=-1)
+                for y, m in zip(self.labels, more, strict=True)
+            ],
+            columns=[
+                {name: F.pad(mask, (0, m), value=False) for name, mask in masks.items()}
+                for masks, m in zip(self.columns, more, strict=True)
+            ],
         )
 
 

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -121,6 +122,14 @@ class ClientState:
         self.tensors = kept | {
             start + name: t.detach().clone() for name, t in tensors.items()
         }
+
+    def set_hashed_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
+        """Replace a group, and set the value of this name to a hash of the tensors."""
+        self.set_group(prefix, tensors)
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in tensors.values():
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        self.values[prefix] = digest.hexdigest()
 
 
 class StateStore(ABC):
