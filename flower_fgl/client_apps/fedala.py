@@ -125,12 +125,7 @@ class FedALAClientApp(FedAvgClientApp):
 
     def stack_key(self, client: Client) -> tuple[bool, bool]:
         """Separate clients without an old model, and without blending weights."""
-        names = client.state.tensors
-        old, kept = (
-            any(name.startswith(f"{prefix}/") for name in names)
-            for prefix in ("model", "blend")
-        )
-        return old, kept
+        return client.state.has_group("model"), client.state.has_group("blend")
 
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train as FedAvg, but from the blended weights."""

@@ -15,7 +15,6 @@ from flower_fgl.algorithms.feddc import drift_penalty, gradient_correction
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.feddc import FedDCSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.described import DescribedWeights
@@ -47,8 +46,7 @@ class FedDCClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, download: ControlledWeights
     ) -> Fit:
         """Train with the penalty, then add the change to the drift."""
-        model = client.build_model()
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors)
         drift = {n: t.cpu() for n, t in client.state.group("drift").items()}
         penalty = self.drift_term(client, model, download, drift) if drift else None
         steps = 0

@@ -64,8 +64,7 @@ class FedGenClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, download: GeneratorDownload
     ) -> Fit:
         """Train for ``local-epochs`` from the received weights."""
-        model = client.build_model()
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors)
         data_loss = (
             self.generated_loss(client, model, server_round, download)
             if download.classes.any()

@@ -41,7 +41,7 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
 )
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.state import StateStore
+from flower_fgl.client_apps.runtime.state import StateStore, part_of
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
@@ -67,6 +67,8 @@ GENERATOR_EPOCHS = 5
 """Adam steps of a generator in each round of generator training."""
 GENERATOR_LR = 1e-3
 """Learning rate (Adam) of the generator."""
+FEATURES = "features."
+"""Prefix of fGen's tensors in the state of the generator."""
 
 
 class FedSagePlusClientApp(FedAvgClientApp):
@@ -206,8 +208,7 @@ def feature_generator(
 def open_generator(client: Client) -> NeighbourGenerator:
     """Return the client's generator as trained so far."""
     graph, saved = client.data.graph, client.state.group("generator")
-    prefix = "features."
-    own = {n[len(prefix) :]: t for n, t in saved.items() if n.startswith(prefix)}
+    own = part_of(saved, FEATURES)
     with seeded(client.seed(0, "generator")):
         network = NeighbourGenerator(
             feature_generator(client, own or None),
@@ -215,7 +216,7 @@ def open_generator(client: Client) -> NeighbourGenerator:
             hidden_channels=client.config.hidden_channels,
             num_classes=graph.num_classes,
         ).to(client.device)
-    load_state(network, {n: t for n, t in saved.items() if not n.startswith(prefix)})
+    load_state(network, {n: t for n, t in saved.items() if not n.startswith(FEATURES)})
     return network
 
 

@@ -13,7 +13,6 @@ from flower_fgl.algorithms.scaffold import control_term, new_control
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.scaffold import ControlledWeights
 
@@ -41,8 +40,7 @@ class ScaffoldClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, download: ControlledWeights
     ) -> Fit:
         """Train with corrected gradients, then renew c_i."""
-        model = client.build_model()
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors)
         names = [name for name, _ in model.named_parameters()]
         zero = {name: torch.zeros_like(t) for name, t in download.control.items()}
         own = client.state.group("control") or zero

@@ -21,6 +21,7 @@ from flower_fgl.algorithms.topfgl import (
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
@@ -82,18 +83,9 @@ class TopFGLClientApp(FedAvgClientApp):
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Add edges if it is time, then train the network and the learner."""
         backbone, learner = client.build_model(), self.build_learner(client)
-        received = download.tensors
-        load_state(
-            backbone, {n: t for n, t in received.items() if not n.startswith(LEARNER)}
-        )
-        load_state(
-            learner,
-            {
-                n.removeprefix(LEARNER): t
-                for n, t in received.items()
-                if n.startswith(LEARNER)
-            },
-        )
+        names = client.state_shapes()
+        load_state(backbone, {name: download.tensors[name] for name in names})
+        load_state(learner, part_of(download.tensors, LEARNER))
         graph = client.data.training.inputs
         encoding = self.encoding(client, graph)
         terms: dict[str, float] = {}

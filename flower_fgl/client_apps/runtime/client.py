@@ -425,9 +425,7 @@ class Client(Generic[S]):
         model.eval()
         data = self.data
         hits = total = 0
-        for inputs, y, masks in zip(
-            data.inputs, data.labels, data.columns, strict=True
-        ):
+        for inputs, y, masks in data.scored():
             if "val" in masks:
                 mask = masks["val"] & (y >= 0)
                 found = int(mask.sum())
@@ -461,9 +459,7 @@ class Client(Generic[S]):
         if is_few_shot:
             scores[MASKED] = EMPTY
         items: dict[str, tuple[Tensor, Tensor]] = {}
-        for inputs, y, masks in zip(
-            data.inputs, data.labels, data.columns, strict=True
-        ):
+        for inputs, y, masks in data.scored():
             names = [name for name in masks if data.sizes[name]]
             if names and known_logits is not None and inputs is data.inputs[0]:
                 logits = known_logits

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ class ClientData:
         labels = self.training.labels
         return int((~labels.isnan()).sum()) if labels.dim() == 2 else labels.numel()
 
+    @cached_property
+    def graph_bytes(self) -> int:
+        """Estimate of the memory of the graphs and of cached operators, in bytes."""
+        size = 0
+        for g in (self.graph.graph, *self.graph.evaluation):
+            is_sparse = g.x.layout == torch.sparse_csr
+            features = 12 * g.x.values().numel() if is_sparse else 4 * g.x.numel()
+            size += 24 * g.edge_index.numel() + 2 * features
+        return size
+
     @classmethod
     def build(
         cls,
@@ -118,6 +129,10 @@ class ClientData:
             partition_sha256,
             place,
         )
+
+    def scored(self) -> Iterator[tuple[GraphInput, Tensor, dict[str, Tensor]]]:
+        """Return the input, the labels and the columns of each graph."""
+        return zip(self.inputs, self.labels, self.columns, strict=True)
 
     def with_inputs(self, inputs: Sequence[GraphInput]) -> ClientData:
         """Return the data on graphs with more nodes.
@@ -165,26 +180,18 @@ def _labels_of(graph: Graph) -> Tensor:
 
 def _graph_input(graph: Graph) -> GraphInput:
     """Return a graph, or a batch of graphs, with the edges for messages, as model input."""
-    inputs = _plain_input(graph)
+    batch: dict[str, Any] = {}
+    if graph.batch is not None and graph.pairs is None:
+        batch = {"batch": graph.batch, "num_graphs": graph.num_items}
+    inputs = GraphInput(graph.x, graph.edge_index, **batch)
+    if graph.pairs is not None:
+        inputs = inputs.with_pairs(graph.pairs, graph.pair_x)
     edges = graph.messages
     if edges is not None and edges.relation is not None:
         assert graph.node_type is not None
         relations = Relations(graph.node_type, edges.index, edges.relation)
         return inputs.with_relations(relations)
     return inputs if edges is None else inputs.with_messages(edges.index, edges.x)
-
-
-def _plain_input(graph: Graph) -> GraphInput:
-    """Return a graph, or a batch of graphs, as model input."""
-    if graph.pairs is not None:
-        return GraphInput(graph.x, graph.edge_index).with_pairs(
-            graph.pairs, graph.pair_x
-        )
-    if graph.batch is None:
-        return GraphInput(graph.x, graph.edge_index)
-    return GraphInput(
-        graph.x, graph.edge_index, batch=graph.batch, num_graphs=graph.num_items
-    )
 
 
 def open_client_data(
@@ -256,10 +263,10 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
         return ()
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(str(node["graph"])))
-    found = []
     files = sorted(path.iterdir()) if os.path.isdir(path) else [path]
     if "id-key" in node:
         files.append(Path(os.path.expanduser(str(node["id-key"]))))
+    found = []
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a NUL character
             stat = file.stat()

@@ -56,15 +56,10 @@ def fewest_members(data: ClientData, name: str) -> int:
     """
     if name not in data.graph.class_names or data.graph.graph.targets is not None:
         return 0
-    key, number = ("fewest members", name), data.graph.class_names.index(name)
-    if key not in data.memo:
-        sets = [data.training.labels]
-        for y, masks in zip(data.labels, data.columns, strict=True):
-            sets += [y[mask & (y >= 0)] for mask in masks.values()]
-        counts = [int((y == number).sum()) for y in sets if len(y)]
-        data.memo[key] = min(counts, default=0)
-    found: int = data.memo[key]
-    return found
+    number, sets = data.graph.class_names.index(name), [data.training.labels]
+    for _, y, masks in data.scored():
+        sets += [y[mask & (y >= 0)] for mask in masks.values()]
+    return min((int((y == number).sum()) for y in sets if len(y)), default=0)
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,9 @@ def save_best_model(
             return
         card = card_of(client, model, name, server_round, validation)
         scaling = client.data.graph.scaling
-        state = model.fixed().state_dict()
         save_model(
             folder,
-            state,
+            model.fixed().state_dict(),
             card,
             None if scaling is None else scaling.statistics,
             edge_scaling=None if scaling is None else scaling.edge_statistics,

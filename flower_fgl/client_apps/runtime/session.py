@@ -24,7 +24,11 @@ from flower_fgl.client_apps.runtime.data import (
     open_client_data,
 )
 from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
-from flower_fgl.client_apps.runtime.describe import client_label, owner_key
+from flower_fgl.client_apps.runtime.describe import (
+    client_label,
+    owner_key,
+    read_agreement,
+)
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
 from flower_fgl.client_apps.runtime.reply_metrics import limited
 from flower_fgl.client_apps.runtime.state import (
@@ -41,7 +45,6 @@ from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_nod
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import DESCRIBE, write_metrics
-from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.protocols.target_scale import TARGETS
 from flower_fgl.runs.state_files import state_folder
@@ -67,18 +70,13 @@ def keep_freed_memory() -> bool:
     on Cora. Options of the environment (``MALLOC_…_``, ``GLIBC_TUNABLES``) have priority;
     false if nothing was set.
     """
-    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-    if not sys.platform.startswith("linux") or any(
-        name in os.environ for name in names
-    ):
+    names = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+    if not sys.platform.startswith("linux") or os.environ.keys() & names:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(
-        mallopt(option, size) == 1
-        for option, size in (
-            (M_MMAP_THRESHOLD, LARGEST_REUSED),
-            (M_TRIM_THRESHOLD, MOST_UNUSED),
-        )
+    return mallopt is not None and (
+        mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED) == 1
+        and mallopt(M_TRIM_THRESHOLD, MOST_UNUSED) == 1
     )
 
 
@@ -92,7 +90,6 @@ class DataCache:
         self._limit = limit
         self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
         self._sizes: dict[tuple[Any, ...], int] = {}
-        self._graph_sizes: dict[tuple[Any, ...], int] = {}
         self._total = 0
 
     def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
@@ -107,40 +104,18 @@ class DataCache:
         while self._total > self._limit and len(self._entries) > 1:
             oldest, _ = self._entries.popitem(last=False)
             self._total -= self._sizes.pop(oldest)
-            del self._graph_sizes[oldest]
         return self._entries[key]
 
     def _measure(self, key: tuple[Any, ...]) -> None:
         """Estimate a graph's memory."""
-        data = self._entries[key]
-        if key not in self._graph_sizes:
-            self._graph_sizes[key] = _graph_bytes(data)
-        size = self._graph_sizes[key] + _kept_bytes(data)
+        size = data_bytes(self._entries[key])
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
 
 
 def data_bytes(data: ClientData) -> int:
     """Estimate the memory of features, edges, cached operators and memo, in bytes."""
-    return _graph_bytes(data) + _kept_bytes(data)
-
-
-def _graph_bytes(data: ClientData) -> int:
-    """Return the bytes of graphs and cached operators."""
-    graphs = [data.graph.graph, *data.graph.evaluation]
-    return sum(3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs)
-
-
-def _kept_bytes(data: ClientData) -> int:
-    """Return the bytes of what methods and training keep with a graph."""
-    return _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
-
-
-def _feature_bytes(x: Tensor) -> int:
-    """Return the bytes of dense or sparse features."""
-    if x.layout == torch.sparse_csr:
-        return 12 * int(x.values().numel())
-    return 4 * x.numel()
+    return data.graph_bytes + _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
 
 
 def _memo_bytes(value: Any) -> int:
@@ -148,9 +123,9 @@ def _memo_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
-        return sum(_memo_bytes(item) for item in value.values())
+        value = list(value.values())
     if isinstance(value, list | tuple):
-        return sum(_memo_bytes(item) for item in value)
+        return sum(map(_memo_bytes, value))
     return int(getattr(value, "num_bytes", 0))
 
 
@@ -307,16 +282,9 @@ class Session:
         """
         node, content = context.node_config, message.content
         kind = message.metadata.message_type
-        agreement: ClassAgreement | None = None
-        stamps: tuple[tuple[str, int, int], ...] = ()
-        if AGREEMENT in content:
-            agreement = ClassAgreement.from_record(content)
-        if "graph" in node:
-            stamps = file_stamps(node)
-            if agreement is None and kind != DESCRIBES:
-                raise PayloadError(
-                    "the message lacks the agreement with the data owners"
-                )
+        agreement, stamps = read_agreement(message), file_stamps(node)
+        if "graph" in node and agreement is None and kind != DESCRIBES:
+            raise PayloadError("the message lacks the agreement with the data owners")
         config = self.config(context)
         if torch.get_num_threads() != config.threads:
             torch.set_num_threads(config.threads)
@@ -345,11 +313,9 @@ class Session:
 
 def refuse_weaker_run(config: RunConfig, context: Context) -> None:
     """Raise an error if a node config is wrong, or a run is weaker than its floors."""
-    node = parse_node_config(context.node_config)
-    flat = config.flat()
     broken = broken_floors(
-        node,
-        flat,
+        parse_node_config(context.node_config),
+        config.flat(),
         uploads=METHODS[config.method].uploads,
         predicts_numbers=config.predicts_numbers,
         known_methods=METHODS,

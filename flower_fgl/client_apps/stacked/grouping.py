@@ -30,31 +30,29 @@ known to be faster. Beyond it, arithmetic takes longer than the calls that it sa
 
 def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
     """Return why no client of a run can be stacked, empty if some can."""
-    if config.classifies_graphs:
-        return 'setting = "graph" classifies whole graphs'
-    if config.predicts_links:
-        return 'setting = "link" predicts pairs of nodes'
-    if config.classifies_edges:
-        return 'setting = "edge" classifies pairs of nodes'
-    if config.reads_messages:
-        return "a backbone reads edges with direction or features"
-    if config.class_weights != "none":
-        return "class-weights differ by client"
-    if config.predicts_numbers:
-        return "it predicts numbers"
-    if config.clip_gradient:
-        return "clip-gradient clips the gradient of each client"
-    if config.keeps_layers:
-        return "the first layer or the head of each owner stays local"
-    if config.main_score == "auroc":
-        return "the dataset is scored by the area under the ROC curve"
-    if config.check_every:
-        return "check-every stops the training of each client at another epoch"
-    if config.num_neighbors:
-        return "num-neighbors draws the graph of every step of each client"
-    if "graph" in node or "model-dir" in node:
-        return "the clients are data owners with their own files"
-    return ""
+    reasons = {
+        'setting = "graph" classifies whole graphs': config.classifies_graphs,
+        'setting = "link" predicts pairs of nodes': config.predicts_links,
+        'setting = "edge" classifies pairs of nodes': config.classifies_edges,
+        "a backbone reads edges with direction or features": config.reads_messages,
+        "class-weights differ by client": config.class_weights != "none",
+        "it predicts numbers": config.predicts_numbers,
+        "clip-gradient clips the gradient of each client": config.clip_gradient,
+        "the first layer or the head of each owner stays local": config.keeps_layers,
+        "the dataset is scored by the area under the ROC curve": (
+            config.main_score == "auroc"
+        ),
+        "check-every stops the training of each client at another epoch": (
+            config.check_every
+        ),
+        "num-neighbors draws the graph of every step of each client": (
+            config.num_neighbors
+        ),
+        "the clients are data owners with their own files": (
+            "graph" in node or "model-dir" in node
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class Backbones:

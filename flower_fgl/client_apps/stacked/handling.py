@@ -16,6 +16,7 @@ from torch import Tensor
 from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
 from flower_fgl.client_apps.stacked.group import GroupClientApp
@@ -283,15 +284,12 @@ class Stacker:
         seconds = {"evaluate": (time.perf_counter() - clock) / len(opened)}
         for one in opened:
             app.keep(one.client, one.store, one.context, is_state_new=False)
-        return {
-            one.place: reply_with(
-                one.message,
-                RecordDict(
-                    {METRICS: app.session.pack_metrics(one.context, mine, seconds)}
-                ),
-            )
-            for one, mine in zip(opened, scores, strict=True)
-        }
+        answers: dict[int, Answer] = {}
+        for one, mine in zip(opened, scores, strict=True):
+            metrics = app.session.pack_metrics(one.context, mine, seconds)
+            content = RecordDict({METRICS: metrics})
+            answers[one.place] = reply_with(one.message, content)
+        return answers
 
 
 def is_stackable(app: FglClientApp) -> bool:
@@ -301,12 +299,8 @@ def is_stackable(app: FglClientApp) -> bool:
 
 def _holds_backbone(client: Client) -> bool:
     """Return whether the stored model is the run's backbone: a step may add to it."""
-    shapes = {
-        name.removeprefix("model/"): tuple(tensor.shape)
-        for name, tensor in client.state.tensors.items()
-        if name.startswith("model/")
-    }
-    return shapes == client.state_shapes()
+    kept = part_of(client.state.tensors, "model/")
+    return {n: tuple(t.shape) for n, t in kept.items()} == client.state_shapes()
 
 
 def _stack_of(client: Client) -> int:

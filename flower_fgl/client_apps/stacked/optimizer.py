@@ -84,15 +84,10 @@ class StackedOptimizer:
             steps = {}
             for name, view in part.items() if has_moments else ():
                 steps[name] = torch.tensor(before.get(name, 0.0), device=view.device)
-                self._optimizer.state[view] = {
-                    "step": steps[name],
-                    **{
-                        key: in_order(self._bases[key, name], self._parameters[name])[
-                            low:high
-                        ]
-                        for key in MOMENTS
-                    },
-                }
+                self._optimizer.state[view] = {"step": steps[name]}
+                for key in MOMENTS:
+                    base = in_order(self._bases[key, name], self._parameters[name])
+                    self._optimizer.state[view][key] = base[low:high]
             self._steps.append(steps)
 
     def _restored(self) -> dict[tuple[str, str], Tensor]:
@@ -153,11 +148,8 @@ class StackedOptimizer:
             paths = [f"optimizer/{key}/{name}" for name in used for key in MOMENTS]
             for place in range(low, high):
                 state = self._clients[place].state
-                kept = {
-                    path: tensor
-                    for path, tensor in state.tensors.items()
-                    if not path.startswith("optimizer/")
-                }
+                tensors = state.tensors.items()
+                kept = {p: t for p, t in tensors if not p.startswith("optimizer/")}
                 kept |= counts
                 for path in paths:
                     row = rows[path][place]

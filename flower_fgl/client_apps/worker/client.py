@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def ask_worker(
        files prove that the message left nothing but the data owner's model, which a
        second handling writes again identically.
     """
-    before = kept_states(context.run_id, context.node_config, context.run_config)
+    kept = partial(kept_states, context.run_id, context.node_config, context.run_config)
+    before = kept()
     try:
         parent = find_parent_process()
         with reach_worker(context.node_config, parent, idle) as connection:
@@ -87,9 +89,7 @@ def ask_worker(
             answer = read_answer(connection, context)
     except (EOFError, OSError, subprocess.SubprocessError, UnreadableError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        if before != kept_states(
-            context.run_id, context.node_config, context.run_config
-        ):
+        if before != kept():
             raise RunError(
                 f"The node's worker ended ({reason}) after it had stored the client's "
                 "state and before its reply was read. The client continues with the next "
