@@ -52,21 +52,10 @@ MAX_PASSES = 200
 
 
 def last_layers(names: Iterable[str], number: int) -> list[str]:
-    """Return the parameters of the last layers of a backbone.
+    """Return the parameters of the last ``number`` layers of a backbone, in their order.
 
-    A layer is the classifier, or one part of the encoder.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Names of the parameters, in the order of the layers.
-    number : int, at least 1
-        Layers wanted; all parameters if the backbone has fewer.
-
-    Returns
-    -------
-    list of str
-        In the order of ``names``.
+    ``names`` are in the order of the layers. A layer is the classifier, or one part of
+    the encoder; of a backbone with fewer layers all parameters are returned.
     """
     layers: dict[str, list[str]] = {}
     for name in names:

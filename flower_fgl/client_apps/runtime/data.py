@@ -36,37 +36,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """A client's graph as tensors on its device.
+    """A client's graph as tensors on its device, with its labels and evaluation graphs.
 
-    Parameters
-    ----------
-    graph : ClientGraph
-        The client's graph and its evaluation graphs.
-    inputs : list of GraphInput
-        Model inputs of the training graph and of each evaluation graph; their propagation
-        operators are computed once.
-    training : TrainingSet
-        Training nodes (or graphs) and labels; numbers are standardised in float32 once
-        their ``scale`` is known.
-    labels : list of Tensor of shape (n_g,), int64, or (n_g, T), float32 or float64
-        Classes of each graph's nodes, or of the graphs of a batch; of several labels
-        whether an item has each, NaN if unknown; or numbers in float64, NaN if unknown.
-    columns : list of dict of str to Tensor of shape (n_g,), bool
-        For each graph: masks of the nodes (or graphs) of every score column.
-    sizes : dict of str to int
-        Labelled nodes (or graphs) of every score column.
-    own_classes : Tensor of shape (C,), bool
-        Classes of which the client has a training node (or graph).
-    num_classes : int
-        Number of classes C.
-    partition_sha256 : str
-        Hash of the partition; empty for a data owner's own file.
-    place : tuple of two int
-        The client's partition-id and the number of partitions.
-    scale : TargetScale or None
-        Scale of the numbers to predict, once it is known; ``None`` for classes.
-    memo : dict
-        Results that are computed once per graph, e.g. by a method.
+    ``inputs`` are the training graph and each evaluation graph, whose propagation
+    operators are computed once. ``training`` holds training nodes (or graphs) and
+    labels; numbers are standardised in float32 once their ``scale`` is known (``None``
+    for classes). ``labels`` of each graph are classes (n_g,), int64; several labels
+    (n_g, T), float32, NaN if unknown; or numbers (n_g, T), float64, NaN if unknown.
+    ``columns`` are masks (n_g,) of the nodes (or graphs) of every score column of each
+    graph, ``sizes`` their labelled nodes. ``own_classes`` (C,) marks classes with a
+    training node. ``partition_sha256`` is empty for a data owner's own file; ``place``
+    is partition-id and number of partitions. ``memo`` holds results that are computed
+    once per graph, e.g. by a method.
     """
 
     graph: ClientGraph

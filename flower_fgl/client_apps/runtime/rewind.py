@@ -15,9 +15,7 @@ __all__ = ["rewind_client"]
 
 
 def rewind_client(session: Session, message: Message, context: Context) -> Message:
-    """Rewind a client to the run id and round of a message.
-
-    The reply holds the round of the client's last training, 0 without a state.
+    """Rewind a client to a run id and round; reply with its last trained round, or 0.
 
     A client rewinds at most once in a run, and before its first answer, else
     PayloadError: the server could get a second answer to the same round.

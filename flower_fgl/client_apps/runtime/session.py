@@ -81,10 +81,7 @@ def keep_freed_memory() -> bool:
 
 
 class DataCache:
-    """The graphs that a process has opened; the least recently used is dropped first.
-
-    ``limit`` is in bytes. The newest graph is always kept.
-    """
+    """Opened graphs of a process; the oldest are dropped above ``limit`` bytes."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self._limit = limit
@@ -159,10 +156,7 @@ class Session:
         self.configs[tuple(sorted(values.items()))] = config
 
     def clear(self) -> None:
-        """Forget graphs and states at once, not when the garbage collector finds them.
-
-        A client half and its message handlers refer to each other.
-        """
+        """Forget graphs and states now, without waiting for the garbage collector."""
         self.graphs, self.memory = DataCache(), None
 
     def config(self, context: Context) -> RunConfig:
@@ -221,8 +215,7 @@ class Session:
     def sums(self, context: Context, state: ClientState) -> Iterator[SumHistory]:
         """Open the history of a client's secure sums, and keep what is added to it.
 
-        It is in the node's ``state-dir``, for all runs. Without one it is in the client's
-        state, which the caller stores.
+        It is in the node's ``state-dir``, for all runs, or in the client's state.
         """
         settings = self.node(context)
         is_fixed = settings.fixed_roster
@@ -257,10 +250,7 @@ class Session:
         )
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
-        """Choose the store of client states.
-
-        The folder of a data owner comes from its node config, never from the run config.
-        """
+        """Choose the store of client states; an owner's folder is from its node config."""
         if self.memory is not None:
             return self.memory
         folder = state_folder(context.node_config, config.state_dir)

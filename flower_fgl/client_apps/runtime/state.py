@@ -61,9 +61,8 @@ class ClientState:
         """Note that a round of an exchange is answered; each is answered only once.
 
         A second answer to the same round would let the server average the noise away.
-        Rounds are ``first`` to ``last``; PayloadError for another one, or if this or a
-        later one was answered. ``exchange`` is, for example, ``train`` or
-        ``query.judge``.
+        PayloadError if this or a later round was answered, or it is not one of ``first``
+        to ``last``.
         """
         kept = self.values.get(ANSWERED + exchange)
         if kept is not None and number <= int(kept):
@@ -80,10 +79,7 @@ class ClientState:
         self.claimed = exchange
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """Return copies of the tensors under ``prefix/`` by their names without it.
-
-        They are sorted by name, so that all stores give the same order.
-        """
+        """Return copies of the tensors under ``prefix/``, sorted by names without it."""
         found = part_of(self.tensors, prefix + "/")
         return {name: found[name].clone() for name in sorted(found)}
 
@@ -388,8 +384,7 @@ def _kept_at(path: Path, server_round: int) -> Path:
 def _merge_answers(path: Path, state: ClientState) -> None:
     """Take over what other processes have answered since ``state`` was loaded.
 
-    PayloadError if one of them has answered the round that ``state`` claims, or a later
-    one.
+    PayloadError if one has answered the round that ``state`` claims, or a later one.
     """
     masked = "secure/masked-round"
     try:

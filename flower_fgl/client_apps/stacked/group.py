@@ -1,9 +1,6 @@
-"""``Group``: the clients that a client half trains at once, many or one.
+"""Clients that a client half trains at once: one as a ``Group``, or many as a ``Cohort``.
 
-A client half that derives from :class:`GroupClientApp` is written once, for K clients. A
-:class:`Group` is one client, K = 1. Its subclass
-:class:`~flower_fgl.client_apps.stacked.cohort.Cohort` trains many as one stack: weights and
-representations have a leading dimension K.
+A client half that derives from :class:`GroupClientApp` is written once, for K clients.
 """
 
 from __future__ import annotations
@@ -44,16 +41,8 @@ __all__ = [
 class Rows:
     """Training items of K clients: those of one optimizer step, or all.
 
-    Parameters
-    ----------
-    index : Tensor of shape (t,), int64
-        Rows of the representations (K·n, p), client by client.
-    client : Tensor of shape (t,), int64
-        Client of each row, 0 to K − 1.
-    labels : Tensor of shape (t,), int64
-        Classes.
-    num_clients : int
-        K.
+    ``index`` (t,) are rows of the representations (K·n, p), client by client; ``client``
+    (t,) is the client of each row, 0 to K − 1, ``labels`` (t,) its class; all int64.
     """
 
     index: Tensor

@@ -97,9 +97,8 @@ class Backbones:
 def num_stacks(num_clients: int) -> int:
     """Return into how many stacks the clients of a run are divided on a CPU: 2, 4, 8 or 16.
 
-    Client k belongs to stack ``k % num_stacks``. The number does not depend on the worker
-    processes, each of which has whole stacks: the order of all sums, and so every number,
-    is the same for any number of workers up to this one.
+    Client k belongs to stack ``k % num_stacks``. Each worker process has whole stacks:
+    the order of all sums, and so every number, is the same for any number of workers.
     """
     stacks = 2
     while stacks < MOST_STACKS and num_clients >= 2 * stacks * CLIENTS_OF_STACK:

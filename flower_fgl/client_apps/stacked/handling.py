@@ -75,10 +75,7 @@ class Broadcasts:
 
 
 class Stacker:
-    """Trains and evaluates clients of one process together.
-
-    It keeps the stacked graphs of the last exchange.
-    """
+    """Trains and evaluates clients of one process together; keeps their stacked graphs."""
 
     def __init__(self) -> None:
         self._backbones = Backbones()
@@ -91,10 +88,9 @@ class Stacker:
     ) -> dict[int, Answer]:
         """Return replies, or clients' errors, by place of messages that can be stacked.
 
-        The items are messages of one exchange to different clients; those that are not in
-        the result must be handled one by one. If ``is_forced``, clients are stacked also
-        where that is not faster, and training messages that cannot be stacked are
-        refused.
+        The items are messages of one exchange to different clients; the others must be
+        handled one by one. If ``is_forced``, clients are stacked also where that is not
+        faster, and training messages that cannot be stacked are refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
         if kinds == {MessageType.TRAIN}:

@@ -23,8 +23,7 @@ def step_counts(
     """Return name and optimizer steps of each parameter in a client's state, sorted.
 
     Clients of equal counts share one fused step: Adam corrects its moments by the count.
-    It is empty before the first step and if moments are not kept. ``known`` holds counts
-    by the ``id`` of their tensor, which clients may share; completed in place.
+    It is empty if there are none. ``known`` caches counts by the ``id`` of their tensor.
     """
     if client.config.optimizer_state != "keep":
         return ()
@@ -51,10 +50,7 @@ def in_order(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 class StackedOptimizer:
-    """The clients' optimizer on stacked weights (K, ...).
-
-    Clients with equal :func:`step_counts` are neighbours.
-    """
+    """The clients' optimizer on stacked weights (K, ...); see :func:`step_counts`."""
 
     def __init__(self, model: nn.Module, clients: Sequence[Client]) -> None:
         self._clients = clients
@@ -133,8 +129,7 @@ class StackedOptimizer:
     def save(self, *, is_shared: bool) -> None:
         """Store each client's moments in its state, if the settings keep them.
 
-        If ``is_shared``, the states are views of the stacked moments. They then occupy
-        the memory of all clients until the last of them is replaced.
+        If ``is_shared``, the states are views of the moments of all clients.
         """
         if not self._is_kept:
             return
