@@ -117,7 +117,6 @@ class LocalTraining:
         yield
         self.seconds[part] += time.perf_counter() - clock
 
-    # ------------------------------------------------------------------- training
     def train(self) -> float:
         """Train for ``local-epochs`` and return the mean L_task of the last epoch.
 
@@ -189,7 +188,6 @@ class LocalTraining:
         """Number of layers of the backbone."""
         return len(self.net.backbone.encoder)  # type: ignore[arg-type]
 
-    # -------------------------------------------------------------------- Eq. (13)
     def descend(
         self, table: GraphInput, block: Block, kept: Tensor, labels: Tensor
     ) -> float:
@@ -265,7 +263,6 @@ class LocalTraining:
                 weight.grad = weight.grad + decay * weight.detach()
         self.optimizer.step()
 
-    # ---------------------------------------------------------------------- memory
     def keep(self) -> None:
         """Store in the client's state what the next round needs, and log statistics."""
         state = self.client.state

@@ -18,7 +18,6 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
 from flower_fgl.client_apps.runtime.model_store import save_best_model
 from flower_fgl.client_apps.runtime.node_checks import check_node
-from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
@@ -120,14 +119,13 @@ class FglClientApp(ClientApp, ABC):
         self.session = session or Session()
         self._open: dict[int, tuple[Client, StateStore, Context]] = {}
         self.query(DESCRIBE)(self._describe)
-        self.query(RESUME)(partial(rewind_client, self.session))
+        self.query(RESUME)(self.session.rewind)
         self.query(TARGETS)(self._targets)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
         for kind in (KEYS, SHARES, CHECK, UNMASK):
             self.query(kind)(partial(answer, self.session))
 
-    # ------------------------------------------------------------------ hooks
     @abstractmethod
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train, and return the model and the upload."""
@@ -219,7 +217,6 @@ class FglClientApp(ClientApp, ABC):
         """
         return None
 
-    # ---------------------------------------------------------------- plumbing
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Gather a client's graph, settings and memory, see :meth:`Session.open`."""
         return self.session.open(message, context)

@@ -48,10 +48,7 @@ INNER_LR = 0.1
 class F2LNetwork(TwoViews):
     """Store the last embeddings and logits of the client model for the episodes.
 
-    Notes
-    -----
-    1. With ``part``, the receptive field of all training nodes, training computes only
-       this part of the graph.
+    Training computes only ``part``, the receptive field of all training nodes, if given.
     """
 
     part: GraphInput | None = None

@@ -147,6 +147,7 @@ class Trainer:
         data = client.data.training
         self.labels = data.labels
         self.own_labels = torch.searchsorted(parts.classes, data.labels)
+        self.predicted = self.labels if parts.own is None else self.own_labels
         self.part = training_part(client, parts.personal)
         self.noise = client.generator(server_round, "noise")
         fitted = [parts.shared.encoder, parts.shared.classifier, parts.own]
@@ -207,9 +208,8 @@ class Trainer:
 
     def step_again(self, h: Tensor) -> None:
         """Step on the predicting classifier by L^c, in place of L^ĉ; h: constant."""
-        labels = self.labels if self.parts.own is None else self.own_labels
         logits = self.modules["classifier"](h[self.part.index])
-        self.step("classifier", F.cross_entropy(logits, labels))
+        self.step("classifier", F.cross_entropy(logits, self.predicted))
 
     def augment(self, h: Tensor) -> dict[str, Tensor]:
         """Train φ, then the classifier on synthetic nodes; h: (M, H), constant."""
@@ -248,9 +248,9 @@ class Trainer:
 
     def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
         """Step on the predicting classifier by L^ĉ, Eq. (8); made: (n, m, H)."""
-        labels = self.labels if self.parts.own is None else self.own_labels
         logits = self.modules["classifier"](made.flatten(0, 1))
-        loss = F.cross_entropy(logits, labels.repeat_interleave(self.method_config.m))
+        labels = self.predicted.repeat_interleave(self.method_config.m)
+        loss = F.cross_entropy(logits, labels)
         self.step("classifier", loss)
         return {"synthetic": loss.detach(), "spread": spread(made)}
 

@@ -18,12 +18,7 @@ __all__ = ["FedPerClientApp"]
 
 
 class FedPerClientApp(GroupClientApp):
-    """Train body and head, upload the body, keep the head.
-
-    Notes
-    -----
-    1. The heads of all clients start from the same weights, drawn once from the seed.
-    """
+    """Train body and head, upload the body; the heads start from the same weights."""
 
     stacked = True
     down = Weights

@@ -13,12 +13,7 @@ __all__ = ["LocalClientApp"]
 
 
 class LocalClientApp(GroupClientApp):
-    """Continue training from the client's own last weights.
-
-    Notes
-    -----
-    1. All clients of one backbone start from the same weights, as with FedAvg.
-    """
+    """Continue from the client's last weights; all clients start from the same."""
 
     stacked = True
     down = Empty

@@ -271,12 +271,9 @@ def local_statistics(client: Client) -> ClassStatistics:
             operator, classes, client.data.num_classes, method_config.depth
         )
         kept = shares * least <= 1 + 1e-4  # of float32
-    return ClassStatistics(
-        (stats.mean * kept[:, None]).cpu(),
-        (stats.variance * kept[:, None]).cpu(),
-        (stats.count * kept).cpu(),
-        (stats.labelled_count * kept).cpu(),
-    )
+    rows = [part * kept[:, None] for part in (stats.mean, stats.variance)]
+    counts = [part * kept for part in (stats.count, stats.labelled_count)]
+    return ClassStatistics(*(part.cpu() for part in rows + counts))
 
 
 def distillation_weights(client: Client, variant: Variant) -> Tensor | None:

@@ -22,10 +22,7 @@ __all__ = ["HiddenLayersClientApp", "PartlySharedClientApp"]
 class PartlySharedClientApp(FglClientApp):
     """Train all layers, upload the shared ones, keep the others.
 
-    Notes
-    -----
-    1. The kept layers of all clients start from the same weights, drawn once from the
-       seed.
+    The kept layers of all clients start from the same weights, drawn from the seed.
     """
 
     down: ClassVar[type[Payload]] = Weights

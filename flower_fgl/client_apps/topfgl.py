@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -29,7 +30,7 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.topfgl import TopFGLSettings
-from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 
@@ -87,7 +88,9 @@ class TopFGLClientApp(FedAvgClientApp):
         load_state(backbone, {name: download.tensors[name] for name in names})
         load_state(learner, part_of(download.tensors, LEARNER))
         graph = client.data.training.inputs
-        encoding = self.encoding(client, graph)
+        encoding = client.cached(
+            ("topfgl-encoding",), lambda: structural_encoding(graph)
+        )
         terms: dict[str, float] = {}
         if self.is_time(client, server_round):
             self.add_edges(client, server_round, backbone, learner, encoding, terms)
@@ -100,10 +103,6 @@ class TopFGLClientApp(FedAvgClientApp):
         state = dict(backbone.state_dict())
         state |= {LEARNER + name: t for name, t in learner.state_dict().items()}
         return Fit(model, Weights(state), loss, terms=terms)
-
-    def encoding(self, client: Client, graph: GraphInput) -> Tensor:
-        """Return h^T of the training graph, computed once."""
-        return client.cached(("topfgl-encoding",), lambda: structural_encoding(graph))
 
     def is_time(self, client: Client, server_round: int) -> bool:
         """Return whether the client adds edges in this round."""
@@ -170,21 +169,20 @@ class TopFGLClientApp(FedAvgClientApp):
         return AugmentedNet(backbone, client.data.training.inputs, self.added(client))
 
 
+@dataclass(eq=False)
 class _LearnerEpochs:
     """The learner's step after each epoch of the network."""
 
-    def __init__(
-        self,
-        client: Client,
-        server_round: int,
-        model: AugmentedNet,
-        learner: TopologyLearner,
-        encoding: Tensor,
-    ) -> None:
-        self.client, self.server_round, self.number = client, server_round, 0
-        self.model, self.learner, self.encoding = model, learner, encoding
-        self.optimizer = make_optimizer(learner, client.config)
-        client.restore_moments("learner-optimizer", learner, self.optimizer)
+    client: Client
+    server_round: int
+    model: AugmentedNet
+    learner: TopologyLearner
+    encoding: Tensor
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.optimizer = make_optimizer(self.learner, self.client.config)
+        self.client.restore_moments("learner-optimizer", self.learner, self.optimizer)
 
     def __call__(self, _: float) -> None:
         """Compute Z and take one step of the learner."""
@@ -194,9 +192,8 @@ class _LearnerEpochs:
             return
         with torch.no_grad():
             logits = self.model.eval()(data.inputs)
-        with seeded(
-            client.seed(self.server_round, f"learner {self.number}"), client.device
-        ):
+        seed = client.seed(self.server_round, f"learner {self.number}")
+        with seeded(seed, client.device):
             self.learner.train()
             self.optimizer.zero_grad(set_to_none=True)
             out = self.learner(self.encoding, self.model.augmented, logits)

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message, MessageType, MetricRecord
+from flwr.app import (
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
@@ -25,10 +32,12 @@ from flower_fgl.client_apps.runtime.data import (
 )
 from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
+    agreed_place,
     client_label,
     owner_key,
     read_agreement,
 )
+from flower_fgl.client_apps.runtime.model_store import copy_model_of_run
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
 from flower_fgl.client_apps.runtime.reply_metrics import limited
 from flower_fgl.client_apps.runtime.state import (
@@ -44,7 +53,7 @@ from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.base import DESCRIBE, write_metrics
+from flower_fgl.protocols.base import CONFIG, DESCRIBE, INFO, write_metrics
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.protocols.target_scale import TARGETS
 from flower_fgl.runs.state_files import state_folder
@@ -263,6 +272,37 @@ class Session:
             owner=owner_key(context.node_config) if is_owned else "",
             is_synced=is_owned,
         )
+
+    def rewind(self, message: Message, context: Context) -> Message:
+        """Rewind a client to a run id and round; reply with its last trained round, or 0.
+
+        A client rewinds at most once in a run, and before its first answer, else
+        PayloadError: the server could get a second answer to the same round.
+        """
+        if "graph" in context.node_config:
+            self.open(message, context)  # checks the limits that depend on the graph
+        point = message.content.config_records[CONFIG]
+        partition_id, _ = agreed_place(read_agreement(message), context)
+        store = self.states(self.config(context), context)
+        current = store.load(context, partition_id)
+        keys = current.group("secure")
+        run_id, server_round = int(point["run-id"]), int(point["server-round"])  # type: ignore[arg-type]
+        if not point["is-restored"]:
+            if current.has_answered:
+                raise PayloadError(
+                    "the client has answered messages of this run and does not rewind"
+                )
+            store.rewind(context, partition_id, run_id, server_round)
+        copy_model_of_run(context, partition_id, run_id, server_round)
+        state = store.load(context, partition_id)
+        if keys:  # drawn when the run resumed; the server knows only these
+            answered = state.group("secure").get("masked-round", torch.tensor(0))
+            # a round that was answered in this run stays answered
+            keys["masked-round"] = max(answered, keys.get("masked-round", answered))
+            state.set_group("secure", keys)
+            store.save(context, partition_id, state)
+        info = ConfigRecord({"round": int(state.values.get("round", 0))})
+        return Message(RecordDict({INFO: info}), reply_to=message)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Open a client's graph, settings and state.

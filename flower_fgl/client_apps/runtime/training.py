@@ -124,20 +124,19 @@ class TrainingSet:
         """Return the receptive field of some training nodes, ``None`` for many nodes."""
         # The field of a fifth of the nodes already covers most of the graph. A batch uses
         # its field on a CPU only: finding it would synchronize a GPU several times a step.
-        if index is not self.index:
-            are_few = len(index) <= BATCH_FIELD_SHARE * self.inputs.num_nodes
+        is_batch = index is not self.index
+        if not is_batch and reach in self.fields:
+            return self.fields[reach]
+        share = BATCH_FIELD_SHARE if is_batch else FIELD_SHARE
+        are_few = len(index) <= share * self.inputs.num_nodes
+        if is_batch:
             are_few &= self.inputs.device.type == "cpu"
-            return (
-                receptive_field(self.inputs, index, reach, is_batch=True)
-                if are_few
-                else None
-            )
-        if reach not in self.fields:
-            are_few = len(index) <= FIELD_SHARE * self.inputs.num_nodes
-            self.fields[reach] = (
-                receptive_field(self.inputs, index, reach) if are_few else None
-            )
-        return self.fields[reach]
+        part = None
+        if are_few:
+            part = receptive_field(self.inputs, index, reach, is_batch=is_batch)
+        if not is_batch:
+            self.fields[reach] = part
+        return part
 
 
 def make_optimizer(
