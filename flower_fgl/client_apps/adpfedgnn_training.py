@@ -206,19 +206,14 @@ class LocalTraining:
             features.append(h)
             logits.append(z)
         task = F.cross_entropy(self.net.fuse(logits), labels)
-        loss = task
-        if self.method_config.has_estimator:
-            loss = task + self.method_config.lambda_mi * self.mutual_information(
-                *features
-            )
+        loss, settings = task, self.method_config
+        if settings.has_estimator:
+            loss = task + settings.lambda_mi * self.mutual_information(*features)
         found = torch.autograd.grad(loss, leaves[0] + leaves[1], materialize_grads=True)
         names = list(self.net.shapes)
-        by_branch = torch.stack(
-            [
-                state_to_vector(dict(zip(names, part, strict=True)))
-                for part in (found[: len(names)], found[len(names) :])
-            ]
-        )
+        parts = (found[: len(names)], found[len(names) :])
+        named = [dict(zip(names, part, strict=True)) for part in parts]
+        by_branch = torch.stack([state_to_vector(part) for part in named])
         self.gradients += by_branch
         masks = torch.stack([self.net.global_mask, self.net.local_mask])
         self.descend_weights((by_branch * masks).sum(dim=0))

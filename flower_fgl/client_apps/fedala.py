@@ -31,15 +31,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
 from flower_fgl.methods.fedala import FedALASettings
 from flower_fgl.nn.body_head import layer_of
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
-
-Client = AnyClient[FedALASettings]
 
 WEIGHT_LR = 1.0
 """η, step size of the blending weights W."""

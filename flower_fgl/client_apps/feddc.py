@@ -7,6 +7,7 @@ Correction", CVPR 2022.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,18 +77,11 @@ class FedDCClientApp(FedAvgClientApp):
         """Return a function for the penalty of the model's present weights."""
         names = [name for name, _ in model.named_parameters()]
         own, steps = client.state.group("change"), client.state.values[STEPS]
-        lists = (
-            [download.tensors[n].to(client.device) for n in names],
-            [drift[n].to(client.device) for n in names],
-            [
-                gradient_correction(
-                    own[n].cpu(),
-                    download.control[n],
-                    steps=int(steps),
-                    lr=client.config.lr,
-                ).to(client.device)
-                for n in names
-            ],
-        )
+        correct = partial(gradient_correction, steps=int(steps), lr=client.config.lr)
+        corrections = {n: correct(own[n].cpu(), download.control[n]) for n in names}
+        lists = [
+            [tensors[n].to(client.device) for n in names]
+            for tensors in (download.tensors, drift, corrections)
+        ]
         alpha = client.config.method_config.alpha
         return lambda: drift_penalty(model.parameters(), *lists, alpha=alpha)

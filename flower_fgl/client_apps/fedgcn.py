@@ -78,11 +78,8 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg does, on the completed graph."""
-        if (
-            client.config.method_config.hops
-            and len(edges_of(client).own)
-            and KEPT not in client.state.values
-        ):
+        hops, is_kept = client.config.method_config.hops, KEPT in client.state.values
+        if hops and not is_kept and len(edges_of(client).own):
             log.warning(
                 "Client %d has no sums of its neighbours at other clients, because its "
                 "state was lost. It trains on its own edges.",
@@ -148,9 +145,8 @@ class FedGCNClientApp(FedAvgClientApp):
     def _complete(self, message: Message, context: Context) -> Message:
         """Store the sums of the own nodes and of their outside neighbours."""
         client, store, _ = self.open_once(message, context, last=once)
-        places = client.state.group(KEPT).get(
-            "other", torch.zeros(0, dtype=torch.int64)
-        )
+        none = torch.zeros(0, dtype=torch.int64)
+        places = client.state.group(KEPT).get("other", none)
         own, hops = listed_of(client), client.config.method_config.hops
         num_other = len(places) if hops == 2 else 0
         spec = (len(own) + num_other, client.data.graph.num_features, num_other)

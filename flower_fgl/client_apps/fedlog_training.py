@@ -145,11 +145,10 @@ class LocalLearner:
         """
         assert self.nodes is not None
         x = scale_nodes(self.nodes, self.gamma)
-        graph = (
-            prompt_pairs(x, apply_generators(self.prompts, x))
-            if self.method_config.pg
-            else self_loops(x)
-        )
+        if self.method_config.pg:
+            graph = prompt_pairs(x, apply_generators(self.prompts, x))
+        else:
+            graph = self_loops(x)
         h = self.network.embed(graph)
         around = graph.propagate(h, "mean")
         size = len(x)

@@ -110,10 +110,8 @@ class FedSagePlusClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg does, on the mended graph if there is one."""
-        if (
-            client.config.method_config.gen_rounds
-            and "mended" not in client.state.values
-        ):
+        is_mended = "mended" in client.state.values
+        if client.config.method_config.gen_rounds and not is_mended:
             log.warning(
                 "Client %d has no mended graphs and trains on its original graph: "
                 "generator training failed, or the client's state was lost.",
@@ -157,13 +155,11 @@ class FedSagePlusClientApp(FedAvgClientApp):
     def _judge(self, message: Message, context: Context) -> Message:
         """Return the gradient of another client's generator."""
         client, store, _ = self.open_once(message, context, last=num_judgements)
-        method_config = client.config.method_config
-        spec = (
-            shapes_of(client),
+        sizes = (
             client.config.hidden_channels,
-            method_config.max_neighbours,
-            MAX_ITEMS,
+            client.config.method_config.max_neighbours,
         )
+        spec = (shapes_of(client), *sizes, MAX_ITEMS)
         shown = GeneratorState.from_record(message.content, spec)
         found = privatize(client, feedback_on(client, shown))
         self.keep(client, store, context, is_state_new=False)

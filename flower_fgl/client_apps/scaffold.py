@@ -6,6 +6,8 @@ ICML 2020.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -41,12 +43,12 @@ class ScaffoldClientApp(FedAvgClientApp):
     ) -> Fit:
         """Train with corrected gradients, then renew c_i."""
         model = client.receive(download.tensors)
-        names = [name for name, _ in model.named_parameters()]
         zero = {name: torch.zeros_like(t) for name, t in download.control.items()}
         own = client.state.group("control") or zero
         own = {name: t.cpu() for name, t in own.items()}
         changes = [
-            (download.control[name] - own[name]).to(client.device) for name in names
+            (download.control[name] - own[name]).to(client.device)
+            for name, _ in model.named_parameters()
         ]
         steps = 0
 
@@ -57,16 +59,11 @@ class ScaffoldClientApp(FedAvgClientApp):
 
         loss = client.train(model, server_round, penalty=term)
         state = model.state_dict()
+        parts = (own, download.control, download.tensors)
+        renew = partial(new_control, steps=steps, lr=client.config.lr)
         new = {
-            name: new_control(
-                own[name],
-                download.control[name],
-                download.tensors[name],
-                state[name].detach().cpu(),
-                steps=steps,
-                lr=client.config.lr,
-            )
-            for name in state
+            name: renew(*(part[name] for part in parts), t.detach().cpu())
+            for name, t in state.items()
         }
         client.state.set_group("control", new)
         change = {name: new[name] - own[name] for name in new}

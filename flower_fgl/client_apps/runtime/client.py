@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -89,9 +89,8 @@ class Client(Generic[S]):
 
     def generator(self, server_round: int, purpose: str) -> torch.Generator:
         """Return a CPU generator of this client."""
-        return torch_generator(
-            self.config.seed, server_round, self.partition_id, purpose
-        )
+        place = self.partition_id
+        return torch_generator(self.config.seed, server_round, place, purpose)
 
     def cached(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """Return what ``make`` returned for this key first, kept in the graph's memo."""
@@ -200,15 +199,14 @@ class Client(Generic[S]):
             return self.cached(key, self._untold_names)
         if not config.owners or not config.keeps_layers:
             return frozenset()
-        return self.cached(
-            key,
-            lambda: local_names(
-                lambda width: self._build(width),
-                self.data.graph.num_features,
-                first_layer=config.feature_align == "project",
-                head=config.has_local_heads,
-            ),
+        find = partial(
+            local_names,
+            self._build,
+            self.data.graph.num_features,
+            first_layer=config.feature_align == "project",
+            head=config.has_local_heads,
         )
+        return self.cached(key, find)
 
     def _untold_names(self) -> frozenset[str]:
         """Return the weights of kinds and relations that other clients do not have."""

@@ -69,15 +69,9 @@ class Backbones:
             return "it has no training nodes"
         if any(g.batch is not None or g.edge_weight is not None for g in data.inputs):
             return "it has a batch of graphs or edge weights"
-        kind = (
-            id(config),
-            client.model_name,
-            graph.num_features,
-            data.num_classes,
-            graph.x.layout,
-            graph.x.dtype,
-            str(client.device),
-        )
+        sizes = graph.num_features, data.num_classes
+        layout = graph.x.layout, graph.x.dtype, str(client.device)
+        kind = (id(config), client.model_name, *sizes, *layout)
         if kind not in self._reach:
             model: Backbone = client.build_model()
             self._reach[kind] = config, can_stack(model), model.reach
@@ -127,11 +121,8 @@ def cut(
             width = clients[place][1].data.inputs[0].num_features
             used = (position - start + 1) * bytes_per_client + 4 * rows * width
             nodes += sizes[place]
-            ratio = (
-                MAX_PADDING
-                if position - start >= SMALL_COHORT
-                else MAX_PADDING_OF_SMALL
-            )
+            is_small = position - start < SMALL_COHORT
+            ratio = MAX_PADDING_OF_SMALL if is_small else MAX_PADDING
             if position > start and (rows > ratio * nodes or used > COHORT_BYTES):
                 cohorts.append(places[start:position])
                 start, nodes = position, sizes[place]
@@ -146,9 +137,6 @@ def is_worthwhile(clients: Sequence[Client]) -> bool:
     """Return whether a cohort trains faster together than one by one."""
     if len(clients) < FEWEST:
         return False
-    config = clients[0].config
-    largest = max(
-        client.data.inputs[0].num_nodes * config.hidden_channels for client in clients
-    )
-    weights = clients[0].data.graph.num_features * config.hidden_channels
-    return max(largest, weights) <= LARGEST_STEP
+    most_rows = max(client.data.inputs[0].num_nodes for client in clients)
+    longest = max(most_rows, clients[0].data.graph.num_features)
+    return longest * clients[0].config.hidden_channels <= LARGEST_STEP
