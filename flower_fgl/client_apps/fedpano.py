@@ -161,6 +161,9 @@ class Trainer:
             name: make_optimizer(module, client.config)
             for name, module in self.modules.items()
         }
+        for name, optimizer in self.optimizers.items():
+            group = f"optimizer/{name}"
+            client.restore_moments(group, self.modules[name], optimizer)
 
     def run(self, epochs: int) -> dict[str, float]:
         """Train for full-batch steps of each kind; return the losses of the last epoch.
@@ -168,9 +171,6 @@ class Trainer:
         They are named as in ``LOSSES``, with the ``spread`` of the synthetic nodes; only
         those that the variant has.
         """
-        for name, optimizer in self.optimizers.items():
-            group = f"optimizer/{name}"
-            self.client.restore_moments(group, self.modules[name], optimizer)
         self.parts.personal.train()
         terms: dict[str, Tensor] = {}
         h = self.represent() if epochs else torch.empty(0)

@@ -59,10 +59,10 @@ class ScaffoldClientApp(FedAvgClientApp):
 
         loss = client.train(model, server_round, penalty=term)
         state = model.state_dict()
-        parts = (own, download.control, download.tensors)
         renew = partial(new_control, steps=steps, lr=client.config.lr)
+        control, received = download.control, download.tensors
         new = {
-            name: renew(*(part[name] for part in parts), t.detach().cpu())
+            name: renew(own[name], control[name], received[name], t.detach().cpu())
             for name, t in state.items()
         }
         client.state.set_group("control", new)
