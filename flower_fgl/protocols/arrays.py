@@ -39,8 +39,7 @@ def read_arrays(
     """Unpack an ArrayRecord that has exactly the tensors of a layout.
 
     A name of a size stands for the number in ``sizes``, or for the size of the first
-    tensor that has it. A PayloadError says which tensor is missing, unexpected or
-    malformed.
+    tensor that has it.
     """
     tensors = read_tensors(content, record, dict.fromkeys(layout, ()), is_checked=False)
     known = dict(sizes)

@@ -1,7 +1,6 @@
 """Payloads of the describe query before round 1.
 
-A client replies with a :class:`Description`, or with a :class:`Rejection` if it cannot take
-part. Data owners with their own graph files may number classes in any order and need no
+Data owners with their own graph files may number classes in any order and need no
 partition-id: the server assigns both. Every later message to such a client carries the
 :class:`ClassAgreement`, so that the client need not store it.
 """
@@ -93,34 +92,27 @@ class Description(Payload):
     partition_sha256 : str
         Hash of the partition of its graph; empty for a data owner's own file.
     public_key : bytes
-        With secure aggregation, the key (32 bytes) that encrypts shares to this client,
-        with an identity and its signature if the owner has one (128 bytes); else empty.
+        With secure aggregation, see :class:`.messages.PublicKey`; else empty.
     name : str
         Name of the data owner in logs; empty for a partition of a dataset.
     scale : {"none", "rows", "columns"}
         Scaling of the client's features.
-    feature_names : tuple of str
-        Length d, in the client's own order; empty without ``share-feature-names``, or if
-        the columns have no names.
-    features_sha256 : str
-        Hash of the names in their order; empty if the columns have no names.
+    feature_names, features_sha256 : tuple of str, str
+        Length d, in the client's own order, and their hash. Empty if the columns have no
+        names; the names also without ``share-feature-names``.
     num_edge_features : int
         With ``setting = "edge"``, width a of the features of edges; their names follow
-        those of the nodes' features. The record has it only if it is not 0.
+        those of the nodes' features.
     num_entries : int
-        With ``weight-by = "entries"``, known training labels or numbers of all targets,
-        at least ``num_train``. The record has it only then.
+        With ``weight-by = "entries"``, known training labels or numbers of all targets.
     prepared : str
-        Hash of the recipe and vocabulary of the client's file, see ``flower-fgl prepare``.
-        The record has it only if the file was made so.
-    target_kind : {"classes", "labels", "numbers"}
-        What ``class_names`` names; the record has it only if it is not ``classes``.
-    target_units : tuple of str
-        Length T: units of the numbers. The record has them only if one is given.
+        Hash of the recipe and vocabulary of the file, if ``flower-fgl prepare`` made it.
+    target_kind, target_units : {"classes", "labels", "numbers"}, tuple of str
+        What ``class_names`` names, and T units of numbers, if any is given.
     schema : str
         With a typed graph, its schema as far as ``schema-align`` tells it: names hashed
         with ``same``, without private relations and those without edges with ``name``,
-        ``"private"`` with ``private``. The record has it only then.
+        ``"private"`` with ``private``.
     type_features : tuple of str
         With ``schema-align = "name"``, hash of the names of the features of each kind of
         nodes, empty for a kind without names.
@@ -199,12 +191,7 @@ class Description(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack and check counts and lengths.
-
-        A PayloadError says that an entry is missing, of the wrong type, negative, too
-        large or too long, or inconsistent with another: more training nodes than nodes,
-        or more training nodes of all classes than in all.
-        """
+        """Unpack; refuse entries that are malformed, out of range or contradictory."""
         info = _record(content, INFO)
         values: dict[str, Any] = {}
         is_numbered = info.get("partition-id") != UNNUMBERED

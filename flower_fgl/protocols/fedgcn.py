@@ -1,8 +1,5 @@
 """Payloads of FedGCN's exchanges before round 1.
 
-Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
-Convolutional Networks", NeurIPS 2023.
-
 Letters: d features, B nodes with a sum, b own and h outside nodes of one client.
 """
 
@@ -49,16 +46,13 @@ class Boundary(ArrayPayload):
 
     Parameters
     ----------
-    own : Tensor of shape (b,), int64
-        Identifiers of the client's nodes with an outside neighbour, ascending.
+    own, outside : Tensor of shape (b,) and (h,), int64
+        Identifiers of the client's nodes with an outside neighbour, and of these
+        neighbours, ascending.
     is_listed : Tensor of shape (b,), uint8
         1 if the sum of the node may be formed, 0 if the owner leaves it out.
-    outside : Tensor of shape (h,), int64
-        Identifiers of their outside neighbours, ascending.
-    own_edges : Tensor of shape (b,), int32
-        Number of edges of each of ``own`` to nodes of other clients, at least 1.
-    outside_edges : Tensor of shape (h,), int32
-        Number of edges of each of ``outside`` to nodes of this client, at least 1.
+    own_edges, outside_edges : Tensor of shape (b,) and (h,), int32
+        Number of edges of each node to nodes of the other side, at least 1.
     """
 
     own: Tensor
@@ -93,13 +87,7 @@ class Boundary(ArrayPayload):
 
 @dataclass(frozen=True)
 class ListedNodes(ArrayPayload):
-    """All nodes with a sum, the same list for every client: 8·B bytes.
-
-    Parameters
-    ----------
-    ids : Tensor of shape (B,), int64
-        Identifiers, ascending.
-    """
+    """Identifiers of all nodes with a sum, ascending, for every client: 8·B bytes."""
 
     ids: Tensor
     records = ("listed",)

@@ -26,8 +26,8 @@ def read_number_scores(
 ) -> NumberScores:
     """Read and check what :meth:`NumberScores.as_record` returned.
 
-    ``std`` has the spread of each target, NaN if the server does not know it. Raises a
-    PayloadError that begins with ``where`` if an entry is missing or out of range.
+    ``std`` has the spread of each target, NaN if the server does not know it. A
+    PayloadError begins with ``where``.
     """
     width = len(std)
     lists = ("n", "mse") if width > WIDE else ("n", "mse", "mae", "sst", "spearman")

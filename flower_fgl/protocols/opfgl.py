@@ -1,8 +1,4 @@
-"""Payloads of O-pFGL: class statistics up, a pseudo-graph down.
-
-Yan et al., "Toward Personalized Federated Node Classification in One-shot
-Communication", arXiv 2411.11304.
-"""
+"""Payloads of O-pFGL: class statistics up, a pseudo-graph down."""
 
 from __future__ import annotations
 
@@ -55,15 +51,9 @@ MIN_COUNT = 2
 
 
 class StatisticsSpec(NamedTuple):
-    """Expected content of :class:`LocalStatistics`.
+    """Expected C and D of :class:`LocalStatistics`, and what the client described.
 
-    Parameters
-    ----------
-    classes, width : int
-        Number of classes C, width D.
-    num_nodes, num_train : int
-        Nodes and training nodes that the client described; a node belongs to at most
-        one class, and only training nodes count as labelled.
+    A node belongs to at most one class, and only training nodes count as labelled.
     """
 
     classes: int
@@ -80,11 +70,6 @@ class LocalStatistics(AdditivePayload):
     labelled nodes of the class. A bitmap marks the classes that are present, ⌈C/8⌉ bytes
     of record overhead. With secure aggregation the upload is 8·C·(2D + 3) bytes of masked
     sums, whatever classes the client has.
-
-    Parameters
-    ----------
-    statistics : ClassStatistics
-        Statistics on the CPU; classes with count 0 are not sent.
     """
 
     statistics: ClassStatistics
@@ -183,13 +168,7 @@ class LocalStatistics(AdditivePayload):
 
 @dataclass(frozen=True)
 class GraphDownload(Payload):
-    """The pseudo-graph: 4·(s·d + s + s²) bytes for s nodes; 0 before it exists.
-
-    Parameters
-    ----------
-    graph : PseudoGraph
-        Graph on the CPU.
-    """
+    """The pseudo-graph: 4·(s·d + s + s²) bytes for s nodes; 0 before it exists."""
 
     graph: PseudoGraph
     records = (PSEUDO_GRAPH,)

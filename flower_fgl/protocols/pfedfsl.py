@@ -1,7 +1,4 @@
-"""Payloads of pFedFSL: models of other clients down, a model and losses up.
-
-Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
-"""
+"""Payloads of pFedFSL: models of other clients down, a model and losses up."""
 
 from __future__ import annotations
 
@@ -22,13 +19,7 @@ MODELS_RECORD, WEIGHTS, LOSSES = "models", "weights", "losses"
 
 @dataclass(frozen=True)
 class CandidateModels(TensorPayload):
-    """A client's initial model and m candidates: 4·P·(1 + m) bytes.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor of shape (1 + m, ...), float32
-        Weights by name; index 0 is the initial model, the others are candidates.
-    """
+    """A client's initial model, and m candidates after it: 4·P·(1 + m) bytes."""
 
     tensors: Mapping[str, Tensor]
     records = (MODELS_RECORD,)
@@ -72,12 +63,7 @@ class CandidateModels(TensorPayload):
 class ScoredModel(TensorPayload):
     """A trained model, and the losses of it and of m candidates: 4·(P + 1 + m) bytes.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Weights by name.
-    losses : Tensor of shape (1 + m,), float32
-        Loss of this model and of each candidate on the client's training nodes.
+    The losses are those on the client's training nodes.
     """
 
     tensors: Mapping[str, Tensor]

@@ -33,10 +33,9 @@ Bits: TypeAlias = NDArray[np.bool_]
 
 
 def discrete_gaussian(sigma: int, size: int) -> Integers:
-    """Draw ``size`` integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
+    """Draw integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
 
-    σ is the standard deviation of the continuous Gaussian of the same shape, at most
-    2^56, else a ValueError is raised. The samples are independent, of type int64.
+    σ, 1 to 2^56, is the standard deviation of the continuous Gaussian of the same shape.
     """
     if not 1 <= sigma <= MAX_SIGMA:
         raise ValueError(f"sigma must lie in [1, 2^56], got {sigma}.")

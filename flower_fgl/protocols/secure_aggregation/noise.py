@@ -52,9 +52,8 @@ HEADROOM = 40
 class NoiseShare:
     """What a client needs to add its share of the noise: S, z, and what is public.
 
-    ``origin`` has the summands of an upload that equals the download; the difference to
-    them is clipped. ``public`` names the summands that the server knows anyway: they get
-    no noise.
+    The difference to ``origin``, the summands of an upload that equals the download, is
+    clipped. Summands in ``public`` are known to the server anyway and get no noise.
     """
 
     clip: float
@@ -73,8 +72,7 @@ def share_width(
 ) -> int:
     """Return the width of a client's share in steps, ⌈√((z²S²·4^f + 64)/t)⌉.
 
-    f is ``fraction_bits`` (a step is 2^-f), t the smallest number of clients in a sum. A
-    share too small or too large for the fixed-point numbers raises a PayloadError.
+    f is ``fraction_bits`` (a step is 2^-f), t the smallest number of clients in a sum.
     """
     variance = (Fraction(noise) * Fraction(clip) * 2**fraction_bits) ** 2 + ROUNDING
     width = math.isqrt(math.ceil(variance / threshold) - 1) + 1
@@ -99,8 +97,7 @@ def add_noise_share(
     """Encode summands, clip their distance to the origin, and add a share of the noise.
 
     The summands include the check entry. ``clients`` and ``threshold`` are the largest
-    and smallest number of vectors in a sum. The encoded vector (L,), uint64, is sorted by
-    name as by :func:`.quantization.encode`.
+    and smallest number of vectors in a sum.
 
     Raises a PayloadError if a number is not finite, or is so large that the sum with
     its noise could wrap around; if the clipping norm is below a step; or if the noise
@@ -127,10 +124,7 @@ def add_noise_share(
 
 
 def clip_steps(change: Integers, bound: Fraction) -> Integers:
-    """Scale int64 steps towards zero until their L2 norm is at most ``bound``, exactly.
-
-    A bound below one step raises a PayloadError.
-    """
+    """Scale int64 steps towards zero until their L2 norm is at most ``bound``, exactly."""
     if bound < 1:
         raise PayloadError(
             f"upload-clip is {float(bound):.3g} steps: raise secure-fraction-bits."

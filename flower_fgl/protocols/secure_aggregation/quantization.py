@@ -43,15 +43,12 @@ def encode(
     summands: int,
     headroom: int = 0,
 ) -> Vector:
-    """Encode real tensors in fixed point and concatenate them, sorted by name.
+    """Encode real tensors in fixed point as one vector, sorted by name.
 
     Numbers are rounded to the nearest multiple of 2^-f, f = ``fraction_bits``, and never
     clipped. ``summands`` is the largest number of vectors in a sum; each may still grow
-    by ``headroom`` steps afterwards, for example by noise. Returns an array (L,) of
-    uint64.
-
-    Raises a PayloadError if a number is not finite, or so large that the sum could wrap
-    around.
+    by ``headroom`` steps afterwards, for example by noise. A PayloadError refuses numbers
+    that are not finite, or so large that the sum could wrap around.
     """
     limit = largest_steps(summands) - headroom
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)
@@ -89,11 +86,10 @@ def _check_range(
 
 
 def decode(total: Vector, shapes: Shapes, *, fraction_bits: int) -> dict[str, Tensor]:
-    """Decode a sum of encoded vectors modulo 2^64, (L,) of uint64, into float64 tensors.
+    """Decode a sum of encoded vectors modulo 2^64 into float64 tensors of the given shapes.
 
     They differ from the sum of the n original numbers by at most n/2 steps, plus the
-    rounding of float64 for sums above 2^53 steps. A length other than that of ``shapes``,
-    which are those given to :func:`encode`, raises a ValueError.
+    rounding of float64 for sums above 2^53 steps.
     """
     if total.shape != (num_entries(shapes),):
         raise ValueError(

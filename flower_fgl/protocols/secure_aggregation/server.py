@@ -67,11 +67,7 @@ class SecureRound:
         return Roster(torch.tensor(self.asked), from_bytes(rows))
 
     def add(self, partition_id: int, offer: Offer) -> None:
-        """Store the offer of a client.
-
-        A mask key that is invalid would make all other clients fail: it raises a
-        PayloadError.
-        """
+        """Store an offer; refuse a mask key on which all other clients would fail."""
         mask_key = to_bytes(offer.mask_key)
         KeyAgreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
         self.offers[partition_id] = offer
@@ -109,11 +105,7 @@ class SecureRound:
         }
 
     def take(self, partition_id: int, reveal: Reveal) -> None:
-        """Store the shares that a client reveals, checked by the senders' digests.
-
-        If one is not the share that its sender made, a PayloadError is raised and none is
-        stored.
-        """
+        """Store the shares that a client reveals, if all match their senders' digests."""
         holder = self.asked.index(partition_id)
         good = {}
         for owner, row in zip(sorted(self.offers), reveal.shares, strict=True):
@@ -130,9 +122,7 @@ class SecureRound:
     def total(
         self, vectors: Mapping[int, Vector], shapes: Shapes, *, fraction_bits: int
     ) -> dict[str, Tensor]:
-        """Sum the survivors' masked vectors (L,), uint64, and remove the masks.
-
-        ``shapes`` are those of the summands, whose sums are returned in float64.
+        """Sum the survivors' masked vectors, remove the masks, and return float64 sums.
 
         Raises a PayloadError if too few shares arrived, a reconstructed secret does not
         match its digest or public key, or the masks did not cancel.

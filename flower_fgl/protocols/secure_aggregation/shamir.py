@@ -28,7 +28,7 @@ def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes
     """Split a secret of 32 bytes into shares of 33, one per point, Shamir 1979.
 
     ``threshold`` shares reconstruct it. ``points`` are the x of the share holders,
-    distinct and positive. A ValueError says that one of these is out of range.
+    distinct and positive.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}.")

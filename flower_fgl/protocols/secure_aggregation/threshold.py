@@ -19,8 +19,7 @@ def threshold(clients: int, share: float) -> int:
 
     Two groups of more than 2n/3 clients have more than n/3 clients in common. If fewer
     than n/3 clients help the server, an honest client is in both groups, so the server
-    cannot show two groups different lists (Bonawitz et al. 2017, Theorem 6.5). A lower
-    share (``secure-threshold``) has no effect.
+    cannot show two groups different lists (Bonawitz et al. 2017, Theorem 6.5).
     """
     return max(2 * clients // 3 + 1, math.ceil(share * clients - 1e-9))
 
