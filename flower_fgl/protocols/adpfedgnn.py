@@ -36,7 +36,7 @@ MASKED_LAYOUT: Layout = {
 
 
 class Sizes(NamedTuple):
-    """Shapes of θ and of agent and estimator, and n_i, the client's weight in the average."""
+    """Shapes of θ, of agent and estimator, and n_i, the client's weight in the average."""
 
     weights: Shapes
     networks: Shapes

@@ -20,7 +20,7 @@ BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
 
 @dataclass(frozen=True)
 class EmbeddedWeights(TensorPayload):
-    """Weights θ_i before masking and mean embedding o_i of the proxy graph: 4·(P + p) bytes."""
+    """Weights θ_i before masking, and mean proxy embedding o_i: 4·(P + p) bytes."""
 
     tensors: Mapping[str, Tensor]
     embedding: Tensor

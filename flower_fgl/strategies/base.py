@@ -83,10 +83,7 @@ class FglStrategy(ServerHooks):
         config: ConfigRecord | None = None,
         grid: Grid | None = None,
     ) -> list[Message]:
-        """Address one training message to each sampled client.
-
-        ``arrays``, ``config`` and ``grid`` belong to Flower's interface and are not read.
-        """
+        """Address one training message to each sampled client."""
         partition_ids = self.sample(server_round)
         if self.secure is not None:
             with self.loop.log.failing():
@@ -102,11 +99,8 @@ class FglStrategy(ServerHooks):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, drop unusable ones, aggregate the rest.
 
-        Returns
-        -------
-        tuple of None and MetricRecord or None
-            Number of usable replies and training loss; ``None`` with fewer than
-            ``min-replies``. The aggregated model stays in the strategy.
+        Returns number of usable replies and training loss, ``None`` with fewer than
+        ``min-replies``. The aggregated model stays in the strategy.
         """
         seconds = self.loop.log.seconds
         clock = time.perf_counter()
@@ -135,10 +129,7 @@ class FglStrategy(ServerHooks):
     def _aggregate(
         self, server_round: int, uploads: dict[int, Upload]
     ) -> dict[int, Upload]:
-        """Aggregate; if that fails, name the uploads to blame and leave them out.
-
-        Returns the uploads that were aggregated.
-        """
+        """Aggregate without the uploads to blame if that fails; return those aggregated."""
         try:
             self._keep_finite(lambda: self.aggregate(server_round, uploads))
         except PayloadError as error:
@@ -155,10 +146,7 @@ class FglStrategy(ServerHooks):
         return uploads
 
     def _keep_finite(self, aggregate: Callable[[], None]) -> None:
-        """Aggregate; restore the former state if that fails or gives non-finite numbers.
-
-        Both raise a PayloadError.
-        """
+        """Aggregate; raise a PayloadError and restore the state unless all is finite."""
         before, numbers = self.server_state(), dict(self.loop.log.numbers)
         try:
             aggregate()
@@ -202,13 +190,7 @@ class FglStrategy(ServerHooks):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Store the scores of an evaluation exchange.
-
-        Returns
-        -------
-        MetricRecord or None
-            The pooled main score by ``<mode>/<column>``; ``None`` without any score.
-        """
+        """Store the scores of an exchange; return the main ones by ``<mode>/<column>``."""
         self.messenger.read_evaluations(self.messenger.by_sender(replies))
         return self._pooled_scores()
 

@@ -1,7 +1,4 @@
-"""Server half of DENSE: distil the clients' models into one, in a single round.
-
-Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
-"""
+"""Server half of DENSE: distil the clients' models into one, in a single round."""
 
 from __future__ import annotations
 
@@ -76,13 +73,7 @@ class Dense(FedAvg):
         return network
 
     def complete_round(self, server_round: int) -> bool:
-        """Send the distilled model; clients fine-tune it and reply with scores.
-
-        Returns
-        -------
-        bool
-            Whether at least ``min-replies`` clients did.
-        """
+        """Send the distilled model; clients fine-tune it and reply with scores."""
         self.loop.trained.clear()  # the model of the upload is not the one to score
         self.loop.log.forget_replies()
         messages = self.train_messages(

@@ -1,7 +1,4 @@
-"""Server half of F²L: average the client model and the adaptation module.
-
-Wang et al., "Federated Few-shot Learning", KDD 2023.
-"""
+"""Server half of F²L: average the client model and the adaptation module."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""FedAvg's server half, which several methods share.
-
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017.
-"""
+"""FedAvg's server half, which several methods share."""
 
 from __future__ import annotations
 
@@ -45,10 +41,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def common_model(config: RunConfig, federation: Federation) -> str:
-    """Return the name of the backbone that all clients have.
-
-    Raises a RunError if clients have different backbones.
-    """
+    """Return the name of the backbone that all clients have, else raise a RunError."""
     models = {client.model for client in federation.clients.values()}
     if len(models) > 1:
         raise RunError(
@@ -69,8 +62,7 @@ def draw_model(
 ) -> Backbone:
     """Build a backbone with weights from torch's global generator.
 
-    ``num_outputs`` replaces the number of classes as width of the output, ``in_channels``
-    the number of features as width of the input.
+    ``num_outputs`` replaces the number of classes, ``in_channels`` that of features.
     """
     width = in_channels or federation.num_features
     # local_names asks for more features, of nodes and of edges
@@ -95,11 +87,7 @@ def build_own(
     model: str,
     **settings: Any,
 ) -> Network:
-    """Build a method's own network, as ``Client.build_own`` does on a client.
-
-    ``build`` takes the method's settings, the backbone's name and the sizes, and
-    ``settings``.
-    """
+    """Build a method's own network, as ``Client.build_own`` does on a client."""
     return build(
         config.method_config,
         model=model,
@@ -210,22 +198,15 @@ class FedAvg(FglStrategy):
         sums: Mapping[str, Tensor],
         weights: Mapping[int, float],
     ) -> None:
-        """Replace the weights by ``Σ n_k θ_k / Σ n_k``.
-
-        Raises a PayloadError if Σ n_k differs from the clients' descriptions.
-        """
+        """Replace the weights by ``Σ n_k θ_k / Σ n_k``."""
         mean = mean_of_sums(sums, sum(weights.values()), self.shapes)
         self.move_to(mean, server_round)
 
     def move_to(self, mean: Mapping[str, Tensor], server_round: int) -> None:
         """Replace the weights by a mean, or by the step of ``server-optimizer`` to it.
 
-        Parameters
-        ----------
-        mean : mapping of str to Tensor, float32
-            Mean of the clients' weights. Buffers, e.g. running variances, are replaced.
-        server_round : int
-            Round, for Flower's factor of FedAdam.
+        Buffers, e.g. running variances, are replaced. Flower's FedAdam depends on the
+        round.
         """
         kind = self.config.server_optimizer
         if kind == "none":

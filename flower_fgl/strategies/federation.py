@@ -25,36 +25,17 @@ __all__ = ["Federation", "client_lines", "node_label"]
 
 @dataclass(frozen=True)
 class Federation:
-    """The clients of a run.
+    """The clients of a run, by partition-id, ascending, and Flower's node ids of them.
 
-    Parameters
-    ----------
-    clients : mapping of int to Description
-        By partition-id, ascending.
-    nodes : mapping of int to int
-        Flower's node id of each partition-id.
-    refused : tuple of Rejection
-        Data owners that do not take part, with the reason.
-    turned_away : frozenset of int
-        Ids of nodes that described themselves and are not clients.
-    scale : AgreedScale or None
-        Scale of the numbers to predict, from the statistics of the clients; else ``None``.
-    schema : Schema or None
-        Kinds and relations of typed graphs: with ``schema-align = "same"`` with hashed
-        names, with ``name`` all that some client has, with ``private`` none. ``None`` for
-        plain graphs.
+    ``refused`` are data owners that do not take part; ``turned_away`` are ids of nodes
+    that described themselves and are no clients. ``scale`` is that of the numbers to
+    predict, if the clients agreed on one. ``agreements`` are empty for partitions of a
+    dataset; every message to a data owner repeats its own. ``trainable`` clients have
+    training nodes.
 
-    Attributes
-    ----------
-    has_parts : bool
-        Whether clients have typed graphs, each with some of the kinds and relations.
-    partitions : dict of int to int
-        Partition-id of each of Flower's node ids.
-    trainable : list of int
-        Partition-ids of the clients that have training nodes.
-    agreements : dict of int to ClassAgreement
-        Number and class names that every message to a data owner repeats; empty for
-        partitions of a dataset.
+    ``schema`` has the kinds and relations of typed graphs: with ``schema-align =
+    "same"`` with hashed names, with ``name`` all that some client has, with ``private``
+    none. It is ``None`` for plain graphs.
     """
 
     clients: Mapping[int, Description]

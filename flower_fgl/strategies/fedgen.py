@@ -1,8 +1,4 @@
-"""Server half of FedGen: FedAvg, and a generator that the clients' heads teach.
-
-Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
-ICML 2021.
-"""
+"""Server half of FedGen: FedAvg, and a generator that the clients' heads teach."""
 
 from __future__ import annotations
 
@@ -111,10 +107,7 @@ class FedGen(FedAvg):
     def train_generator(
         self, server_round: int, states: Mapping[int, Mapping[str, Tensor]]
     ) -> None:
-        """Minimise the ensemble's loss and the diversity loss, Eq. (4).
-
-        Raises a PayloadError if a weight is no longer finite.
-        """
+        """Minimise the ensemble's loss and the diversity loss, Eq. (4)."""
         settings = self.config.method_config
         clients = Ensemble(self.network, list(states.values()))
         counts = self.counts(list(states))

@@ -1,8 +1,4 @@
-"""Server half of FedNH: average the bodies, and move the class prototypes.
-
-Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
-AAAI 2023.
-"""
+"""Server half of FedNH: average the bodies, and move the class prototypes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Server half of FedPANO: average graph network, generic classifier and generator.
 
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-
 ===============================  ==================================================
 symbol                           argument or attribute
 ===============================  ==================================================

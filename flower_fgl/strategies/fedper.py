@@ -1,8 +1,4 @@
-"""Server half of FedPer and FedRep: average the bodies; heads stay on the clients.
-
-Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
-2019.
-"""
+"""Server half of FedPer and FedRep: average the bodies; heads stay on the clients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Server half of FedSpray: average the encoders and the class proxies.
-
-Fu et al., "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
-"""
+"""Server half of FedSpray: average the encoders and the class proxies."""
 
 from __future__ import annotations
 

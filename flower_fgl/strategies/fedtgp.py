@@ -1,8 +1,4 @@
-"""Server half of FedTGP: train global prototypes that keep the classes apart.
-
-Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
-Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
-"""
+"""Server half of FedTGP: train global prototypes that keep the classes apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Server half that averages the models separately for each client.
 
-A method says how alike two clients are, and how that becomes a weight. Mixing, clients
-that are absent, checkpoints and the numbers of the round are shared. The rule is in
+A method says how alike two clients are, and how that becomes a weight. The rule is in
 :mod:`flower_fgl.algorithms.personal_mix`.
 """
 

@@ -1,7 +1,4 @@
-"""Server half of TopFGL: average the clients by the likeness of their learners.
-
-"TopFGL", ICDE 2026.
-"""
+"""Server half of TopFGL: average the clients by the likeness of their learners."""
 
 from __future__ import annotations
 

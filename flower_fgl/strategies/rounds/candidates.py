@@ -82,10 +82,7 @@ class Candidates:
     def agree(self) -> None:
         """Agree on what all clients share; leave out clients that differ from most others.
 
-        Raises
-        ------
-        RunError
-            If no majority decides, or too few nodes remain.
+        A RunError says that no majority decides, or too few nodes remain.
         """
         kinds = {True: "its own graph", False: "a partition of a dataset"}
         self._keep_majority("kind of data", lambda d: kinds[d.is_owned])
@@ -309,13 +306,7 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that spell a name differently from most.
-
-    Raises
-    ------
-    RunError
-        If at most half of the owners remain without them.
-    """
+    """Return why owners are left out that spell a name differently from most."""
     if not described:
         return {}
     nodes = {node_label(node, d): node for node, d in described.items()}
@@ -332,10 +323,7 @@ def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that measure a number in another unit than most.
-
-    Raises a RunError if at most half of the owners remain without them.
-    """
+    """Return why owners are left out that measure a number in another unit than most."""
     nodes = {node_label(node, d): node for node, d in described.items()}
     if not nodes:
         return {}
@@ -350,13 +338,7 @@ def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
-    """Return why nodes are left out whose partition-id another node has, too.
-
-    Raises
-    ------
-    RunError
-        If at most half of the ``of`` nodes of the run remain without them.
-    """
+    """Return why nodes are left out whose partition-id another node has, too."""
     claims = Counter(d.partition_id for d in described.values())
     claims.pop(UNNUMBERED, None)
     twice = {
@@ -372,13 +354,7 @@ def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int
 
 
 def _named_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
-    """Return why data owners are left out whose name another owner has, too.
-
-    Raises
-    ------
-    RunError
-        If at most half of the ``of`` nodes of the run remain without them.
-    """
+    """Return why data owners are left out whose name another owner has, too."""
     twice = without_own_name(described)
     if twice and 2 * (len(described) - len(twice)) <= of:
         raise RunError(

@@ -35,10 +35,7 @@ MAX_ROUND = 2**31
 
 
 def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
-    """Return the clients' descriptions as JSON stores them, without their public keys.
-
-    New keys of secure aggregation are drawn when a run resumes.
-    """
+    """Return the clients' descriptions as JSON stores them, without their public keys."""
     return [
         {
             key: list(value) if isinstance(value, tuple) else value
@@ -52,10 +49,7 @@ def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
 def clients_to_await(
     checkpoint: Checkpoint, config: RunConfig
 ) -> dict[int, Description] | None:
-    """Return the clients of a run that had fewer than all, by partition-id.
-
-    ``None`` if all of them took part: then the checks of a new run suffice.
-    """
+    """Return the clients, by partition-id, of a run that had fewer than all."""
     most = config.clients or int(checkpoint.clients[0]["num_partitions"])
     if not config.min_clients and len(checkpoint.clients) >= most:
         return None
@@ -76,11 +70,7 @@ def stored_scale(checkpoint: Checkpoint) -> AgreedScale | None:
 
 
 def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
-    """Collect everything that the following rounds depend on.
-
-    ``method`` is what :meth:`FglStrategy.server_state` returns. The snapshot has the
-    parts ``method``, ``loop`` and ``best``.
-    """
+    """Collect what the following rounds depend on, with the method's own state."""
     values: dict[str, Any] = {
         "trained": {str(pid): number for pid, number in loop.trained.items()},
         "failed_in_a_row": loop.failed_in_a_row,
@@ -116,12 +106,8 @@ def resume_run(
     """Restore a prepared strategy as it was after the checkpoint's round.
 
     ``result`` receives the metrics of the earlier rounds. ``restores_states`` says that
-    the engine has already restored the clients' states.
-
-    Raises
-    ------
-    RunError
-        If the clients are not those of the checkpoint, or its state does not fit.
+    the engine has already restored the clients' states. A RunError says that the clients
+    are not those of the checkpoint, or its state does not fit.
     """
     loop = messenger.loop
     _check_clients(loop.federation, checkpoint)

@@ -35,14 +35,9 @@ def discover(
     """Wait for the clients, request their descriptions, and check them.
 
     ``before`` holds the clients of an interrupted run by partition-id: the function waits
-    for these, and they keep their partition-ids. A client that differs from most others in
-    what all must share is left out with a warning: one client must not end the run.
-
-    Raises
-    ------
-    RunError
-        If too few nodes connect or can take part, no majority decides on features,
-        classes or partition, or too few clients can train.
+    for these, and they keep their partition-ids. A client that differs from most others
+    in what all must share is left out with a warning: one client must not end the run. A
+    RunError says that too few nodes connect, take part or train, or no majority decides.
     """
     if before:
         described, refused, queried = wait_for_known_clients(grid, config, before)

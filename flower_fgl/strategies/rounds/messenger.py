@@ -111,8 +111,7 @@ class Upload:
 class Exchange:
     """Replies with content of one exchange, by partition-id, ascending, and the failures.
 
-    ``seconds_send`` counts until all messages were pushed, ``seconds_wait`` from then
-    until the last reply.
+    ``seconds_wait`` counts from the last message pushed to the last reply.
     """
 
     replies: dict[int, Message]
@@ -124,9 +123,8 @@ class Exchange:
 class Messenger:
     """Address payloads to clients, send them, read the replies.
 
-    ``grid`` is set when the run starts; ``secure`` is secure aggregation, ``None`` when
-    it is off. If numbers are predicted, ``spreads`` has the standard deviation by which
-    each is scaled for all clients, NaN if every client has its own scale.
+    ``spreads`` has the standard deviation by which each number to predict is scaled for
+    all clients, NaN if every client has its own scale.
     """
 
     grid: Grid
@@ -161,8 +159,7 @@ class Messenger:
         """Build one message per client; ``contents`` by partition-id is completed in place.
 
         ``message_type`` is Flower's, with the action of a query. ``settings`` is the
-        record ``config``, one for all messages or one per partition-id; Flower's logs
-        show the round.
+        record ``config``, one for all messages or one per partition-id.
         """
         federation = self.loop.federation
         messages: list[Message] = []
@@ -192,10 +189,7 @@ class Messenger:
             self.recorder.append_release(release)
 
     def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
-        """Send training messages, wait for the replies, log failures and seconds.
-
-        The replies are by partition-id, ascending.
-        """
+        """Send training messages, log failures and seconds; return the replies in order."""
         exchange = self.send(self.by_receiver(messages))
         self.loop.log.add_exchange(
             exchange.replies,
@@ -267,8 +261,7 @@ class Messenger:
     ) -> dict[int, Read]:
         """Read replies, or their contents, one by one by partition-id.
 
-        A client whose reply raises an exception is dropped, counted and named; no
-        exception that one reply causes reaches the others.
+        A client whose reply raises an exception is dropped, counted and named.
         """
         out = {}
         for pid, content in contents.items():
@@ -301,10 +294,7 @@ class Messenger:
         replies: Mapping[int, Message],
         read: Callable[[int, RecordDict], Payload],
     ) -> dict[int, Upload]:
-        """Check and unpack every reply; a malformed one is logged as a failure.
-
-        ``read`` takes a partition-id and a reply's content, and returns the payload.
-        """
+        """Check every reply and ``read`` its upload; log a failure if it is malformed."""
         round_log = self.loop.log
 
         def read_one(pid: int, reply: Message) -> Upload:
@@ -388,13 +378,8 @@ def send_receive(
     """Send one message to each client, by partition-id, and wait for the replies.
 
     A reply counts as a failure if it is missing after ``timeout`` seconds, or larger than
-    ``max_mb`` (``max-message-mb``).
-
-    Raises
-    ------
-    RunError
-        If a worker process of the simulation died: Flower keeps sending to the dead
-        worker and loses most of the later messages.
+    ``max_mb`` (``max-message-mb``). A RunError says that a worker process of the
+    simulation died: Flower keeps sending to it and loses most of the later messages.
 
     Notes
     -----
@@ -407,8 +392,7 @@ def send_receive(
     4. Flower decodes a reply when it is pulled. ``max_mb`` is checked before any record
        is read.
     5. The grids of the local engine have ``always_answers``: every client replies, or
-       its process is known to have died. A slow round is waited for, in one process as
-       in several.
+       its process is known to have died. A slow round is waited for.
     """
     if not messages:
         return Exchange({})

@@ -37,10 +37,10 @@ class LateJoiners:
         Ids of connected nodes that do not take part. A node that disconnects is removed,
         so that a SuperNode with a key is queried again after a restart.
     waiting : dict of int to (int, Description)
-        Nodes that match a client whose former node still replies: partition-id of the
-        client and description of the node. They replace the former node when it fails.
+        Nodes that match a client whose former node still replies, with its partition-id.
+        They replace the former node when it fails.
     silent : dict of int to Silence
-        New nodes that sent no description, by node id. They are asked less and less often.
+        New nodes that sent no description, by node id.
     """
 
     refused: set[int] = field(default_factory=set)
@@ -52,9 +52,8 @@ class LateJoiners:
     ) -> None:
         """Request the descriptions of new nodes; reconnect, admit or reject these.
 
-        The failures of the last round show which clients are lost; the federation is
-        replaced. ``present`` has the ids of all connected nodes, and ``server_round`` is
-        the next round.
+        ``present`` has the ids of all connected nodes, and ``server_round`` is the next
+        round. The failures of the last round show which clients are lost.
         """
         loop = messenger.loop
         self.refused &= set(present)

@@ -60,15 +60,7 @@ class _Joined(Payload):
 
 
 class SecureExchanges:
-    """The exchange before the training exchange of a round, and the two after it.
-
-    Raises
-    ------
-    RunError
-        If the method's upload is not an :class:`AdditivePayload`, its ``aggregate_sums``
-        does not belong to its ``aggregate``, a client sent no key, or a round would sample
-        fewer than three clients.
-    """
+    """The exchange before the training exchange of a round, and the two after it."""
 
     def __init__(self, messenger: Messenger, strategy: type, up: type[Payload]) -> None:
         self._messenger = messenger
@@ -114,10 +106,7 @@ class SecureExchanges:
             self._keys[partition_id] = public_key
 
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
-        """Collect key shares of the sampled clients; return the clients that sent them.
-
-        If fewer than the threshold did, a PayloadError is raised.
-        """
+        """Collect key shares of the sampled clients; return the clients that sent them."""
         current = self._round = SecureRound(
             {pid: self._keys[pid] for pid in partition_ids},
             server_round=server_round,
@@ -150,12 +139,8 @@ class SecureExchanges:
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
         """Let the survivors confirm the sum, collect their shares, remove the masks.
 
-        Returns the sum over the clients of each summand, in float64.
-
-        Raises
-        ------
-        PayloadError
-            If too few clients remain, or the masks do not cancel.
+        Returns the sum of each summand, in float64. A PayloadError says that too few
+        clients remain, or the masks do not cancel.
         """
         current, self._round = self._round, None
         if current is None:
@@ -196,12 +181,8 @@ class SecureExchanges:
         """Sum the replies to a query over all of its clients, with all exchanges.
 
         All clients get the same payload, and each replies with a masked vector of the
-        numbers of ``up``, once for each ``server_round``. The sums are float64.
-
-        Raises
-        ------
-        PayloadError
-            If a client is missing, or the masks do not cancel.
+        numbers of ``up``, once for each ``server_round``. The sums are float64. A
+        PayloadError says that a client is missing, or the masks do not cancel.
         """
         keyless = sorted(set(payloads) - self._keys.keys())
         if keyless:
