@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
+from flower_fgl.protocols.arrays import Layout, read_arrays
+from flower_fgl.protocols.base import Shapes, TensorPayload
 
 __all__ = ["CandidateModels", "ScoredModel"]
 
@@ -28,26 +30,16 @@ class CandidateModels(TensorPayload):
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
         """Unpack; ``spec`` = (shapes of one model, largest number of candidates q)."""
         shapes, limit = spec
-        tensors = read_tensors(content, MODELS_RECORD)
-        if set(tensors) != set(shapes):
-            odd = sorted(set(tensors) ^ set(shapes))
+        layout: Layout = {
+            n: (torch.float32, "m", *shape) for n, shape in shapes.items()
+        }
+        found = cls(read_arrays(content, MODELS_RECORD, layout))
+        if not 0 <= found.num_candidates <= limit:
             raise PayloadError(
-                f'Record "{MODELS_RECORD}": missing or unexpected entries {odd}.'
+                f'Record "{MODELS_RECORD}" must hold 1 to {1 + limit} models, got '
+                f"{1 + found.num_candidates}."
             )
-        counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
-        number = counts.pop()
-        if counts or not 1 <= number <= 1 + limit:
-            raise PayloadError(
-                f'Record "{MODELS_RECORD}" must hold 1 to {1 + limit} models, the same '
-                f"number of each tensor, got {sorted({number, *counts})}."
-            )
-        for name, shape in shapes.items():
-            if tuple(tensors[name].shape) != (number, *shape):
-                raise PayloadError(
-                    f'"{MODELS_RECORD}/{name}" must have shape {(number, *shape)}, got '
-                    f"{tuple(tensors[name].shape)}."
-                )
-        return cls({name: tensors[name] for name in shapes})
+        return found
 
     def model(self, number: int) -> dict[str, Tensor]:
         """Return the weights of one model; 0 is the initial model."""

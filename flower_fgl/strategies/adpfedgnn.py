@@ -54,7 +54,6 @@ class ADPFedGNN(FglStrategy):
     """
 
     config: RunConfig[ADPFedGNNSettings]
-
     down = SharedWeights
     up = MaskedWeights
     scores_uploads = False

@@ -57,7 +57,6 @@ class FglStrategy(ServerHooks):
         super().__init__(config, recorder, checkpoints)
         self._late_joiners = LateJoiners()
 
-    # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
         log.info(
@@ -332,7 +331,6 @@ class FglStrategy(ServerHooks):
         unknown = [math.nan] * self.federation.target.width
         self.messenger.spreads = unknown if known is None else known.std.tolist()
 
-    # ----------------------------------------------------------------- one round
     def run_round(self, server_round: int, *, is_last: bool) -> MetricRecord | None:
         """Train, aggregate, evaluate, record; return ``None`` if the round failed.
 
@@ -397,7 +395,6 @@ class FglStrategy(ServerHooks):
                 ", ".join(map(str, sorted(loop.unscored))),
             )
 
-    # ------------------------------------------------------------ the best model
     def _keep_best(self, server_round: int) -> None:
         """Copy the aggregated model if no round before had a better validation score.
 

@@ -76,7 +76,6 @@ class Distiller:
             student.parameters(), lr=settings.student_lr, momentum=MOMENTUM
         )
 
-    # ------------------------------------------------------------------ hooks
     def teaching_loss(self, ensemble: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's cross-entropy on the ensemble."""
         return F.cross_entropy(ensemble, labels)
@@ -92,7 +91,6 @@ class Distiller:
     def reweigh(self, epoch: int) -> None:
         """Change the weights of the clients' models; by default they stay equal."""
 
-    # -------------------------------------------------------------- distillation
     def predict(self, graph: GraphInput) -> Tensor:
         """Return the logits (K, b, C) of the clients' models."""
         return self.ensemble.predict(graph)

@@ -27,6 +27,3 @@ class F2L(FedAvg):
         """Return the averaged client model, which classifies without the module."""
         tensors = self.weights.tensors
         return {n: t for n, t in tensors.items() if not n.startswith(ADAPTATION)}
-
-    def finish(self) -> None:
-        """Do nothing: clients adapt the averaged model themselves, without an exchange."""

@@ -29,7 +29,6 @@ class FedAux(PersonalMix):
     """
 
     config: RunConfig[FedAuxSettings]
-
     up = Weights
 
     def build(self, model: str) -> nn.Module:

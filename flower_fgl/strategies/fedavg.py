@@ -13,7 +13,6 @@ from flower_fgl.algorithms.server_optimizer import server_step
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
-from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.body_head import BODY
 from flower_fgl.nn.models import local_names
@@ -113,6 +112,8 @@ class FedAvg(FglStrategy):
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
+    has_global: ClassVar[bool] = True
+    """Whether the averaged weights are a model that classifies for all clients."""
     moments: Mapping[str, Tensor] = MappingProxyType({})
 
     def prepare(self) -> None:
@@ -139,12 +140,7 @@ class FedAvg(FglStrategy):
         if not config.owners or not config.keeps_layers:
             return frozenset()
         return local_names(
-            lambda width: draw_model(
-                config,
-                self.federation,
-                model,
-                in_channels=width,
-            ),
+            lambda width: draw_model(config, self.federation, model, in_channels=width),
             self.federation.num_features,
             first_layer=config.feature_align == "project",
             head=config.has_local_heads,
@@ -238,7 +234,7 @@ class FedAvg(FglStrategy):
         is_partial = bool(config.owners) and config.keeps_layers
         if self.federation.schema is not None:
             is_partial |= config.schema_align != "same"
-        return None if is_partial else self.weights.tensors
+        return self.weights.tensors if self.has_global and not is_partial else None
 
     def server_state(self) -> Snapshot:
         """Return the aggregated weights, and the moments of the server optimizer."""
@@ -260,9 +256,8 @@ class FedAvg(FglStrategy):
         self.moments = moments
 
     def finish(self) -> None:
-        """Fine-tune on every client if ``finetune-epochs`` is set."""
-        settings: FedAvgSettings = self.config.method_config
-        if not settings.finetune_epochs:
+        """Fine-tune on every client if the method has ``finetune-epochs``, above 0."""
+        if not getattr(self.config.method_config, "finetune_epochs", 0):
             return
         number, able = self.config.rounds + 1, self.federation.trainable
         with self.phase("finetune", number, is_scored=True):

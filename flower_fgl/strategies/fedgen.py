@@ -20,7 +20,6 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.ensemble import Ensemble
-from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
@@ -48,9 +47,7 @@ class FedGen(FedAvg):
     """
 
     config: RunConfig[FedGenSettings]
-
     down = GeneratorDownload
-    up = Weights
 
     def prepare(self) -> None:
         """Build the initial model and generator."""
@@ -116,8 +113,8 @@ class FedGen(FedAvg):
         size = settings.generated
         graph = GraphInput(torch.zeros(size, 1), torch.zeros(2, 0, dtype=torch.int64))
         self.generator.train()
-        numbers: dict[str, float] = {}
-        for step in range(settings.server_steps):
+        numbers: dict[str, Tensor] = {}
+        for _ in range(settings.server_steps):
             labels = torch.multinomial(total, size, replacement=True, generator=draw)
             noise = torch.randn(size, settings.noise_channels, generator=draw)
             made = self.generator(labels, noise)
@@ -127,15 +124,11 @@ class FedGen(FedAvg):
             total_loss = loss + settings.diversity_weight * diversity
             total_loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-            if step + 1 == settings.server_steps:
-                numbers = {
-                    "ensemble": float(loss.detach()),
-                    "diversity": float(diversity.detach()),
-                }
+            numbers = {"ensemble": loss.detach(), "diversity": diversity.detach()}
         self.generator.eval()
         if not all(t.isfinite().all() for t in self.generator.sent_state().values()):
             raise PayloadError("the trained generator is not finite")
-        self.log(**numbers)
+        self.log(**{name: float(number) for name, number in numbers.items()})
 
     def server_state(self) -> Snapshot:
         """Return the weights, the generator and Adam's moments."""

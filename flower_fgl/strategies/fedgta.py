@@ -32,7 +32,6 @@ class FedGTA(PersonalMix):
     """
 
     config: RunConfig[FedGTASettings]
-
     up = MomentWeights
 
     def descriptor_shapes(self) -> Shapes:

@@ -34,7 +34,6 @@ class FedKD(FglStrategy):
     """
 
     config: RunConfig[FedKDSettings]
-
     down = FactoredWeights
     up = FactoredWeights
 

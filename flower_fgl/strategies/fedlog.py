@@ -71,7 +71,6 @@ class FedLog(FglStrategy):
     """
 
     config: RunConfig[FedLogSettings]
-
     down = FedLogDownload
     up = FedLogUpload
 

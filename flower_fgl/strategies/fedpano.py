@@ -39,6 +39,7 @@ class FedPANO(FedAvg):
     """
 
     config: RunConfig[FedPANOSettings]
+    has_global = False
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial shared parts."""
@@ -52,9 +53,3 @@ class FedPANO(FedAvg):
             dropout=config.dropout,
             method_config=config.method_config,
         )
-
-    def global_state(self) -> None:
-        """Return ``None``: there is no global model, each client has its own classifier."""
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""

@@ -19,15 +19,11 @@ class FedPer(FedAvg):
        different sizes.
     """
 
+    has_global = False
+
     def build(self, model: str) -> nn.Module:
         """Draw the initial backbone and remove its head."""
         network = draw_model(self.config, self.federation, model)
         network.classifier = nn.Identity()
         network.decoder = None
         return network
-
-    def global_state(self) -> None:
-        """Return ``None``: a body without a head does not classify."""
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""

@@ -81,7 +81,6 @@ class FedPG(FglStrategy):
     """
 
     config: RunConfig[FedPGSettings]
-
     down = Prototypes
     up = LocalPrototypes
 

@@ -55,7 +55,6 @@ class FedPub(PersonalMix):
     """
 
     config: RunConfig[FedPubSettings]
-
     up = EmbeddedWeights
 
     def prepare(self) -> None:

@@ -83,6 +83,7 @@ class FedSEM(FedAvg):
     """
 
     config: RunConfig[FedSEMSettings]
+    has_global = False
 
     def prepare(self) -> None:
         """Build the initial model and start without centres."""
@@ -140,10 +141,6 @@ class FedSEM(FedAvg):
         self.weights = Weights(
             vector_to_state((size / size.sum()) @ centers, self.shapes)
         )
-
-    def global_state(self) -> None:
-        """Return ``None``: there is one model per centre, and no global model."""
-        return
 
     def server_state(self) -> Snapshot:
         """Return the centres and the clients assigned to each."""

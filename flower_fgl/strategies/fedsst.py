@@ -32,7 +32,6 @@ class FedSST(HiddenLayers):
     """
 
     config: RunConfig[FedSSTSettings]
-
     down = DescribedWeights
     up = DescribedWeights
 

@@ -52,8 +52,6 @@ class FedTAD(FedAvg):
     """
 
     config: RunConfig[FedTADSettings]
-
-    down = Weights
     up = ReliableWeights
 
     def prepare(self) -> None:

@@ -51,7 +51,6 @@ class GCFLPlus(HiddenLayers):
     """
 
     config: RunConfig[GCFLPlusSettings]
-
     up = DescribedWeights
 
     def prepare(self) -> None:

@@ -98,7 +98,6 @@ class ServerHooks(Strategy):
         is_several = len(self.messenger.spreads) > 1
         return "nrmse" if is_several else self.config.main_score
 
-    # ---------------------------------------------------- what a method overrides
     def prepare(self) -> None:
         """Build the server's state; ``self.federation`` is known.
 
@@ -218,9 +217,16 @@ class ServerHooks(Strategy):
         Each with the reason that the log gives. By default the client whose largest
         number is over ``FAR`` times any other's, if there is one.
         """
-        return _largest_by_far(uploads)
+        largest = {}
+        for pid, upload in uploads.items():
+            numbers = numbers_of(upload.payload).values()
+            sizes = [float(t.abs().max()) for t in numbers if t.numel()]
+            largest[pid] = max(sizes, default=0.0)
+        suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
+        rest = largest[others[0]] if others else math.inf
+        is_far = largest[suspect] > FAR * rest
+        return {suspect: "its upload holds by far the largest number"} if is_far else {}
 
-    # --------------------------------------------------------- what a method calls
     @property
     def is_resumed(self) -> bool:
         """Whether the run resumes from a checkpoint."""
@@ -317,6 +323,22 @@ class ServerHooks(Strategy):
         if brings_upload:
             self.messenger.note_release(server_round, downloads)
         return messages
+
+    def train_again(
+        self, server_round: int, partition_ids: Sequence[int], action: str
+    ) -> bool:
+        """Let clients train what they score in a second exchange of the round.
+
+        Returns whether at least ``min-replies`` did: :meth:`complete_round` of a method
+        whose first exchange collects uploads without scores.
+        """
+        self.loop.trained.clear()
+        self.loop.log.forget_replies()
+        messages = self.train_messages(
+            server_round, partition_ids, action=action, brings_upload=False
+        )
+        trained = self.read_uploads(self.messenger.exchange(messages), Empty)
+        return len(trained) >= self.config.min_replies
 
     def evaluate_messages(
         self, server_round: int, *, is_local: bool, is_global: bool
@@ -482,18 +504,3 @@ class ServerHooks(Strategy):
             if self.main_score != "accuracy":
                 row["metric"] = self.main_score
             self.recorder.append_round(row)
-
-
-def _largest_by_far(uploads: Mapping[int, Upload]) -> dict[int, str]:
-    """Name the client whose largest number is over ``FAR`` times any other's."""
-    largest = {
-        pid: max(
-            (float(t.abs().max()) for t in numbers_of(u.payload).values() if t.numel()),
-            default=0.0,
-        )
-        for pid, u in uploads.items()
-    }
-    suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
-    rest = largest[others[0]] if others else math.inf
-    is_far = largest[suspect] > FAR * rest
-    return {suspect: "its upload holds by far the largest number"} if is_far else {}

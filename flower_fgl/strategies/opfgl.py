@@ -47,7 +47,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.opfgl import OPFGLSettings
-from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.opfgl import (
     GraphDownload,
     LocalStatistics,
@@ -81,7 +80,6 @@ class OPFGL(FglStrategy):
     """
 
     config: RunConfig[OPFGLSettings]
-
     down = GraphDownload
     up = LocalStatistics
     scores_uploads = False
@@ -186,7 +184,7 @@ class OPFGL(FglStrategy):
         missing = [
             name
             for name, count in zip(
-                next(iter(self.federation.clients.values())).class_names,
+                self.federation.class_names,
                 statistics.count.tolist(),
                 strict=True,
             )
@@ -242,16 +240,8 @@ class OPFGL(FglStrategy):
 
     def complete_round(self, server_round: int) -> bool:
         """Send the pseudo-graph; clients train both stages and reply with scores."""
-        self.loop.trained.clear()  # clients that sent statistics have no model yet
-        self.loop.log.forget_replies()
-        messages = self.train_messages(
-            server_round,
-            self.contributors,
-            action="personalise",
-            brings_upload=False,
-        )
-        trained = self.read_uploads(self.messenger.exchange(messages), Empty)
-        return len(trained) >= self.config.min_replies
+        # clients that sent statistics have no model yet
+        return self.train_again(server_round, self.contributors, "personalise")
 
 
 def server_device(name: str) -> torch.device:

@@ -53,8 +53,8 @@ class PersonalMix(FedAvg):
        with the tensors of :meth:`descriptor_shapes`.
     """
 
-    down = Weights
     up: ClassVar[type[Payload]] = DescribedWeights
+    has_global = False
 
     def prepare(self) -> None:
         """Build the initial model."""
@@ -126,9 +126,6 @@ class PersonalMix(FedAvg):
             return super().to_blame(uploads)
         return dict.fromkeys(broken, "none of its similarities is finite")
 
-    def global_state(self) -> None:
-        """Return ``None``: every client has its own model."""
-
     def server_state(self) -> Snapshot:
         """Return the average and every w_i."""
         parts = {
@@ -146,6 +143,3 @@ class PersonalMix(FedAvg):
             pid: Weights(state.part(f"client-{pid}").tensors)
             for pid in state.part("order").values["clients"]
         }
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""

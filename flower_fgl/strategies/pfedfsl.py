@@ -42,7 +42,6 @@ class PFedFSL(FglStrategy):
     """
 
     config: RunConfig[PFedFSLSettings]
-
     down = CandidateModels
     up = ScoredModel
 

@@ -39,7 +39,6 @@ class TopFGL(PersonalMix):
     """
 
     config: RunConfig[TopFGLSettings]
-
     up = Weights
 
     def build(self, model: str) -> nn.Module:

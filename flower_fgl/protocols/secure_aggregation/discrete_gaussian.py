@@ -53,12 +53,13 @@ def discrete_gaussian(sigma: int, size: int) -> Integers:
 def _accept(whole: Integers, part: Integers, sigma: int) -> Bits:
     """Return True with probability exp(−r²/2), r = whole + part/sigma."""
     kept = _repeat(whole * whole, lambda i: _bernoulli_exp(len(i), _half))
+    places = np.flatnonzero(kept)
 
     def fraction(index: Integers) -> Bits:
-        some = part[index]
+        some = part[places[index]]
         return _bernoulli_exp(len(index), lambda j, k: _is_below(some[j], sigma))
 
-    kept[kept] = _repeat(whole[kept], _on(fraction, np.flatnonzero(kept)))
+    kept[places] = _repeat(whole[places], fraction)
     index = np.flatnonzero(kept)
     some = part[index]
     kept[index] = _bernoulli_exp(
@@ -68,13 +69,6 @@ def _accept(whole: Integers, part: Integers, sigma: int) -> Bits:
         ),
     )
     return kept
-
-
-def _on(
-    function: Callable[[Integers], Bits], places: Integers
-) -> Callable[[Integers], Bits]:
-    """Return ``function`` with indices into ``places``."""
-    return lambda index: function(places[index])
 
 
 def _repeat(times: Integers, draw: Callable[[Integers], Bits]) -> Bits:

@@ -130,7 +130,12 @@ class SecureRound:
         total = np.zeros(len(next(iter(vectors.values()))), dtype=np.uint64)
         for pid in self._in_sum:
             total += vectors[pid]
-            total -= mask_stream(self._seed(pid), len(total))
+            offer, seed = self.offers[pid], self._combine(pid)
+            if seed is None or digest(seed) != to_bytes(offer.seed_digest):
+                raise PayloadError(
+                    f"The shares of client {pid} do not reconstruct its seed."
+                )
+            total -= mask_stream(seed, len(total))
         for lost in sorted(set(self.offers) - set(self._in_sum)):
             self._take_out(lost, total)
         sums = decode(total, {WITNESS: (), **shapes}, fraction_bits=fraction_bits)
@@ -145,7 +150,12 @@ class SecureRound:
 
     def _take_out(self, lost: int, total: Vector) -> None:
         """Add the pairwise masks that a dropped-out client would have added."""
-        agreement = KeyAgreement(self._mask_secret(lost), self.number)
+        offer, secret = self.offers[lost], self._combine(lost)
+        if secret is None or public_key(secret) != to_bytes(offer.mask_key):
+            raise PayloadError(
+                f"The shares of client {lost} do not reconstruct its key."
+            )
+        agreement = KeyAgreement(secret, self.number)
         pair_keys = {
             pid: agreement.key(
                 to_bytes(self.offers[pid].mask_key), "mask", *sorted((lost, pid))
@@ -153,24 +163,6 @@ class SecureRound:
             for pid in self._in_sum
         }
         add_masks(total, partition_id=lost, pair_keys=pair_keys)
-
-    def _seed(self, pid: int) -> bytes:
-        """Reconstruct the seed of a client's own mask."""
-        seed = self._combine(pid)
-        if seed is None or digest(seed) != to_bytes(self.offers[pid].seed_digest):
-            raise PayloadError(
-                f"The shares of client {pid} do not reconstruct its seed."
-            )
-        return seed
-
-    def _mask_secret(self, pid: int) -> bytes:
-        """Reconstruct the private mask key of a dropped-out client."""
-        secret = self._combine(pid)
-        if secret is None or public_key(secret) != to_bytes(self.offers[pid].mask_key):
-            raise PayloadError(
-                f"The shares of client {pid} do not reconstruct its key."
-            )
-        return secret
 
     def _combine(self, owner: int) -> bytes | None:
         """Reconstruct a secret of a client from the revealed shares."""

@@ -309,31 +309,31 @@ def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
     """Return why owners are left out that spell a name differently from most."""
     if not described:
         return {}
-    nodes = {node_label(node, d): node for node, d in described.items()}
     noun = next(iter(described.values())).target.noun
-    names = {name: described[n].class_names for name, n in nodes.items()}
+    names = {node_label(node, d): d.class_names for node, d in described.items()}
     odd = odd_spellings(names, noun=noun)
-    if odd and 2 * len(odd) >= len(described):
-        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
-        raise RunError(
-            f"{len(odd)} of {len(described)} data owners spell a {noun} differently from "
-            f"others, without a majority. {text}"
-        )
-    return {nodes[name]: reason for name, reason in odd.items()}
+    return _unless_many(described, odd, f"spell a {noun} differently from others")
 
 
 def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
     """Return why owners are left out that measure a number in another unit than most."""
-    nodes = {node_label(node, d): node for node, d in described.items()}
-    if not nodes:
+    if not described:
         return {}
-    _, odd = agree_targets({name: described[n].target for name, n in nodes.items()})
-    if 2 * len(odd) >= len(described):
+    targets = {node_label(node, d): d.target for node, d in described.items()}
+    _, odd = agree_targets(targets)
+    return _unless_many(described, odd, "measure a target in another unit than others")
+
+
+def _unless_many(
+    described: Mapping[int, Description], odd: Mapping[str, str], what: str
+) -> dict[int, str]:
+    """Return the reasons against odd owners by node; a RunError if they are half of all."""
+    if odd and 2 * len(odd) >= len(described):
         text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
         raise RunError(
-            f"{len(odd)} of {len(described)} data owners measure a target in another unit "
-            f"than others, without a majority. {text}"
+            f"{len(odd)} of {len(described)} data owners {what}, without a majority. {text}"
         )
+    nodes = {node_label(node, d): node for node, d in described.items()}
     return {nodes[name]: reason for name, reason in odd.items()}
 
 

@@ -103,7 +103,6 @@ class RoundLog:
         self._min_replies = 0
         self._num_sampled = 0
 
-    # ---------------------------------------------------------------- collecting
     def add_download(self, messages: Mapping[int, Message]) -> None:
         """Count the bytes of messages to the clients."""
         counted: dict[int, int] = {}
@@ -245,7 +244,6 @@ class RoundLog:
                 self._read[pid] = metrics, found
         return max(sums.values(), default=0.0)
 
-    # ------------------------------------------------------------------- results
     @property
     def num_replies(self) -> int:
         """Number of usable replies."""
