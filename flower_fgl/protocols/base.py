@@ -86,9 +86,9 @@ HEADER = re.compile(
 )
 MAX_HEADER, MAX_DIMENSIONS = 256, 8
 MAX_METRICS, MAX_NAME = 256, 64
+"""Largest number of metrics in a reply, and of characters in a part of their names."""
 STATELESS = "stateless"
 """Metric of a data owner's reply after round 1 that trained without an earlier state."""
-"""Largest number of metrics in a reply, and of characters in a part of their names."""
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
 SCORE_SET = frozenset(SCORES)
@@ -293,6 +293,14 @@ def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | 
     """
     record = content.get(name)
     return record if isinstance(record, kind) else None
+
+
+def config_record(content: RecordDict, name: str) -> ConfigRecord:
+    """Return a record of settings; a message without it raises a PayloadError."""
+    record = find_record(content, name, ConfigRecord)
+    if record is None:
+        raise PayloadError(f'The message has no config record "{name}".')
+    return record
 
 
 def round_settings(content: RecordDict) -> ConfigRecord:

@@ -7,6 +7,7 @@ partition-id: the server assigns both. Every later message to such a client carr
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
-from flower_fgl.protocols.base import INFO, Payload
+from flower_fgl.protocols.base import INFO, Payload, config_record
 
 __all__ = [
     "AGREEMENT",
@@ -161,132 +162,119 @@ class Description(Payload):
         return Target(self.target_kind, self.class_names, self.target_units)
 
     def to_record(self) -> RecordDict:
-        """Pack into the record ``info``."""
+        """Pack into the record ``info``; some entries only if they say something."""
         values: dict[str, Any] = {
             key: int(getattr(self, key.replace("-", "_"))) for key in _INTEGERS
         }
-        values["class-names"] = list(self.class_names)
-        values["class-counts"] = list(self.class_counts)
-        values["model"] = self.model
-        values["partition-sha256"] = self.partition_sha256
-        values["public-key"] = self.public_key
-        values["name"], values["scale"] = self.name, self.scale
-        values["feature-names"] = list(self.feature_names)
-        values["features-sha256"] = self.features_sha256
-        if self.num_edge_features:
-            values[EDGE_FEATURES] = self.num_edge_features
-        if self.num_entries:
-            values[ENTRIES] = self.num_entries
-        if self.prepared:
-            values[PREPARED] = self.prepared
-        if self.target_kind != CLASSES:
-            values[KIND] = self.target_kind
-        if self.target_units:
-            values[UNITS] = list(self.target_units)
-        if self.schema:
-            values[SCHEMA] = self.schema
-        if self.type_features:
-            values[TYPE_FEATURES] = list(self.type_features)
+        values |= {
+            "class-names": list(self.class_names),
+            "class-counts": list(self.class_counts),
+            "model": self.model,
+            "partition-sha256": self.partition_sha256,
+            "public-key": self.public_key,
+            "name": self.name,
+            "scale": self.scale,
+            "feature-names": list(self.feature_names),
+            "features-sha256": self.features_sha256,
+        }
+        optional = {
+            EDGE_FEATURES: self.num_edge_features,
+            ENTRIES: self.num_entries,
+            PREPARED: self.prepared,
+            KIND: "" if self.target_kind == CLASSES else self.target_kind,
+            UNITS: list(self.target_units),
+            SCHEMA: self.schema,
+            TYPE_FEATURES: list(self.type_features),
+        }
+        values |= {key: value for key, value in optional.items() if value}
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; refuse entries that are malformed, out of range or contradictory."""
-        info = _record(content, INFO)
+        info = config_record(content, INFO)
         values: dict[str, Any] = {}
-        is_numbered = info.get("partition-id") != UNNUMBERED
         for key, most in _INTEGERS.items():
             lowest = UNNUMBERED if key == "partition-id" else 0
             number = _read_integer(info, key, lowest=lowest, most=most)
             values[key.replace("-", "_")] = number
-        num_edge_features = 0
-        if EDGE_FEATURES in info:
-            num_edge_features = _read_integer(
-                info, EDGE_FEATURES, lowest=1, most=MAX_FEATURES
-            )
-        names = _read_names(info)
-        least = values["num_train"]
-        num_entries = (
-            _read_integer(info, ENTRIES, lowest=least, most=least * len(names))
-            if ENTRIES in info
-            else 0
-        )
-        class_counts = _read_counts(info.get("class-counts"), len(names))
-        for what, found, whole in (
-            ("num-train", values["num_train"], "num_nodes"),
-            ("class-counts", sum(class_counts), "num_train"),
+        names, least = _read_class_names(info), values["num_train"]
+        for key, lowest, most in (
+            (EDGE_FEATURES, 1, MAX_FEATURES),
+            (ENTRIES, least, least * len(names)),
         ):
-            if found > values[whole]:
+            if key in info:
+                number = _read_integer(info, key, lowest=lowest, most=most)
+                values[key.replace("-", "_")] = number
+        values["class_counts"] = _read_counts(info.get("class-counts"), len(names))
+        for key in ("model", "partition-sha256", "name", "scale", "features-sha256"):
+            values[key.replace("-", "_")] = _read_text(info, key)
+        width = values["num_features"] + values.get("num_edge_features", 0)
+        kind = _read_kind(info)
+        schema, type_features = _read_schema(info)
+        found = cls(
+            **values,
+            class_names=names,
+            public_key=info.get("public-key"),  # type: ignore[arg-type]
+            feature_names=_read_lines(
+                info, "feature-names", f"{width} different names or none", (0, width)
+            ),
+            prepared=_read_text(info, PREPARED) if PREPARED in info else "",
+            target_kind=kind,
+            target_units=_read_lines(
+                info,
+                UNITS,
+                f"{len(names)} units of numbers or none",
+                (0, len(names)) if kind == NUMBERS else (0,),
+                differ=False,
+            ),
+            schema=schema,
+            type_features=type_features,
+        )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Refuse entries that are malformed or contradict each other."""
+        for what, number, whole in (
+            ("num-train", self.num_train, "num_nodes"),
+            ("class-counts", sum(self.class_counts), "num_train"),
+        ):
+            if number > getattr(self, whole):
                 raise PayloadError(
-                    f'"{what}" counts {found} nodes, but {whole} is {values[whole]}.'
+                    f'"{what}" counts {number} nodes, but {whole} is '
+                    f"{getattr(self, whole)}."
                 )
-        if is_numbered and values["partition_id"] >= values["num_partitions"]:
+        if self.partition_id >= self.num_partitions:
             raise PayloadError(
-                f'"partition-id" must be below {values["num_partitions"]}, got '
-                f"{values['partition_id']}."
+                f'"partition-id" must be below {self.num_partitions}, got '
+                f"{self.partition_id}."
             )
-        model, sha256 = _read_text(info, "model"), _read_text(info, "partition-sha256")
-        public_key = info.get("public-key")
-        if not isinstance(public_key, bytes) or len(public_key) not in KEY_SIZES:
+        key = self.public_key
+        if not isinstance(key, bytes) or len(key) not in KEY_SIZES:
             raise PayloadError(
-                f'"public-key" must have {KEY_SIZES} bytes, got {str(public_key)[:50]}.'
+                f'"public-key" must have {KEY_SIZES} bytes, got {str(key)[:50]}.'
             )
-        scale = _read_text(info, "scale")
-        if scale not in SCALES:
-            raise PayloadError(f'"scale" must be one of {SCALES}, got {scale!r}.')
-        feature_names = _read_feature_names(info)
-        num_names = values["num_features"] + num_edge_features
-        if len(feature_names) not in (0, num_names):
-            raise PayloadError(
-                f'"feature-names" must be {num_names} names or none, got '
-                f"{len(feature_names)}."
-            )
-        features_sha256 = _read_text(info, "features-sha256")
-        expected = hash_names(feature_names) if feature_names else features_sha256
-        if features_sha256 != expected or len(expected) not in (0, 64):
+        if self.scale not in SCALES:
+            raise PayloadError(f'"scale" must be one of {SCALES}, got {self.scale!r}.')
+        expected, names = self.features_sha256, self.feature_names
+        if (names and hash_names(names) != expected) or len(expected) not in (0, 64):
             raise PayloadError(
                 '"features-sha256" must be the hash of the feature names, or empty.'
             )
-        prepared = _read_text(info, PREPARED) if PREPARED in info else ""
-        if len(prepared) not in (0, 64):
+        if len(self.prepared) not in (0, 64):
             raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
-        kind = _read_kind(info)
-        schema, type_features = _read_schema(info)
-        return cls(
-            schema=schema,
-            type_features=type_features,
-            feature_names=feature_names,
-            features_sha256=features_sha256,
-            class_names=names,
-            class_counts=class_counts,
-            model=model,
-            partition_sha256=sha256,
-            public_key=public_key,
-            name=_read_text(info, "name"),
-            scale=scale,
-            num_edge_features=num_edge_features,
-            num_entries=num_entries,
-            prepared=prepared,
-            target_kind=kind,
-            target_units=_read_units(info, kind, len(names)),
-            **values,
-        )
 
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of all texts."""
-        names = sum(
-            len(name.encode()) for name in (*self.class_names, *self.feature_names)
-        )
-        texts = [self.model, self.partition_sha256, self.name, self.scale]
-        texts += self.target_units
+        texts = [*self.class_names, *self.feature_names, *self.target_units, self.name]
+        texts += [self.model, self.partition_sha256, self.scale]
+        texts += [self.features_sha256, self.prepared, self.schema, *self.type_features]
         texts += [self.target_kind] * (self.target_kind != CLASSES)
-        texts += [self.schema, *self.type_features]
-        names += len(self.features_sha256) + len(self.prepared)
-        text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         numbers = len(_INTEGERS) + len(self.class_counts)
         numbers += bool(self.num_edge_features) + bool(self.num_entries)
-        return 8 * numbers + names + text
+        return 8 * numbers + sum(map(_size, texts)) + len(self.public_key)
 
 
 @dataclass(frozen=True)
@@ -299,21 +287,13 @@ class Rejection(Payload):
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``info``."""
-        return RecordDict(
-            {
-                INFO: ConfigRecord(
-                    {
-                        "name": self.name,
-                        "unfit": " ".join(self.reason.split())[:MAX_TEXT],
-                    }
-                )
-            }
-        )
+        reason = " ".join(self.reason.split())[:MAX_TEXT]
+        return RecordDict({INFO: ConfigRecord({"name": self.name, "unfit": reason})})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; a PayloadError says that an entry is missing or no line of text."""
-        info = _record(content, INFO)
+        info = config_record(content, INFO)
         return cls(_read_text(info, "name"), _read_text(info, "unfit"))
 
     @classmethod
@@ -324,7 +304,7 @@ class Rejection(Payload):
     @property
     def num_bytes(self) -> int:
         """Bytes of the two texts."""
-        return len(self.name.encode()) + len(self.reason.encode())
+        return _size(self.name) + _size(self.reason)
 
 
 @dataclass(frozen=True)
@@ -359,48 +339,82 @@ class ClassAgreement(Payload):
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; a PayloadError says that an entry is missing or out of range."""
-        info = _record(content, AGREEMENT)
+        info = config_record(content, AGREEMENT)
         most = MAX_PARTITIONS
         number = _read_integer(info, "partition-id", lowest=0, most=most)
         total = _read_integer(info, "num-partitions", lowest=1, most=most)
         if number >= total:
             raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
+        sizes = range(MAX_FEATURES + 1)
+        features = _read_lines(info, "feature-names", "different names or none", sizes)
         schema, _ = _read_schema(info)
-        names, features = _read_names(info), _read_feature_names(info)
-        return cls(number, total, names, features, schema)
+        return cls(number, total, _read_class_names(info), features, schema)
 
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of the names."""
-        names = (*self.class_names, *self.feature_names)
-        return 16 + len(self.schema) + sum(len(name.encode()) for name in names)
+        texts = (*self.class_names, *self.feature_names, self.schema)
+        return 16 + sum(map(_size, texts))
 
 
-def _record(content: RecordDict, name: str) -> ConfigRecord:
-    info = content.config_records.get(name)
-    if info is None:
-        raise PayloadError(f'The message has no config record "{name}".')
-    return info
+def _size(text: str) -> int:
+    """Return the bytes of a text."""
+    return len(text.encode())
 
 
 def _read_integer(info: ConfigRecord, key: str, *, lowest: int, most: int) -> int:
+    """Read an integer in a range."""
     value: Any = info.get(key)
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or not lowest <= value <= most:
+    if type(value) is not int or not lowest <= value <= most:
         raise PayloadError(
             f'"{key}" must be an integer from {lowest} to {most}, got {value!r}.'
         )
-    return int(value)
+    return value
+
+
+def _is_line(value: object) -> bool:
+    """Return whether a value is one line of text."""
+    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
 def _read_text(info: ConfigRecord, key: str) -> str:
+    """Read one line of text."""
     value = info.get(key)
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+    if not _is_line(value):
         raise PayloadError(
             f'"{key}" must be one line of at most {MAX_TEXT} characters, got '
             f"{str(value)[:50]!r}."
         )
-    return value
+    return str(value)
+
+
+def _read_lines(
+    info: ConfigRecord,
+    key: str,
+    expected: str,
+    sizes: Container[int],
+    *,
+    differ: bool = True,
+) -> tuple[str, ...]:
+    """Read a list of lines of text, by default none."""
+    values: Any = info.get(key, [])
+    if (
+        not isinstance(values, list)
+        or len(values) not in sizes
+        or not all(map(_is_line, values))
+        or (differ and len(set(values)) < len(values))
+    ):
+        raise PayloadError(
+            f'"{key}" must be {expected}, each one line of at most {MAX_TEXT} '
+            f"characters, got {str(values)[:50]}."
+        )
+    return tuple(values)
+
+
+def _read_class_names(info: ConfigRecord) -> tuple[str, ...]:
+    """Read the class names: at least one."""
+    expected = f"1 to {MAX_CLASSES} different names"
+    return _read_lines(info, "class-names", expected, range(1, MAX_CLASSES + 1))
 
 
 def _read_kind(info: ConfigRecord) -> TargetKind:
@@ -411,51 +425,6 @@ def _read_kind(info: ConfigRecord) -> TargetKind:
             f'"{KIND}" must be one of {", ".join(KINDS)}, got {str(info.get(KIND))[:50]!r}.'
         )
     return found[0]
-
-
-def _read_units(info: ConfigRecord, kind: TargetKind, width: int) -> tuple[str, ...]:
-    """Read the unit of each number; none for other kinds."""
-    values = info.get(UNITS, [])
-    units = values if isinstance(values, list) else [None]
-    is_text = all(
-        isinstance(u, str) and len(u) <= MAX_TEXT and u.isprintable() for u in units
-    )
-    if not is_text or len(units) not in ((0, width) if kind == NUMBERS else (0,)):
-        raise PayloadError(f'"{UNITS}" must be {width} units of numbers, or none.')
-    return tuple(map(str, units))
-
-
-def _read_names(info: ConfigRecord) -> tuple[str, ...]:
-    """Read the class names: at least one, all different."""
-    values: Any = info.get("class-names")
-    if not isinstance(values, list) or not 0 < len(values) <= MAX_CLASSES:
-        raise PayloadError(
-            f'"class-names" must be a list of 1 to {MAX_CLASSES} names, got {values!r}.'
-        )
-    for name in values:
-        is_text = isinstance(name, str) and name.isprintable()
-        if not is_text or len(name) > MAX_TEXT:
-            raise PayloadError(
-                '"class-names" must be strings, each one line of at most '
-                f"{MAX_TEXT} characters, got {name!r}."
-            )
-    if len(set(values)) < len(values):
-        raise PayloadError('"class-names" must differ.')
-    return tuple(values)
-
-
-def _read_feature_names(info: ConfigRecord) -> tuple[str, ...]:
-    """Read the feature names: none, or different lines of text."""
-    values = info.get("feature-names", [])
-    is_list = isinstance(values, list) and all(isinstance(v, str) for v in values)
-    names: list[str] = values if is_list else []  # type: ignore[assignment]
-    is_text = all(len(name) <= MAX_TEXT and name.isprintable() for name in names)
-    if not is_list or not is_text or len(set(names)) < len(names):
-        raise PayloadError(
-            '"feature-names" must be different lines of text of at most '
-            f"{MAX_TEXT} characters each."
-        )
-    return tuple(names)
 
 
 def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
@@ -483,9 +452,9 @@ def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
 def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:
     """Read the training nodes per class: one count per class, or none at all."""
     if isinstance(values, list) and len(values) in (0, num_classes):
-        counts = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
-        if len(counts) == len(values) and min(counts, default=0) >= 0:
+        counts = [v for v in values if type(v) is int and v >= 0]
+        if len(counts) == len(values):
             return tuple(counts)
     raise PayloadError(
-        f'"class-counts" must be {num_classes} counts or none, got {values!r}.'
+        f'"class-counts" must be {num_classes} counts or none, got {str(values)[:50]}.'
     )

@@ -36,9 +36,9 @@ __all__ = [
 STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"
 STATISTICS_LAYOUT: Layout = {
-    "mean": (torch.float32, ANY, ANY),
-    "variance": (torch.float32, ANY, ANY),
-    "counts": (torch.int32, ANY, 2),
+    "mean": (torch.float32, "n", ANY),
+    "variance": (torch.float32, "n", ANY),
+    "counts": (torch.int32, "n", 2),
     "present": (torch.uint8, ANY),
 }
 GRAPH_LAYOUT: Layout = {
@@ -46,6 +46,7 @@ GRAPH_LAYOUT: Layout = {
     "features": (torch.float32, "s", "d"),
     "adjacency": (torch.float32, "s", "s"),
 }
+SUMMANDS = ("count", "sum", "squares", "owners", "labelled")
 MIN_COUNT = 2
 """n_min, smallest number of nodes of a class whose statistics a client uploads."""
 
@@ -90,27 +91,15 @@ class LocalStatistics(AdditivePayload):
 
     def summands(self, weight: float) -> dict[str, Tensor]:
         """Return N, Nμ, (N − 1)s² + Nμ², number of clients and labelled nodes per class."""
-        count, total, squares, owners = additive_sums(self.statistics)
+        sums = additive_sums(self.statistics)
         labelled = self.statistics.labelled_count.double()
-        return {
-            "count": count,
-            "sum": total,
-            "squares": squares,
-            "owners": owners,
-            "labelled": labelled,
-        }
+        return dict(zip(SUMMANDS, (*sums, labelled), strict=True))
 
     @classmethod
     def summand_shapes(cls, spec: StatisticsSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of :meth:`summands`."""
         one, wide = (spec.classes,), (spec.classes, spec.width)
-        return {
-            "count": one,
-            "sum": wide,
-            "squares": wide,
-            "owners": one,
-            "labelled": one,
-        }
+        return dict(zip(SUMMANDS, (one, wide, wide, one, one), strict=True))
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: StatisticsSpec) -> Self:
@@ -118,7 +107,7 @@ class LocalStatistics(AdditivePayload):
         classes, width = spec.classes, spec.width
         tensors = read_arrays(content, STATISTICS, STATISTICS_LAYOUT)
         held = unpack_bits(f"{STATISTICS}/present", tensors["present"], classes)
-        number, out = int(held.sum()), {}
+        out = {}
         for name in ("mean", "variance"):
             tensor = tensors[name]
             if tensor.shape[1] != width:
@@ -126,19 +115,16 @@ class LocalStatistics(AdditivePayload):
                     f"Statistics must be {width} wide, got {tensor.shape[1]}. Check that "
                     "all clients have the same features and opfgl.depth."
                 )
-            check_tensor(f"{STATISTICS}/{name}", tensor, shape=(number, width))
+            shape = (int(held.sum()), width)
+            check_tensor(f"{STATISTICS}/{name}", tensor, shape=shape)
             out[name] = torch.zeros((classes, width))
             out[name][held] = tensor
-        counts = tensors["counts"]
-        check_tensor(
-            f"{STATISTICS}/counts", counts, shape=(number, 2), dtype=torch.int32
-        )
-        _check_counts(counts, spec)
+        _check_counts(tensors["counts"], spec)
         both = torch.zeros((classes, 2), dtype=torch.int64)
-        both[held] = counts.long()
-        count, labelled = both.unbind(dim=1)
-        check_statistics(out["mean"], out["variance"], count)
-        return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
+        both[held] = tensors["counts"].long()
+        found = ClassStatistics(out["mean"], out["variance"], *both.unbind(dim=1))
+        check_statistics(found.mean, found.variance, found.count)
+        return cls(found)
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove classes that are not shared, or have too few labelled nodes."""

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.target_scale import Moments, TargetScale
-from flower_fgl.protocols.base import LARGEST, Payload, find_record
+from flower_fgl.protocols.base import LARGEST, Payload, config_record
 
 __all__ = ["SCALE", "STATISTICS", "TARGETS", "AgreedScale", "TargetStatistics"]
 
@@ -111,10 +111,7 @@ def _numbers(
     content: RecordDict, record: str, key: str, width: int
 ) -> tuple[float, ...]:
     """Read the finite numbers of a record, one per target."""
-    info = find_record(content, record, ConfigRecord)
-    if info is None:
-        raise PayloadError(f'The message has no config record "{record}".')
-    values: Any = info.get(key)
+    values: Any = config_record(content, record).get(key)
     if (
         not isinstance(values, list)
         or len(values) != width

@@ -50,9 +50,8 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     to_bytes,
 )
 from flower_fgl.protocols.secure_aggregation.noise import NoiseShare, add_noise_share
-from flower_fgl.protocols.secure_aggregation.quantization import encode
-from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES, split
-from flower_fgl.protocols.secure_aggregation.threshold import threshold, with_witness
+from flower_fgl.protocols.secure_aggregation.quantization import encode, with_witness
+from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES, split, threshold
 
 __all__ = ["Member"]
 

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.protocols.secure_aggregation.keys import KEY_BYTES
 
 __all__ = [
     "CARD_BYTES",
@@ -40,7 +41,6 @@ __all__ = [
     "read_peers",
 ]
 
-KEY_BYTES = 32
 IDENTITY_BYTES = 32
 SIGNATURE_BYTES = 64
 CARD_BYTES = KEY_BYTES + IDENTITY_BYTES + SIGNATURE_BYTES

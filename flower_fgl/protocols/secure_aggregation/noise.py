@@ -36,8 +36,7 @@ from flower_fgl.protocols.secure_aggregation.discrete_gaussian import (
     Integers,
     discrete_gaussian,
 )
-from flower_fgl.protocols.secure_aggregation.quantization import Vector, encode
-from flower_fgl.protocols.secure_aggregation.threshold import WITNESS
+from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, encode
 
 __all__ = ["NoiseShare", "add_noise_share", "clip_steps", "share_width"]
 
@@ -119,8 +118,15 @@ def add_noise_share(
     drawn = discrete_gaussian(width, len(change))
     if len(drawn) and int(np.abs(drawn).max()) > HEADROOM * width:
         raise PayloadError("a share of the noise lies beyond 40 standard deviations")
-    values = start + change + drawn
-    return _merge(values, noised, summands, limit)
+    values = (start + change + drawn).view(np.uint64)
+    ends = np.cumsum([noised[name].numel() for name in sorted(noised)], dtype=int)
+    parts = dict(zip(sorted(noised), np.split(values, ends), strict=False))
+    return np.concatenate(
+        [
+            parts[name] if name in parts else encode({name: summands[name]}, **limit)
+            for name in sorted(summands)
+        ]
+    )
 
 
 def clip_steps(change: Integers, bound: Fraction) -> Integers:
@@ -144,21 +150,3 @@ def _square_norm(values: Integers) -> int:
     """Return the exact sum of squares."""
     listed = values.tolist()
     return sum(map(operator.mul, listed, listed))
-
-
-def _merge(
-    values: Integers,
-    noised: Mapping[str, Tensor],
-    summands: Mapping[str, Tensor],
-    limit: Mapping[str, int],
-) -> Vector:
-    """Put noised and public summands into one vector, sorted by name."""
-    parts, start = [], 0
-    for name in sorted(summands):
-        if name in noised:
-            stop = start + noised[name].numel()
-            parts.append(values[start:stop].view(np.uint64))
-            start = stop
-        else:
-            parts.append(encode({name: summands[name]}, **limit))
-    return np.concatenate(parts)

@@ -34,9 +34,8 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     from_bytes,
     to_bytes,
 )
-from flower_fgl.protocols.secure_aggregation.quantization import Vector, decode
-from flower_fgl.protocols.secure_aggregation.shamir import combine
-from flower_fgl.protocols.secure_aggregation.threshold import WITNESS, threshold
+from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, decode
+from flower_fgl.protocols.secure_aggregation.shamir import combine, threshold
 
 __all__ = ["SecureRound"]
 

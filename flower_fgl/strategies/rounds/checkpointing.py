@@ -137,9 +137,17 @@ def resume_run(
             f"Checkpoint {checkpoint.folder} does not fit {messenger.config.method}: "
             f"{error}. Other code has written it: start a new run."
         ) from error
-    rounds = _resume_clients(messenger, checkpoint, restores_states)
-    _warn_of_other_rounds(loop.trained, rounds, checkpoint.server_round)
-    for pid, number in rounds.items():
+    for pid, number in _resume_clients(messenger, checkpoint, restores_states).items():
+        due = loop.trained.get(pid, 0)
+        if number != due:
+            log.warning(
+                "Client %s has %s, but the checkpoint of round %s expects that of round "
+                "%s. The run resumes; its numbers will differ from an uninterrupted run.",
+                pid,
+                f"its state of round {number}" if number else "no state",
+                checkpoint.server_round,
+                due,
+            )
         if not number:
             loop.trained.pop(pid, None)  # no state: the client needs the download again
 
@@ -179,13 +187,14 @@ def _resume_clients(
             "is-restored": restores_states,
         }
     )
-    messages = {}
-    for pid, node in federation.nodes.items():
-        messages[pid] = Message(
+    messages = {
+        pid: Message(
             RecordDict({CONFIG: point, **federation.agreed(pid)}),
             dst_node_id=node,
             message_type=f"{MessageType.QUERY}.{RESUME}",
         )
+        for pid, node in federation.nodes.items()
+    }
     config = messenger.config
     exchange = send_receive(
         messenger.grid,
@@ -204,21 +213,3 @@ def _resume_clients(
             text = one_line(f"expected the round of its state, got {number!r}")
             log.warning("Client %s: %s", pid, text)
     return found
-
-
-def _warn_of_other_rounds(
-    expected: Mapping[int, int], found: Mapping[int, int | None], server_round: int
-) -> None:
-    """Warn of clients whose state has another round than the checkpoint expects."""
-    for pid, number in found.items():
-        if number != expected.get(pid, 0):
-            what = "no state" if not number else f"its state of round {number}"
-            log.warning(
-                "Client %s has %s, but the checkpoint of round %s expects that of round "
-                "%s. The run resumes; its numbers will differ from an uninterrupted "
-                "run.",
-                pid,
-                what,
-                server_round,
-                expected.get(pid, 0),
-            )
