@@ -118,7 +118,7 @@ class Payload(ABC):
         Parameters
         ----------
         content : RecordDict
-            Content of the message; records with other names are ignored.
+            Records with other names are ignored.
         spec : object
             Expected content, known to both sides, e.g. the shapes of the weights.
 
@@ -399,24 +399,11 @@ def read_tensors(
     *,
     is_checked: bool = True,
 ) -> dict[str, Tensor]:
-    """Unpack an ArrayRecord of tensors, in the order of ``shapes``.
+    """Unpack an ArrayRecord of tensors, in the order of ``shapes``, by default any.
 
-    Parameters
-    ----------
-    content : RecordDict
-        Content of the message.
-    record : str
-        Name of the record.
-    shapes : mapping of str to tuple of int, optional
-        Expected entries with their shapes; by default any.
-    is_checked : bool
-        Whether the numbers must be float32 and finite. False for a client's own state
-        and for payloads with their own checks.
-
-    Raises
-    ------
-    PayloadError
-        If the record is missing, or an entry is missing, unexpected or malformed.
+    With ``is_checked`` the numbers must be float32 and finite; without it, it is for a
+    client's own state and for payloads with their own checks. A PayloadError says that
+    the record is missing, or an entry is missing, unexpected or malformed.
     """
     arrays = find_record(content, record, ArrayRecord)
     if arrays is None:
@@ -635,18 +622,9 @@ def read_payload(
     *,
     beside: Collection[str] = (),
 ) -> Kind:
-    """Read a reply's payload; a reply with further records is refused.
+    """Read a reply's payload by ``spec``, see :meth:`Payload.from_record`.
 
-    Parameters
-    ----------
-    kind : type of Payload
-        Expected payload.
-    content : RecordDict
-        Content of the message.
-    spec : object
-        See :meth:`Payload.from_record`.
-    beside : collection of str
-        Names of the records that the message has besides those of the payload.
+    A reply with other records than its own and those ``beside`` it is refused.
     """
     odd = sorted(set(content) - {*kind.records, *beside})
     if odd:

@@ -70,79 +70,37 @@ _INTEGERS = {
 
 @dataclass(frozen=True)
 class Description(Payload):
-    """Description of a client for the server; contains no node, edge or feature.
+    """Description of a client for the server; contains no node, edge or feature."""
 
-    Parameters
-    ----------
-    partition_id, num_partitions : int
-        The client's number and the number of clients; -1 and 0 if the server is to
-        number a data owner.
-    num_nodes, num_edges : int
-        Size of its graph, in nodes and undirected edges. In graph classification,
-        ``num_nodes`` counts the graphs of all splits, ``num_edges`` their edges.
-    num_train, num_val, num_test : int
-        Nodes (or graphs) in its masks.
-    num_features : int
-        Feature width d.
-    class_names : tuple of str
-        Length C, in the client's own order; or T names of labels or numbers.
-    class_counts : tuple of int
-        Training nodes (or graphs) per class; empty without ``share-class-counts``.
-    model : str
-        Backbone of the client.
-    partition_sha256 : str
-        Hash of the partition of its graph; empty for a data owner's own file.
-    public_key : bytes
-        With secure aggregation, see :class:`.messages.PublicKey`; else empty.
-    name : str
-        Name of the data owner in logs; empty for a partition of a dataset.
-    scale : {"none", "rows", "columns"}
-        Scaling of the client's features.
-    feature_names, features_sha256 : tuple of str, str
-        Length d, in the client's own order, and their hash. Empty if the columns have no
-        names; the names also without ``share-feature-names``.
-    num_edge_features : int
-        With ``setting = "edge"``, width a of the features of edges; their names follow
-        those of the nodes' features.
-    num_entries : int
-        With ``weight-by = "entries"``, known training labels or numbers of all targets.
-    prepared : str
-        Hash of the recipe and vocabulary of the file, if ``flower-fgl prepare`` made it.
-    target_kind, target_units : {"classes", "labels", "numbers"}, tuple of str
-        What ``class_names`` names, and T units of numbers, if any is given.
-    schema : str
-        With a typed graph, its schema as far as ``schema-align`` tells it: names hashed
-        with ``same``, without private relations and those without edges with ``name``,
-        ``"private"`` with ``private``.
-    type_features : tuple of str
-        With ``schema-align = "name"``, hash of the names of the features of each kind of
-        nodes, empty for a kind without names.
-    """
-
-    partition_id: int
-    num_partitions: int
-    num_nodes: int
-    num_edges: int
-    num_train: int
+    partition_id: int  # -1 if the server is to number a data owner
+    num_partitions: int  # number of clients, 0 if such an owner does not state it
+    num_nodes: int  # in graph classification, the graphs of all splits
+    num_edges: int  # undirected; in graph classification, those of all graphs
+    num_train: int  # nodes (or graphs) in the masks
     num_val: int
     num_test: int
-    num_features: int
-    class_names: tuple[str, ...]
-    class_counts: tuple[int, ...]
-    model: str
-    partition_sha256: str = ""
-    public_key: bytes = b""
-    name: str = ""
-    scale: str = "none"
-    feature_names: tuple[str, ...] = ()
-    features_sha256: str = ""
-    num_edge_features: int = 0
-    num_entries: int = 0
-    prepared: str = ""
-    target_kind: TargetKind = CLASSES
-    target_units: tuple[str, ...] = ()
+    num_features: int  # feature width d
+    class_names: tuple[str, ...]  # length C, in the client's own order; or T targets
+    class_counts: tuple[int, ...]  # training nodes; empty without share-class-counts
+    model: str  # backbone
+    partition_sha256: str = ""  # empty for a data owner's own file
+    public_key: bytes = b""  # see PublicKey; empty without secure aggregation
+    name: str = ""  # of the data owner; empty for a partition of a dataset
+    scale: str = "none"  # of the features: "none", "rows" or "columns"
+    feature_names: tuple[str, ...] = ()  # length d; only with share-feature-names
+    features_sha256: str = ""  # of the names in their order; empty without names
+    num_edge_features: int = 0  # with setting = "edge"; named after the nodes' features
+    num_entries: int = 0  # with weight-by = "entries": known labels or numbers to train
+    prepared: str = ""  # hash of recipe and vocabulary of flower-fgl prepare
+    target_kind: TargetKind = CLASSES  # what class_names names
+    target_units: tuple[str, ...] = ()  # of T numbers, if any is given
     schema: str = ""
+    """Schema of a typed graph as far as ``schema-align`` tells it: names hashed with
+    ``same``, without private relations and those without edges with ``name``, and
+    ``"private"`` with ``private``."""
     type_features: tuple[str, ...] = ()
+    """With ``schema-align = "name"``, hash of the names of the features of each kind of
+    nodes, empty for a kind without names."""
     records = (INFO,)
 
     @property

@@ -99,19 +99,11 @@ class ListedNodes(ArrayPayload):
 class NeighbourSums(AdditivePayload, ArrayPayload):
     """A client's part of the sums: 4·r·(d + 2) bytes for the r rows that it knows.
 
-    With secure aggregation the upload has 8·(B·d + B + 1) bytes: all rows, zero where the
-    client knows nothing, the degrees, and a check entry.
-
-    Parameters
-    ----------
-    rows : Tensor of shape (r,), int32
-        Positions in the list of nodes, ascending.
-    sums : Tensor of shape (r, d), float32
-        c_k(v).
-    degrees : Tensor of shape (r,), float32
-        d̃_v of the client's own nodes, 0 for others.
-    num_listed : int
-        B; not sent.
+    ``rows`` (r,) are ascending positions in the list of B nodes, ``sums`` (r, d) are
+    c_k(v), and ``degrees`` (r,) are d̃_v of the client's own nodes, 0 for others.
+    ``num_listed`` is B and not sent. With secure aggregation the upload has 8·(B·d + B +
+    1) bytes: all rows, zero where the client knows nothing, the degrees, and a check
+    entry.
     """
 
     rows: Tensor
@@ -156,12 +148,8 @@ class NeighbourSums(AdditivePayload, ArrayPayload):
 class CompletedSums(ArrayPayload):
     """The sums of one client's nodes and neighbours: 4·(n·d + h) bytes.
 
-    Parameters
-    ----------
-    sums : Tensor of shape (n, d), float32
-        Sums of the client's listed nodes, with 2 hops then of the h listed outside nodes.
-    degrees : Tensor of shape (h,), float32
-        d̃ of these outside nodes; empty with 1 hop.
+    ``sums`` (n, d) are those of the client's listed nodes, with 2 hops then of the h
+    listed outside nodes, whose d̃ are ``degrees`` (h,), empty with 1 hop.
     """
 
     sums: Tensor

@@ -77,19 +77,12 @@ class FeatureGradient(TensorPayload):
 class GeneratorState(Payload):
     """Generator that other clients judge: 4·(P_f + M·p) + M bytes for M nodes.
 
-    A client without hidden neighbours sends nothing: 0 bytes.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Weights of fGen; empty if ``counts`` is.
-    inputs : Tensor of shape (M, p), float32
-        Embeddings of the nodes with hidden neighbours, plus standard normal noise. This
-        noise is part of the method and hides nothing: its seed follows from the run's
-        seed, which the server and all clients know, so they can subtract it.
-    counts : Tensor of shape (M,), uint8
-        Number of hidden neighbours of each of these nodes, from 1 to
-        ``max-neighbours``: as many are generated. It is an integer and never noised.
+    ``tensors`` are the weights of fGen. The nodes are those with hidden neighbours:
+    ``counts`` (M,) has from 1 to ``max-neighbours`` of each, an integer that is never
+    noised. ``inputs`` (M, p) are their embeddings, plus standard normal noise. This noise
+    is part of the method and hides nothing: its seed follows from the run's seed, which
+    the server and all clients know. A client without hidden neighbours sends nothing: 0
+    bytes.
 
     Notes
     -----

@@ -1,19 +1,7 @@
 """Server half of FedPANO: average graph network, generic classifier and generator.
 
-===============================  ==================================================
-symbol                           argument or attribute
-===============================  ==================================================
-θ_*^g, θ_*^s, φ_*                ``encoder.*``, ``classifier.*``, ``generator.*`` of
-                                 ``FedPANO.weights``
-size of V_i                      ``Upload.num_examples``, by ``weight-by``
-===============================  ==================================================
-
-===============================================  ===========================
-Algorithm 1, server                              function
-===============================================  ===========================
-initialise θ_*^g, θ_*^s, φ_*                     ``FedPANO.build``
-aggregate by Eq. (10)                            ``FedAvg.aggregate``
-===============================================  ===========================
+θ_*^g, θ_*^s and φ_* are ``encoder.*``, ``classifier.*`` and ``generator.*`` of
+``FedPANO.weights``; ``FedAvg.aggregate`` computes Eq. (10).
 """
 
 from __future__ import annotations

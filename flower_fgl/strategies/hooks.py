@@ -51,15 +51,6 @@ class ServerHooks(Strategy):
     ``self.messenger.ask``, inside ``with self.phase(name, …)`` where they happen outside
     a round.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Checked settings.
-    recorder : Recorder, optional
-        Writer of the run folder.
-    checkpoints : Checkpoints, optional
-        Where the run's state is written, and the checkpoint it resumes from.
-
     Attributes
     ----------
     loop : LoopState
@@ -147,8 +138,6 @@ class ServerHooks(Strategy):
 
         Parameters
         ----------
-        server_round : int
-            Round, from 1.
         sums : mapping of str to Tensor, float64
             Sums of the clients' :meth:`AdditivePayload.summands`.
         weights : mapping of int to float
@@ -291,10 +280,6 @@ class ServerHooks(Strategy):
 
         Parameters
         ----------
-        server_round : int
-            Round.
-        partition_ids : sequence of int
-            Receivers.
         action : str
             Named action of the client half; empty for its training.
         is_scored : bool, optional
@@ -347,8 +332,6 @@ class ServerHooks(Strategy):
 
         Parameters
         ----------
-        server_round : int
-            Round.
         is_local : bool
             Whether clients that have not sent scores in this round evaluate their own
             model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
@@ -422,12 +405,7 @@ class ServerHooks(Strategy):
     ) -> dict[int, Upload]:
         """Check every reply; a malformed one is dropped, counted and named.
 
-        Parameters
-        ----------
-        replies : mapping of int to Message
-            Replies by partition-id.
-        up : type of Payload, optional
-            Payload to read instead of the method's own ``up``.
+        ``up`` is the payload to read instead of the method's own.
         """
         known = self._read_alike(replies, up or self.up)
 
@@ -446,18 +424,8 @@ class ServerHooks(Strategy):
     def check_upload(self, upload: Payload, partition_id: int | None = None) -> None:
         """Refuse an upload that exceeds ``upload-clip``, if that is set, and its noise.
 
-        Parameters
-        ----------
-        upload : Payload
-            What a client sent.
-        partition_id : int, optional
-            The client, if its upload was clipped around its download of this round; by
-            default it was clipped around zero.
-
-        Raises
-        ------
-        PayloadError
-            If the upload is too long.
+        ``partition_id`` is the client, if its upload was clipped around its download of
+        this round; by default it was clipped around zero.
         """
         config = self.config
         if config.upload_clip:

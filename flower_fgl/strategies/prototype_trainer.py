@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -87,18 +85,12 @@ class PrototypeTrainer:
             out: Tensor = self.generator()
         return out
 
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        return deepcopy(self)
-
     def state(self) -> Snapshot:
         """Return tensors ``weights/<name>`` and ``adam/<moment>/<name>``."""
         named = dict(self.generator.named_parameters())
         moments = copy_moments(self.optimizer, named)
         weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
-        tensors |= {f"adam/{name}": tensor for name, tensor in moments.items()}
-        return Snapshot(tensors)
+        return Snapshot.join({"weights": Snapshot(weights), "adam": Snapshot(moments)})
 
     def load_state(self, state: Snapshot) -> None:
         """Restore a state; one of another generator raises a RuntimeError or KeyError."""

@@ -219,8 +219,6 @@ class Messenger:
 
         Parameters
         ----------
-        server_round : int
-            Round.
         action : str
             Query action of the client half.
         payloads : mapping of int to Payload
@@ -358,11 +356,10 @@ class Messenger:
     def weight_of(self, partition_id: int) -> float:
         """Return a client's weight by the setting ``weight-by``."""
         client = self.loop.federation.clients[partition_id]
-        if self.config.weight_by == "entries":
-            return float(client.num_entries)
         weights = {
             "train-nodes": client.num_train,
             "nodes": client.num_nodes,
+            "entries": client.num_entries,
             "equal": 1,
         }
         return float(weights[self.config.weight_by])
