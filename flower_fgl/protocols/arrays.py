@@ -14,14 +14,7 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
 
-__all__ = [
-    "ANY",
-    "ArrayPayload",
-    "Field",
-    "Layout",
-    "check_ascending",
-    "read_arrays",
-]
+__all__ = ["ANY", "ArrayPayload", "Field", "Layout", "check_ascending", "read_arrays"]
 
 Field = tuple[torch.dtype, *tuple[int | str | tuple[int, ...], ...]]
 """Type of a tensor, and its sizes: numbers, choices of numbers, names, or ``ANY``."""

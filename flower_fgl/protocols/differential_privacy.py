@@ -195,8 +195,7 @@ def pld_epsilon(noise: float, releases: int, delta: float) -> float:
     # the grid keeps its relative width, so that a tiny noise needs no more memory
     exact = epsilon(noise, releases, delta)
     one = privacy_loss_distribution.from_gaussian_mechanism(
-        noise / SENSITIVITY,
-        value_discretization_interval=max(1e-4, exact * 1e-4),
+        noise / SENSITIVITY, value_discretization_interval=max(1e-4, exact * 1e-4)
     )
     return float(one.self_compose(releases).get_epsilon_for_delta(delta))
 

@@ -37,8 +37,7 @@ WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
 
 
 def build_network(
-    method_config: FedLogSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedLogSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedLogBranchNet:
     """Build FedLoG's network; torch's global generator draws its weights.
 

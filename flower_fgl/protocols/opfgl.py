@@ -26,12 +26,7 @@ from flower_fgl.protocols.base import (
 )
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
-__all__ = [
-    "GraphDownload",
-    "LocalStatistics",
-    "StatisticsSpec",
-    "no_pseudo_graph",
-]
+__all__ = ["GraphDownload", "LocalStatistics", "StatisticsSpec", "no_pseudo_graph"]
 
 STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"

@@ -17,7 +17,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.strategies.federation import client_lines
 from flower_fgl.strategies.hooks import ServerHooks
@@ -29,7 +28,7 @@ from flower_fgl.strategies.rounds.checkpointing import (
     stored_scale,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
-from flower_fgl.strategies.rounds.messenger import Recorder, Upload
+from flower_fgl.strategies.rounds.messenger import Upload
 from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
@@ -48,14 +47,7 @@ class FglStrategy(ServerHooks):
     A method overrides and calls what :class:`ServerHooks` defines.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        recorder: Recorder | None = None,
-        checkpoints: Checkpoints | None = None,
-    ) -> None:
-        super().__init__(config, recorder, checkpoints)
-        self._late_joiners = LateJoiners()
+    _late_joiners: LateJoiners
 
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
@@ -309,7 +301,7 @@ class FglStrategy(ServerHooks):
         self.federation = discover(grid, self.config, before)
         if self.config.predicts_numbers:
             self._agree_on_scale()
-        self._late_joiners.refused |= self.federation.turned_away
+        self._late_joiners = LateJoiners(set(self.federation.turned_away))
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self.messenger, type(self), self.up)
             self.messenger.secure = self.secure

@@ -28,10 +28,7 @@ class FedTGP(FedProto):
         """Draw the initial table P̂ and network F."""
         super().prepare()
         self.trainer = PrototypeTrainer(
-            self.table,
-            seed=self.config.seed,
-            is_normalised=False,
-            lr=SERVER_LR,
+            self.table, seed=self.config.seed, is_normalised=False, lr=SERVER_LR
         )
 
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:

@@ -289,10 +289,8 @@ class ServerHooks(Strategy):
             Whether the replies carry numbers that ``upload-noise`` protects.
         """
         if is_scored is None:
-            is_scored = self.loop.log.is_scored and self.config.evaluate in (
-                "local",
-                "both",
-            )
+            is_scored = self.loop.log.is_scored
+            is_scored &= self.config.evaluate in ("local", "both")
             is_scored &= self.config.eval_policy != "refresh-all"
         settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
         downloads = self.messenger.pack(
@@ -386,15 +384,10 @@ class ServerHooks(Strategy):
                 self.loop.log.expect([pid], modes)
                 key = (*modes, pid in refreshed)
                 if key not in known:
-                    known[key] = ConfigRecord(
-                        {
-                            "server-round": server_round,
-                            "modes": modes,
-                            "refresh": pid in refreshed,
-                        }
-                    )
+                    known[key] = record = ConfigRecord({"server-round": server_round})
+                    record["modes"], record["refresh"] = list(modes), pid in refreshed
                     if is_mixed:
-                        known[key]["mixed"] = True
+                        record["mixed"] = True
                 settings[pid] = known[key]
         return self.messenger.address(
             contents, MessageType.EVALUATE, settings, server_round

@@ -16,10 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError, one_line
-from flower_fgl.core.flower_internals import (
-    ErrorCode,
-    message_like,
-)
+from flower_fgl.core.flower_internals import ErrorCode, message_like
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import (
@@ -34,14 +31,7 @@ from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
 from flower_fgl.strategies.rounds.silence import note_replies
 
-__all__ = [
-    "Exchange",
-    "KeyStore",
-    "Messenger",
-    "Recorder",
-    "Upload",
-    "send_receive",
-]
+__all__ = ["Exchange", "KeyStore", "Messenger", "Recorder", "Upload", "send_receive"]
 
 log = logging.getLogger(__name__)
 
@@ -253,9 +243,7 @@ class Messenger:
         return self.read_each(contents, count)
 
     def read_each(
-        self,
-        contents: Mapping[int, Content],
-        read: Callable[[int, Content], Read],
+        self, contents: Mapping[int, Content], read: Callable[[int, Content], Read]
     ) -> dict[int, Read]:
         """Read replies, or their contents, one by one by partition-id.
 
@@ -288,9 +276,7 @@ class Messenger:
         return exchange
 
     def read_uploads(
-        self,
-        replies: Mapping[int, Message],
-        read: Callable[[int, RecordDict], Payload],
+        self, replies: Mapping[int, Message], read: Callable[[int, RecordDict], Payload]
     ) -> dict[int, Upload]:
         """Check every reply and ``read`` its upload; log a failure if it is malformed."""
         round_log = self.loop.log

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field, replace
 from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
 from flower_fgl.strategies.federation import client_lines, node_label
 from flower_fgl.strategies.rounds.discovery import Lost, describe_nodes
-from flower_fgl.strategies.rounds.membership import (
-    admit_new_client,
-    match_known_client,
-)
+from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 from flower_fgl.strategies.rounds.messenger import Messenger
 from flower_fgl.strategies.rounds.schema_agreement import without_own_name
 from flower_fgl.strategies.rounds.silence import Silence, note_replies

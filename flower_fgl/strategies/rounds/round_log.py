@@ -213,12 +213,8 @@ class RoundLog:
         try:
             yield
         except PayloadError as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Mark the round as failed."""
-        self.reason = one_line(error)
-        log.warning("Round %s: %s", self.number, self.reason)
+            self.reason = one_line(error)
+            log.warning("Round %s: %s", self.number, self.reason)
 
     def has_scores(self, pid: int) -> bool:
         """Return whether the log has scores of a client's personalized model."""

@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import (
-    differing_names,
-    differing_recipes,
-    hash_names,
-)
+from flower_fgl.core.feature_names import differing_names, differing_recipes, hash_names
 from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
@@ -136,9 +132,7 @@ def differing_features(candidate: Description, agreed: Description) -> str:
 
 
 def in_agreed_order(
-    description: Description,
-    target: Target,
-    feature_names: tuple[str, ...] = (),
+    description: Description, target: Target, feature_names: tuple[str, ...] = ()
 ) -> Description:
     """Rewrite a description with the agreed target, and in the order of d features.
 

@@ -63,10 +63,7 @@ def note_replies(
 
 
 def without_paused(
-    able: Collection[int],
-    silent: Mapping[int, Silence],
-    server_round: int,
-    least: int,
+    able: Collection[int], silent: Mapping[int, Silence], server_round: int, least: int
 ) -> list[int]:
     """Return the clients that a round may ask, ascending.
 
