@@ -81,6 +81,7 @@ class FedLogShapes:
         """Return the shapes for a network and its settings."""
         size, width = network.nodes["head"].shape
         has_prompts = method_config.lg and method_config.pg
+        is_noisy = method_config.class_rate_noise == "gauss"  # r_k^c·(1 + a·N(0, 1))
         with torch.device("meta"):
             generator = make_generator(width) if has_prompts else None
         return cls(
@@ -88,7 +89,7 @@ class FedLogShapes:
             (size, width) if method_config.lg else None,
             None if generator is None else state_shapes(generator),
             network.num_classes,
-            _largest_sum(method_config),
+            1 + TAIL * method_config.noise_scale if is_noisy else 1.0,
         )
 
     @property
@@ -177,9 +178,3 @@ class FedLogDownload(TensorPayload):
             spec.stacked if content.get(PROMPTS) else {},
         )
         return super().from_record(content, shapes)
-
-
-def _largest_sum(method_config: FedLogSettings) -> float:
-    """Return the largest sum of one client's class rates r_k^c·(1 + a·N(0, 1))."""
-    is_noisy = method_config.class_rate_noise == "gauss"
-    return 1 + TAIL * method_config.noise_scale if is_noisy else 1.0

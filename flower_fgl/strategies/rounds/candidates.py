@@ -136,7 +136,13 @@ class Candidates:
         self._agree_on_features()
         self._leave_out(_claimed_twice(self.described, of=number))
         self._leave_out(_named_twice(self.described, of=number))
-        self._keep_kind()
+        due = self.config.predicts
+        other_kind = {
+            node: f"its targets are {d.target_kind}, those of the other clients are {due}."
+            for node, d in self.described.items()
+            if d.target_kind != due
+        }
+        self._leave_out(other_kind)
         self._leave_out(_too_many_classes(self.described))
         self._leave_out(_odd_spellings(self.described))
         if self.config.predicts != CLASSES:
@@ -184,16 +190,6 @@ class Candidates:
         others = [d.name for d in self.described.values() if not d.prepared]
         if len(others) < len(self.described) and others:
             log.warning(NOT_PREPARED, ", ".join(sorted(others)))
-
-    def _keep_kind(self) -> None:
-        """Leave out data owners whose targets are of another kind than the run's."""
-        due = self.config.predicts
-        other = {
-            node: f"its targets are {d.target_kind}, those of the other clients are {due}."
-            for node, d in self.described.items()
-            if d.target_kind != due
-        }
-        self._leave_out(other)
 
     def _compare_classes(self) -> None:
         """Warn of owners without a class in common with others; reject a run of such."""

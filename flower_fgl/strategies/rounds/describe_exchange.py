@@ -52,8 +52,12 @@ def discover(
     for what, value in shared(config).items():
         _require_equal(federation, what, value)
     _reject_untrainable(federation, config)
-    if config.positive_class and not config.has_local_heads:
-        _require_class(config.positive_class, federation)
+    name, known = config.positive_class, federation.class_names
+    if name and name not in known and not config.has_local_heads:
+        raise RunError(
+            f'positive-class = "{name}" is no class of the clients. Use one of: '
+            f"{', '.join(known[:MOST_NAMES])}."
+        )
     # all classes of a few-shot client have ``shots`` training nodes, so that a larger
     # min-class-count hides every class
     if config.setting == "few-shot" and config.min_class_count <= config.shots:
@@ -73,15 +77,6 @@ def _require_equal(
     if len(groups) > 1:
         text = "; ".join(f"{short(v)} on clients {p}" for v, p in groups.items())
         raise RunError(f"The clients disagree on the {what}: {text}.")
-
-
-def _require_class(name: str, federation: Federation) -> None:
-    """Reject a positive class that no client has."""
-    if name not in federation.class_names:
-        known = ", ".join(federation.class_names[:MOST_NAMES])
-        raise RunError(
-            f'positive-class = "{name}" is no class of the clients. Use one of: {known}.'
-        )
 
 
 def _report_single_class(federation: Federation) -> None:

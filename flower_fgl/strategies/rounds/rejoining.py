@@ -1,8 +1,7 @@
 """Nodes that connect during a run; each is reconnected, admitted or rejected.
 
 A SuperNode that was restarted without a key has a new node id. It is matched by its
-description to the client it was before. Any other new node is admitted if the run has a
-free partition-id and ``min-clients`` is set; else it is rejected with a reason.
+description to the client it was before.
 """
 
 from __future__ import annotations
@@ -26,23 +25,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LateJoiners:
-    """Nodes that were not connected when the run began.
-
-    Parameters
-    ----------
-    refused : set of int
-        Ids of connected nodes that do not take part. A node that disconnects is removed,
-        so that a SuperNode with a key is queried again after a restart.
-    waiting : dict of int to (int, Description)
-        Nodes that match a client whose former node still replies, with its partition-id.
-        They replace the former node when it fails.
-    silent : dict of int to Silence
-        New nodes that sent no description, by node id.
-    """
+    """Nodes that were not connected when the run began, by node id."""
 
     refused: set[int] = field(default_factory=set)
+    """Connected nodes that do not take part. One that disconnects is removed, so that a
+    SuperNode with a key is queried again after a restart."""
     waiting: dict[int, tuple[int, Description]] = field(default_factory=dict)
+    """Nodes that match a client, by partition-id, and replace its former node when that
+    fails."""
     silent: dict[int, Silence] = field(default_factory=dict)
+    """New nodes that sent no description."""
 
     def poll(
         self, messenger: Messenger, present: Collection[int], server_round: int
