@@ -162,36 +162,32 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
             "needs its own id in the whole federation."
         )
     named = torch.unique(torch.cat([border.outside for border in borders.values()]))
-    for kind, lost in (
-        ("outside", named[~torch.isin(named, owned)]),
-        ("own", owned[~torch.isin(owned, named)]),
-    ):
-        if len(lost):
-            raise RunError(
-                f"The clients {_holders(borders, lost, kind)} have edges to {len(lost)} "
-                "nodes of other clients that no client owns, or whose owner does not list "
-                "the edge. Both owners must list an edge, with the same two ids; leave out "
-                "edges to nodes outside the federation. If a node config has id-key, all "
-                "owners need the same key file."
-                if kind == "outside"
-                else f"{len(lost)} nodes of the clients {_holders(borders, lost, kind)} "
-                "have an edge to another client that the other client does not list. Both "
-                "owners must list an edge, with the same two ids."
-            )
-    both = torch.zeros(2, len(owned), dtype=torch.int64)
+    lost = named[~torch.isin(named, owned)]
+    if len(lost):
+        raise RunError(
+            f"The clients {_holders(borders, lost, 'outside')} have edges to {len(lost)} "
+            "nodes of other clients that no client owns, or whose owner does not list "
+            "the edge. Both owners must list an edge, with the same two ids; leave out "
+            "edges to nodes outside the federation. If a node config has id-key, all "
+            "owners need the same key file."
+        )
+    lost = owned[~torch.isin(owned, named)]
+    if len(lost):
+        raise RunError(
+            f"{len(lost)} nodes of the clients {_holders(borders, lost, 'own')} have an "
+            "edge to another client that the other client does not list. Both owners must "
+            "list an edge, with the same two ids."
+        )
+    both, kinds = torch.zeros(2, len(owned), dtype=torch.int64), ("own", "outside")
     for border in borders.values():
-        for row, kind in enumerate(("own", "outside")):
+        for row, kind in enumerate(kinds):
             place = torch.searchsorted(owned, getattr(border, kind))
             both[row].index_add_(0, place, getattr(border, f"{kind}_edges").long())
     unequal = owned[both[0] != both[1]]
     if len(unequal):
-        found = {
-            pid
-            for kind in ("own", "outside")
-            for pid in _holders(borders, unequal, kind)
-        }
+        found = [pid for kind in kinds for pid in _holders(borders, unequal, kind)]
         raise RunError(
-            f"{len(unequal)} nodes have edges among the clients {sorted(found)} that "
+            f"{len(unequal)} nodes have edges among the clients {sorted(set(found))} that "
             "only one of the two owners lists. Both owners must list an edge, with the "
             "same two ids."
         )
