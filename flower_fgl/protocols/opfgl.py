@@ -31,9 +31,9 @@ __all__ = ["GraphDownload", "LocalStatistics", "StatisticsSpec", "no_pseudo_grap
 STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"
 STATISTICS_LAYOUT: Layout = {
-    "mean": (torch.float32, "n", ANY),
-    "variance": (torch.float32, "n", ANY),
-    "counts": (torch.int32, "n", 2),
+    "mean": (torch.float32, ANY, ANY),
+    "variance": (torch.float32, ANY, ANY),
+    "counts": (torch.int32, ANY, 2),
     "present": (torch.uint8, ANY),
 }
 GRAPH_LAYOUT: Layout = {
@@ -102,7 +102,7 @@ class LocalStatistics(AdditivePayload):
         classes, width = spec.classes, spec.width
         tensors = read_arrays(content, STATISTICS, STATISTICS_LAYOUT)
         held = unpack_bits(f"{STATISTICS}/present", tensors["present"], classes)
-        out = {}
+        number, out = int(held.sum()), {}
         for name in ("mean", "variance"):
             tensor = tensors[name]
             if tensor.shape[1] != width:
@@ -110,13 +110,14 @@ class LocalStatistics(AdditivePayload):
                     f"Statistics must be {width} wide, got {tensor.shape[1]}. Check that "
                     "all clients have the same features and opfgl.depth."
                 )
-            shape = (int(held.sum()), width)
-            check_tensor(f"{STATISTICS}/{name}", tensor, shape=shape)
+            check_tensor(f"{STATISTICS}/{name}", tensor, shape=(number, width))
             out[name] = torch.zeros((classes, width))
             out[name][held] = tensor
-        _check_counts(tensors["counts"], spec)
+        counts, shape = tensors["counts"], (number, 2)
+        check_tensor(f"{STATISTICS}/counts", counts, shape=shape, dtype=torch.int32)
+        _check_counts(counts, spec)
         both = torch.zeros((classes, 2), dtype=torch.int64)
-        both[held] = tensors["counts"].long()
+        both[held] = counts.long()
         found = ClassStatistics(out["mean"], out["variance"], *both.unbind(dim=1))
         check_statistics(found.mean, found.variance, found.count)
         return cls(found)
