@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.arrays import Layout, read_arrays
+from flower_fgl.protocols.arrays import read_arrays
 from flower_fgl.protocols.base import Shapes, TensorPayload
 
 __all__ = ["CandidateModels", "ScoredModel"]
@@ -30,8 +30,8 @@ class CandidateModels(TensorPayload):
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
         """Unpack; ``spec`` = (shapes of one model, largest number of candidates q)."""
         shapes, limit = spec
-        layout: Layout = {
-            n: (torch.float32, "m", *shape) for n, shape in shapes.items()
+        layout: dict[str, Any] = {
+            n: (torch.float32, "m", *s) for n, s in shapes.items()
         }
         found = cls(read_arrays(content, MODELS_RECORD, layout))
         if not 0 <= found.num_candidates <= limit:

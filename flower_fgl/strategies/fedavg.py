@@ -231,10 +231,10 @@ class FedAvg(FglStrategy):
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
         config = self.config
-        is_partial = bool(config.owners) and config.keeps_layers
-        if self.federation.schema is not None:
-            is_partial |= config.schema_align != "same"
-        return self.weights.tensors if self.has_global and not is_partial else None
+        if not self.has_global or (config.owners and config.keeps_layers):
+            return None
+        is_partial = self.federation.schema and config.schema_align != "same"
+        return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
         """Return the aggregated weights, and the moments of the server optimizer."""
