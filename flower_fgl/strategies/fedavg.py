@@ -233,7 +233,8 @@ class FedAvg(FglStrategy):
         config = self.config
         if not self.has_global or (config.owners and config.keeps_layers):
             return None
-        is_partial = self.federation.schema and config.schema_align != "same"
+        is_typed = self.federation.schema is not None
+        is_partial = is_typed and config.schema_align != "same"
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
