@@ -36,6 +36,13 @@ __all__ = ["Exchange", "KeyStore", "Messenger", "Recorder", "Upload", "send_rece
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.005
+WEIGHTS = {
+    "train-nodes": "num_train",
+    "nodes": "num_nodes",
+    "entries": "num_entries",
+    "equal": "",
+}
+"""What a client's weight counts, by ``weight-by``."""
 SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid")
 """Grids whose clients run in worker processes of this machine. Their modules are not
 imported, since that takes a second."""
@@ -342,13 +349,8 @@ class Messenger:
     def weight_of(self, partition_id: int) -> float:
         """Return a client's weight by the setting ``weight-by``."""
         client = self.loop.federation.clients[partition_id]
-        weights = {
-            "train-nodes": client.num_train,
-            "nodes": client.num_nodes,
-            "entries": client.num_entries,
-            "equal": 1,
-        }
-        return float(weights[self.config.weight_by])
+        counted = WEIGHTS[self.config.weight_by]
+        return float(getattr(client, counted)) if counted else 1.0
 
 
 def send_receive(
