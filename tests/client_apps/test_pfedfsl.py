@@ -369,9 +369,9 @@ def whole(strategy: Any, count: int) -> dict[str, Tensor]:
     [
         (lambda t: t.pop("encoder.0.bias"), "missing or unexpected"),
         (lambda t: t.update(x=torch.zeros(2, 1)), "missing or unexpected"),
-        (lambda t: t.update({"encoder.0.bias": torch.zeros(3, 8)}), "same number"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(3, 8)}), "must have shape"),
         (lambda t: t.update({"encoder.0.bias": torch.zeros(2, 7)}), "must have shape"),
-        (lambda t: t.update({"encoder.0.bias": torch.zeros(())}), "same number"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(())}), "must have shape"),
         (lambda t: t["encoder.0.bias"].fill_(torch.nan), "non-finite"),
     ],
 )
