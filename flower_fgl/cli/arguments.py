@@ -101,10 +101,7 @@ def data_config(
     *,
     command: str,
 ) -> RunConfig:
-    """Return the checked settings of a command that only reads data.
-
-    An option that was not given is ``None``.
-    """
+    """Return the checked settings of a command that only reads data."""
     pairs = parse_pairs(settings or [])
     options: dict[str, Scalar | None] = {"dataset": dataset, "partition": rule}
     options["clients"] = clients

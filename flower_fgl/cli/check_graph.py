@@ -253,10 +253,7 @@ def _small_classes(description: Description, config: RunConfig) -> list[str]:
 def learned_by_server(
     description: Description, *, with_counts: bool
 ) -> dict[str, object]:
-    """Return exactly the fields that the server receives, by their name in the message.
-
-    ``with_counts`` is ``share-class-counts``.
-    """
+    """Return exactly the fields that the server receives, by their name in the message."""
     if not with_counts:
         description = replace(description, class_counts=())
     return dict(description.to_record().config_records[INFO])
@@ -293,11 +290,7 @@ def describe_leaving(
 
 
 def said_once(description: Description, config: RunConfig) -> dict[str, str]:
-    """Say in words what a description reveals.
-
-    Returns a phrase for each field of the message, or group of fields separated by
-    spaces.
-    """
+    """Say in words what each field of a description, or group of fields, reveals."""
     items = _items(config)
     size = "pairs of nodes to predict" if config.has_pairs else items
     if config.classifies_edges:

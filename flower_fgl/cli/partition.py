@@ -29,9 +29,7 @@ class PartitionReport:
 
     A row holds a client's partition-id, number of items, numbers in the training,
     validation and test sets and in ``columns``, number of classes, and the exponential
-    of its label entropy. ``counts``, of shape (K, C), holds labelled items by client
-    and class. ``columns`` are the titles of the node sets that only this setting
-    scores, ``items`` is the unit: nodes, graphs or pairs.
+    of its label entropy. ``counts``, (K, C), holds labelled items by client and class.
     """
 
     rows: list[list[str]]
@@ -123,12 +121,7 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
 
 
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:
-    """Write every client's graph as ``client-<k>.npz``, and return the files.
-
-    Raises a ConfigError if ``setting`` is ``"link"`` or ``"edge"``, since an export holds
-    no split and no classes of edges; a DataError if the data cannot be partitioned, the
-    folder cannot be written, or it holds files of another export.
-    """
+    """Write every client's graph as ``client-<k>.npz``, and return the files."""
     if config.predicts_links:
         raise ConfigError(
             'export writes whole graphs, but setting = "link" splits their edges. Export '

@@ -56,9 +56,8 @@ class _Cell:
 class TimeLeft:
     """Estimate of the seconds that the runs of a grid still take, some of them at once.
 
-    A round of a run is assumed to take as long as the rounds so far of runs of the same
-    kind (the same row of the table), or else of all runs. The first round of a run does
-    not count, because it includes the start of a process and the reading of the data.
+    A round takes as long as the rounds so far of the same row, or else of all runs. The
+    first round of a run does not count: it includes the start of a process.
     """
 
     side_by_side: int
@@ -111,11 +110,7 @@ class TimeLeft:
 
 
 class GridProgress:
-    """Show the active runs of a grid, and the time left, in a context.
-
-    It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`. ``estimate`` holds all
-    runs to come, ``now`` is a clock in seconds; ``quiet`` prints failures only.
-    """
+    """Show the active runs of a grid, and the time left; ``quiet`` prints failures only."""
 
     def __init__(
         self,

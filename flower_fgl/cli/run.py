@@ -53,10 +53,7 @@ __all__ = ["RunOptions", "resume_folder", "run_all"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Engine and display options of a run, as ``flower-fgl run`` takes them.
-
-    Without ``workers``, Ray has one per core. ``jobs = 0``: one per core.
-    """
+    """Engine and display options of a run, as ``flower-fgl run`` takes them."""
 
     engine: str
     workers: int | None = None
@@ -76,14 +73,9 @@ def run_all(
 ) -> list[RunFolder]:
     """Run all runs of an experiment, or the run or grid that the options describe.
 
-    Each run of a grid has a folder with a fixed name. A run that is complete is
-    skipped, and an interrupted one resumes from its checkpoint. A run that fails does
-    not stop the others. Options override the settings of the file; a list is a grid.
-    Without a file, ``draws`` repeats every run with so many partitions, splits and
-    initial models.
-
-    Raises an FglError if the file or a setting is wrong, which is checked before the
-    first run, or if a run fails. The folders of earlier runs are kept.
+    Complete runs of a grid are skipped, interrupted ones resume, and a run that fails
+    does not stop the others. Options override the settings of the file; a list is a
+    grid. All settings are checked before the first run.
     """
     if experiment_file is None:
         experiment = _ad_hoc(options, draws or 0)
@@ -135,7 +127,7 @@ def _ad_hoc(options: Mapping[str, Given], draws: int) -> Experiment:
     """Return the single run that options describe, or the grid of lists and draws.
 
     The folder of a grid is named after its settings, so that the same command resumes
-    it; one with more draws adds runs to it.
+    it.
     """
     single = {k: v for k, v in options.items() if not isinstance(v, list)}
     if len(single) == len(options) and not draws:
@@ -186,11 +178,7 @@ def _run_grid(
     console: Console,
     copy: Callable[[], object],
 ) -> list[RunFolder]:
-    """Run the missing runs of a grid; print the table and write the report.
-
-    ``every`` holds the runs of the whole experiment, for the report. ``copy`` stores
-    the experiment beside the runs, once none of them is refused.
-    """
+    """Run the missing runs of a grid, store its file, print the table, write the report."""
     # loads torch: the settings of all runs are checked first
     from flower_fgl.lab.experiments.jobs import Job, run_jobs
 
@@ -312,11 +300,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
 
 
 def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> RunFolder:
-    """Resume an interrupted run; only print the results if it is complete.
-
-    The engine is read from the checkpoint. Raises the errors of
-    :func:`flower_fgl.resume`.
-    """
+    """Resume an interrupted run; only print the results if it is complete."""
     before = RunFolder.load(folder)
     if before.status == "completed":
         console.print("The run is complete: there is nothing to resume.")

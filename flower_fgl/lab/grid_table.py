@@ -17,12 +17,10 @@ __all__ = ["missing_classes", "results_table"]
 def results_table(
     experiment: Experiment, runs: Sequence[tuple[PlannedRun, RunFolder]]
 ) -> list[list[dict[str, str]]]:
-    """Average the finished runs of a grid over its seeds or draws.
+    """Average the finished runs of a grid over its seeds or draws, by place and title.
 
-    Returns the rows of each place (dataset, partition, …) together, by title: number of
-    runs, validation and test scores, shares in percent, mean ± standard deviation, and the
-    published value unless the runs used only part of the dataset. If some runs lack a
-    score, e.g. of an empty node set, the cell states how many have it.
+    If some runs lack a score, e.g. of an empty node set, the cell states how many have
+    it. Published values are left out if the runs used only part of the dataset.
     """
     replicate = "draws" if experiment.draws else "seeds"
     labels = {planned.row: planned.label or planned.row for planned, _ in runs}

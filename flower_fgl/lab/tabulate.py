@@ -43,9 +43,8 @@ def copy_experiment(
 ) -> Path:
     """Write the experiment file of a grid beside its run folders, as ``<folder>.toml``.
 
-    ``file`` was read for the experiment, if any. If options changed it
-    (``is_changed``), its settings are written anew; otherwise the file is copied, with
-    what it extends. Raises a RunError if the file cannot be written or read.
+    If options changed it, its settings are written anew; otherwise the file is copied,
+    with what it extends.
     """
     path = folder / f"{folder.name}.toml"
     if file is not None and not is_changed:
@@ -80,9 +79,8 @@ def _to_table(experiment: Experiment) -> dict[str, Any]:
 def order_runs(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], str]:
     """Order runs as the experiment files beside their folders list them, folder by folder.
 
-    Those that a file does not list, or whose file is absent or damaged, follow in the
-    order given. Also returns the title of the experiment, if all runs are of
-    experiments with the same one.
+    Other runs follow in the order given. Also returns the title of the experiment, if
+    all runs are of experiments with the same one.
     """
     ordered, titles = [], set()
     for folder, members in _by_folder(runs).items():
@@ -106,13 +104,9 @@ def tabulate_runs(
     """Group runs into cells, by the experiment file in the folder of each run folder.
 
     ``files`` are experiment files of folders without a copy, by the name of the folder.
-    The cells are in the order of the experiments, their cases and grids. Also returns
-    what they do not hold: rows and runs that are missing, one sentence each.
-
-    Raises a RunError if a run does not belong to the experiment of its folder, if runs
-    of one row have other settings or code versions, or if the tuned settings of an
-    experiment are of another study than the one beside it; a ConfigError if an
-    experiment file is damaged.
+    Also returns what the cells do not hold, one sentence each. Raises a RunError if a
+    run does not belong to the experiment of its folder, or the tuned settings of an
+    experiment are of another study than the one beside it.
     """
     folders = _by_folder(runs)
     given = {file.stem: file for file in files}

@@ -92,9 +92,8 @@ class PlannedRun:
     """One run of an experiment: the name of its folder, and its flat settings.
 
     ``row`` of the results table is the same for all seeds; ``label`` adds the keys of
-    grid values, as the table shows it; ``line`` is ``label`` without the grid values
-    that define the data, which are columns of ``flower-fgl table``. ``case`` is empty
-    without cases.
+    grid values; ``line`` is ``label`` without the values that define the data, which
+    are columns of ``flower-fgl table``. ``case`` is empty without cases.
     """
 
     name: str
@@ -109,13 +108,10 @@ class PlannedRun:
 class Experiment:
     """A grid of runs; ``name`` is the stem of the file name.
 
-    ``cases`` are named groups of settings, each combined with the whole ``grid``, and
-    ``config`` the settings of all runs. ``draws`` repeats each run with so many
-    partitions, splits and initial models; 0 if the grid or the settings choose the
-    seeds. ``published`` holds percentages by score or column (``accuracy``,
-    ``macro_f1``, ``unseen``, ``missing``, …) and table row. ``tune`` is the search
-    space of ``flower-fgl tune``, ``tune_draws`` its draws, and ``tuning`` how the
-    settings of a file that this command wrote were tuned: ``budget``, ``draws``, …
+    Each of the ``cases`` is combined with the whole ``grid``. ``draws`` is 0 if the
+    grid or the settings choose the seeds. ``published`` holds percentages by score or
+    column and table row, ``tuning`` how the settings of a file that ``flower-fgl tune``
+    wrote were tuned.
     """
 
     name: str
@@ -139,11 +135,8 @@ class Experiment:
 
         A list is a grid setting, in place of the experiment's own values; a grid
         setting stays in the grid with one value, which keeps the names of runs and
-        rows. Settings that an option replaces, as ``participants`` replaces
-        ``participation``, are removed. Published values are removed from rows whose
-        method or data an option changes, and rows with other settings are no longer
-        tuned. Raises a ConfigError if an option sets a seed of an experiment with
-        draws.
+        rows. Published values are removed from rows whose method or data an option
+        changes, and rows with other settings are no longer tuned.
         """
         if self.draws and (seeds := options.keys() & set(REPLICATES)):
             raise ConfigError(
@@ -223,8 +216,8 @@ class Experiment:
     def runs(self) -> list[PlannedRun]:
         """Return all runs, case by case, in grid order.
 
-        A setting that has no effect in a run, e.g. ``fedprox.mu`` with FedAvg, is left
-        out of it, so that no run is repeated.
+        A setting that has no effect in a run is left out of it, so that no run is
+        repeated.
         """
         out: dict[str, list[PlannedRun]] = {}
         names = Counter(map(_short, self.grid))
@@ -335,10 +328,7 @@ def _reject_tables(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read an experiment file, or the ``config.toml`` of a run folder.
-
-    Raises a ConfigError if it is missing, is not TOML, or has unknown or wrong entries.
-    """
+    """Read an experiment file, or the ``config.toml`` of a run folder."""
     if path.is_dir():
         raise ConfigError(
             f"{path} is a folder. Pass an experiment file; or, to repeat a run, the "

@@ -22,21 +22,15 @@ EXTENDS = "extends"
 def read_tables(path: Path) -> dict[str, Any]:
     """Read an experiment file, merged with the file that it extends, and so on.
 
-    Tables are merged key by key. Any other value of the file, lists, all ``[[case]]``
-    together and a range of ``[tune]`` included, replaces the one of the file it extends.
-
-    Raises a ConfigError if a file is missing or is not TOML, if files extend each
-    other, or if an extended file has published values or tuned settings, which belong
-    to one dataset.
+    Tables are merged key by key. Any other value, lists, all ``[[case]]`` together and
+    a range of ``[tune]`` included, replaces the one of the file it extends. An extended
+    file has no published values or tuned settings, which belong to one dataset.
     """
     return _read(path, [])
 
 
 def standalone_text(path: Path) -> str:
-    """Return the text of an experiment file that can be read in another folder.
-
-    This is the file's own text, or the merged tables as TOML if it extends another file.
-    """
+    """Return the file's own text, or the merged tables if it extends another file."""
     if EXTENDS not in _load(path, []):
         return read_text(path)
     table = read_tables(path)

@@ -122,8 +122,8 @@ class MemoryRoom:
 class WorkerPool:
     """Processes that run ``target``, which calls :func:`serve`, and share jobs and memory.
 
-    A job whose estimated memory does not fit beside that of the active ones waits until
-    one of them ends; ``on_hold`` gets the name and the reason of the first such job.
+    A job that does not fit into memory beside the active ones waits until one ends;
+    ``on_hold`` gets the name and the reason of the first such job.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class WorkerPool:
         """Wait for the busy processes; yield jobs with the kind and content of a message.
 
         Besides what the jobs send, the kinds are ``end`` with the result of a job, and
-        ``died`` with the exit status of its process. Requests for memory are not yielded.
+        ``died`` with the exit status of its process.
         """
         busy = {one.connection: one for one in self._workers if one.job is not None}
         for ready in connection.wait(list(busy)) if busy else ():
@@ -254,10 +254,7 @@ def _without_main() -> Iterator[None]:
 
 
 class _Extensions:
-    """What :func:`flower_fgl.register` added here, e.g. classes of a notebook.
-
-    A child process receives the registered rows in its place.
-    """
+    """What :func:`flower_fgl.register` added here; a child receives the rows instead."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -339,10 +336,7 @@ def serve(parent: Connection, run: Callable[[Job, Send], Any]) -> None:
 
 
 def needed_memory(settings: Mapping[str, Scalar]) -> tuple[int, int]:
-    """Return the bytes that a run of the local engine needs at least, and the free ones.
-
-    The first number is 0 if the settings, which name the ``clients``, are wrong.
-    """
+    """Return the bytes that a run needs at least (0 if unknown), and the free ones."""
     from flower_fgl.simulation.local import check_run, count_owners
     from flower_fgl.simulation.memory import available_memory, estimate_memory
 

@@ -56,10 +56,9 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two bounds, both included.
+    """Numbers between two bounds, both included; ``step`` 0 for any value.
 
-    With ``log`` the logarithm is sampled uniformly; ``step`` is the distance between
-    two values, 0 for any value (1 for whole numbers).
+    With ``log`` the logarithm is sampled uniformly.
     """
 
     low: float
@@ -72,11 +71,7 @@ Dimension = Choices | Range
 
 
 def read_space(path: Path, table: Mapping[str, Any]) -> dict[str, Dimension]:
-    """Read the table ``[tune]`` of an experiment file: lists of values and ranges.
-
-    The keys are dotted; an empty list gives ``Choices(())``. Raises a ConfigError,
-    which names the file ``path``, if an entry is neither a list of values nor a range.
-    """
+    """Read the table ``[tune]`` of an experiment file, by dotted key."""
     return {key: _read_entry(path, key, value) for key, value in _entries(table)}
 
 
@@ -133,10 +128,8 @@ def row_space(
 ) -> tuple[dict[str, Dimension], dict[str, Scalar]]:
     """Return the search space of one row, and the row's own point in it.
 
-    ``settings`` is the flat run config of the row; entries of the table of its ``case``
-    take precedence. A list also holds the row's own value. Raises a ConfigError if a
-    key is unknown or cannot be tuned, a value is not valid for the row, or the row's
-    own value is outside a range or between two of its steps.
+    Entries of the table of its ``case`` take precedence. A list also holds the row's
+    own value, which must lie inside a range.
     """
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
@@ -270,10 +263,7 @@ def nearest_point(
 
 
 def _values(dimension: Dimension, default: Scalar) -> list[Scalar] | None:
-    """Return all values, ``None`` for a range without steps.
-
-    They are those that Optuna computes, but the row's own value is as it is.
-    """
+    """Return all values, as Optuna computes them; ``None`` for a range without steps."""
     if isinstance(dimension, Choices):
         return list(dimension.values)
     is_whole = isinstance(default, int)

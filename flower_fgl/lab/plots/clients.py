@@ -41,9 +41,8 @@ def client_bars(
 ) -> Figure:
     """Draw the test score of each client of one run; NaN without test nodes.
 
-    Scores in [0, 1] are drawn in percent, those of numbers in their units. Texts among
-    ``partition_ids`` are names of owners. ``pooled``, over the ``items`` (nodes or
-    graphs) of all clients, is drawn as a line.
+    Texts among ``partition_ids`` are names of owners. ``pooled``, over the ``items`` of
+    all clients, is drawn as a line.
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
@@ -94,11 +93,8 @@ def client_spread(
 ) -> Figure:
     """Draw the clients' test scores of several runs, one row of dots per run.
 
-    ``scores`` are those of the clients of each run, in [0, 1] if they are drawn in
-    percent; NaN is not drawn.
-    ``pooled``, over the nodes of all clients, is drawn as a bar. ``colours`` are by
-    default those of the palette, in turn; ``panels`` names the dataset of each run, if
-    there are several: each has a panel.
+    ``pooled``, over the nodes of all clients, is drawn as a bar. ``panels`` names the
+    dataset of each run, if there are several: each has a panel.
     """
     titles = list(panels) or [""] * len(labels)
     groups = {
@@ -134,11 +130,7 @@ def label_heat_map(
     *,
     items: str = "nodes",
 ) -> Figure:
-    """Draw the number of nodes, or other ``items``, by class and client.
-
-    ``counts`` has shape (K, C), with C ``class_names``, or a ValueError is raised;
-    texts among the K ``partition_ids`` are names of owners.
-    """
+    """Draw the number of ``items`` by class and client, of ``counts`` (K, C)."""
     table = np.asarray(counts).T  # (C, K)
     if table.ndim != 2 or table.shape[0] != len(class_names):
         raise ValueError(
@@ -178,8 +170,7 @@ def label_heat_map(
 def heat_map(panel: Any, table: Any, top: float, *, text: str, has_lines: bool) -> Any:
     """Draw a table of colours up to ``top``; return its colour bar.
 
-    Masked cells stay empty. ``text`` is the format of the number in a cell, empty for none;
-    lines between the cells would cover them in a large table.
+    Masked cells stay empty; ``text`` is the format of the number in a cell.
     """
     image = panel.imshow(
         table,

@@ -24,10 +24,7 @@ __all__ = ["scale_bytes", "stacked_bars"]
 def stacked_bars(
     rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str
 ) -> Figure:
-    """Draw one horizontal bar per row, split into named parts, one value per row each.
-
-    ``unit`` is that of the values, for the axis and the totals.
-    """
+    """Draw one horizontal bar per row, split into named parts, one value per row each."""
     columns = legend_columns(list(parts), 6)
     legend_rows = -(-len(parts) // columns)
     figure = new_figure(0.75 + 0.36 * len(rows) + 0.22 * legend_rows)

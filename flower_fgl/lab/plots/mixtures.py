@@ -28,9 +28,7 @@ MANY_NARROW = 7
 def mixture_heat_map(weights: Any, partition_ids: Sequence[int | str]) -> Figure:
     """Draw the weight of each client's model in the mixture that each client receives.
 
-    Row i of ``weights``, of shape (K, K) and in [0, 1], is the mixture of client i; the
-    colours have the same scale in all figures. Texts among ``partition_ids`` are names
-    of owners.
+    Row i of ``weights``, (K, K) in [0, 1], is the mixture of client i.
     """
     table = np.asarray(weights, dtype=float)
     number = len(partition_ids)

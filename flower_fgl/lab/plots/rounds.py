@@ -40,12 +40,9 @@ class Curve:
 
     ``val`` and ``test`` are pooled scores in the evaluated ``rounds``, NaN without
     nodes; ``columns`` those of other node sets by title; the spreads are standard
-    deviations over the averaged runs, empty for one run. ``loss`` belongs to
-    ``loss_rounds``. ``best_round`` has the best validation score. ``bytes`` (sent by
-    all) and ``seconds`` count from the start to each of ``rounds``. ``look`` holds
-    colour, dash and marker, by default those of the curve's number; ``score`` is the
-    name of the score, and ``is_percent`` whether it is a share, not in units. ``panel``
-    is the dataset, if a figure shows several: it has panels of its own.
+    deviations over the averaged runs. ``bytes`` (sent by all) and ``seconds`` count
+    from the start to each of ``rounds``. ``panel`` is the dataset, if a figure shows
+    several.
     """
 
     label: str
@@ -74,9 +71,8 @@ class Curve:
 def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     """Draw a score and the training loss by round.
 
-    Of one run, validation and test scores share a panel. For several runs, each score
-    has its own panel. A band is one standard deviation wide on each side. Losses of
-    different objectives cannot be compared: then ``has_loss`` is false.
+    Of one run, validation and test scores share a panel; a band is one standard
+    deviation wide on each side. Losses of different objectives cannot be compared.
     """
     is_single = len(curves) == 1
     groups, looks = _by_panel(curves), _looks(curves)
@@ -123,10 +119,7 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
 
 
 def by_cost(curves: Sequence[Curve]) -> Figure:
-    """Draw the test score by the bytes and the seconds that it took.
-
-    The axes are logarithmic if the curves' totals differ more than twenty-fold.
-    """
+    """Draw the test score by bytes and seconds; far apart, the axes are logarithmic."""
     groups, looks = _by_panel(curves), _looks(curves)
     columns = legend_columns(list(looks), 3)
     legend_rows = -(-len(looks) // columns) if len(curves) > 1 else 0
@@ -237,11 +230,7 @@ def by_round(
     looks: Sequence[Mapping[str, Any]] = (),
     panels: Sequence[str] = (),
 ) -> Figure:
-    """Draw a value by round, with name, rounds and values of each run.
-
-    ``looks`` are by default those of the curves' numbers; ``panels`` names the dataset
-    of each curve, if a figure shows several.
-    """
+    """Draw a value by round, with name, rounds and values of each run."""
     names = list(dict.fromkeys(name for name, _, _ in curves))
     titles = list(panels) or [""] * len(curves)
     groups = list(dict.fromkeys(titles))
@@ -270,7 +259,6 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     """Draw the score by round for each node set that a setting scores.
 
     Of one run, all columns share a panel. For several runs, each column has a panel.
-    Columns without values are marked "(no nodes)".
     """
     titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
     layout: dict[str, list[tuple[Curve, Sequence[float], Mapping[str, Any]]]] = {}

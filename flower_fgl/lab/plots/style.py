@@ -1,7 +1,7 @@
 """Style that all figures share: colours, axes, lines, legends and names.
 
-The colours are based on those of Okabe and Ito, which colour-blind readers can tell apart.
-Names from data are shown on one line, shortened, and never parsed as mathematics.
+The colours follow those of Okabe and Ito, which colour-blind readers can tell apart. Names
+from data are never parsed as mathematics.
 """
 
 from __future__ import annotations
@@ -261,11 +261,7 @@ def first_upper(name: str) -> str:
 
 
 def distinct(names: Sequence[str], limit: int = LONGEST) -> list[str]:
-    """Shorten names so that different names stay different.
-
-    Names that would be shortened to the same text lose their middle instead of their end;
-    if that does not help, they are numbered.
-    """
+    """Shorten names so that different names stay different, by numbers if need be."""
     different = list(dict.fromkeys(names))
     for shorten in (plain, _without_middle):
         if len({shorten(name, limit) for name in different}) == len(different):
@@ -292,21 +288,14 @@ def quiet_glyphs() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure atomically in the format of the ending, PNG without one.
-
-    Raises an OSError if the file cannot be written, and a ValueError if matplotlib
-    knows no such format.
-    """
+    """Write a figure atomically in the format of the ending, PNG without one."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:] or "png", **options)
     write_file(path, buffer.getvalue())
 
 
 def to_svg(figure: Figure) -> bytes:
-    """Render a figure as SVG with text as outlines, identical on every machine.
-
-    The image has the colours of a dark page where the reader prefers one.
-    """
+    """Render a figure as SVG with text as outlines, identical on every machine."""
     buffer = io.BytesIO()
     fixed_ids = {"svg.hashsalt": "flower-fgl"}
     with quiet_glyphs(), mpl.rc_context(fixed_ids):

@@ -34,10 +34,9 @@ def by_value(
 ) -> Figure:
     """Draw scores by the value of a setting, with error bars of one standard deviation.
 
-    ``values`` are ascending and drawn at equal distances. Each panel has, by its title,
-    the name of each line and its means and standard deviations at the values, NaN if
-    missing; all panels have the same names. Shares are drawn in percent, the panels with
-    the titles ``plain`` in units.
+    Each panel has, by its title, the name of each line and its means and standard
+    deviations at the ascending ``values``. Panels with the titles ``plain`` are in
+    units, not percent.
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
     columns = legend_columns(names, 3)

@@ -50,11 +50,7 @@ def scope_of(run: RunFolder) -> str:
 
 
 def last_mixture(run: RunFolder) -> Mapping[str, Any] | None:
-    """Return the last round's mixtures of a personalized average, ``None`` without any.
-
-    Its keys: ``round``, ``clients``, ``weights`` (row i: the mixture of client i), and
-    ``numbers``, which describe them.
-    """
+    """Return the last round's mixtures of a personalized average, ``None`` without any."""
     for row in reversed(run.rounds):
         if "mixture" in row:
             kept = {"round": row["round"], "numbers": row.get("numbers", {})}
@@ -108,10 +104,7 @@ def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
 
 
 def shown_score(runs: Sequence[RunFolder]) -> str:
-    """Return the score that figures show: the one that selects rounds in all runs.
-
-    Runs that differ in it are compared by their accuracy, or their normalised RMSE.
-    """
+    """Return the score that figures show: the one that selects rounds in all runs."""
     scores = {str(run.summary.get("metric", "accuracy")) for run in runs}
     if len(scores) == 1:
         return scores.pop()

@@ -1,8 +1,7 @@
 """Write the report: one HTML page with figures and tables of one or more runs.
 
 The page is self-contained: figures are inline SVG images, and there are no scripts and no
-network requests. All text from runs is escaped. Runs that failed or were killed are shown
-up to their last round, with a note at the top.
+network requests. All text from runs is escaped.
 """
 
 from __future__ import annotations
@@ -72,13 +71,10 @@ def write_report(
 
     ``out`` is a file or folder; by default ``report.html`` in the folder of a single
     run, or ``comparison.html`` next to the folder of the first of several. A mark shows
-    results with a significantly higher test score than the method ``against``, if any.
-    All figures are also written as SVG files to ``pictures``. ``nodes`` are embeddings
-    of some clients' nodes, and ``title`` is that of a comparison.
-
-    Raises a RunError if there is no run, they predict different kinds of targets, a
-    file cannot be written, this copy of the package has no template, or ``against`` has
-    no runs over several seeds, or of several settings.
+    results that are significantly better than the method ``against``. All figures are
+    also written as SVG files to ``pictures``. ``nodes`` are embeddings of some clients'
+    nodes. Raises a RunError if the runs do not fit together, or a file cannot be
+    written.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")

@@ -43,21 +43,14 @@ def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, An
 
 @dataclass(frozen=True)
 class Group:
-    """Completed runs that differ only in their seeds.
-
-    ``label`` is the method, and the settings in which it differs from other groups of
-    it.
-    """
+    """Completed runs that differ only in their seeds, and how they differ from others."""
 
     label: str
     runs: list[RunFolder]
 
 
 def average_groups(runs: Sequence[RunFolder], *, smallest: int = 2) -> list[Group]:
-    """Group completed runs with scores that differ only in their seeds.
-
-    Groups of fewer than ``smallest`` runs are left out.
-    """
+    """Group completed runs with scores that differ only in their seeds."""
     groups: dict[str, list[RunFolder]] = {}
     configs: dict[str, dict[str, Any]] = {}
     for run, config in scored_runs(runs):
@@ -74,16 +67,12 @@ def average_groups(runs: Sequence[RunFolder], *, smallest: int = 2) -> list[Grou
 def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:
     """Average completed runs that differ only in their seeds: one mapping per table row.
 
-    The aggregated model and fine-tuning have additional rows if the runs scored them. The
-    rows that are compared are those after fine-tuning, where the runs have it.
-
-    ``rank`` is ``best`` or ``tied`` among rows of the same data and draws. The best has the
-    best mean test score. A tied one differs from it by less than the margin; too few
-    common draws, or a large spread, are no tie. Where the draws of the rows differ, no row
-    is best, since their means are not comparable: then ``has_other_draws`` is set.
-    ``is_better`` and ``versus`` are the comparison with the method ``against``; a RunError
-    is raised if it has no runs over several seeds, or several groups on the same data.
-    The p-values of either kind of comparison are adjusted together.
+    The aggregated model and fine-tuning have rows of their own; the rows after
+    fine-tuning are compared. ``rank`` is ``best`` (mean test score) or ``tied``
+    (differs from it by less than the margin) among rows of the same data and draws.
+    Where the draws of the rows differ, no row is best: then ``has_other_draws`` is set.
+    ``is_better`` and ``versus`` are the comparison with the method ``against``. The
+    p-values of either kind of comparison are adjusted together.
     """
     groups = average_groups(runs)
     scores = Scores(

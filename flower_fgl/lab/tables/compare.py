@@ -47,10 +47,7 @@ Key = tuple[Any, ...]
 
 
 class Comparisons(dict[str, Comparison]):
-    """Comparisons of two sides on several datasets, or numbers of clients, by their name.
-
-    They are adjusted together by Holm's method. There is no mean over datasets.
-    """
+    """Comparisons of two sides by dataset and clients, adjusted together by Holm."""
 
     def __repr__(self) -> str:
         return "\n".join(f"{place}: {found!r}" for place, found in self.items())
@@ -59,10 +56,10 @@ class Comparisons(dict[str, Comparison]):
 def select_runs(text: str) -> list[RunFolder]:
     """Read the runs, finished or not, that an argument of the command line selects.
 
-    ``text`` holds comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of
-    run folders or folders of run folders. The suffix ``:name`` selects the runs of one
-    case of an experiment or, if no case has that name, of one method. Raises a RunError
-    if a path holds no run, or none with that name, or a run folder is damaged.
+    ``text`` holds comma-separated run folders, folders of run folders, or patterns such
+    as ``runs/cora/fedavg-*``. The suffix ``:name`` selects the runs of one case of an
+    experiment or, if no case has that name, of one method. Raises a RunError without
+    runs.
     """
     runs: dict[Path, RunFolder] = {}
     for place, name in _places(text):
@@ -166,11 +163,7 @@ def _config_files(folder: Path) -> list[Path]:
 def paired_runs(
     one: Sequence[RunFolder], other: Sequence[RunFolder]
 ) -> list[tuple[RunFolder, RunFolder]]:
-    """Pair completed runs with the same dataset, partition, clients and seed.
-
-    The pairs are sorted by these; unpaired runs are omitted. Raises a RunError if two
-    runs of one side have the same.
-    """
+    """Pair the runs with the same dataset, partition, clients and seed, sorted by these."""
     first, second = _by_key("A", one), _by_key("B", other)
     common = sorted(first.keys() & second.keys(), key=str)
     return [(first[k], second[k]) for k in common]
@@ -215,10 +208,8 @@ def compare_runs(
 ) -> Comparisons:
     """Compare two methods on the experiments that both completed, dataset by dataset.
 
-    Raises a ConfigError if one side holds runs of several methods, or with different
-    settings; a RunError if a run is on both sides, the runs predict different kinds of
-    targets, there are fewer than two pairs, two runs of a side have the same data and seed,
-    or a run has no such score.
+    Raises a ConfigError or RunError if runs of a side differ in more than seed and
+    dataset, the sides do not fit together, or a run has no such score.
     """
     sides = {"A": one, "B": other}
     refuse_mixed_kinds(
@@ -301,9 +292,8 @@ def place_name(run: RunFolder) -> str:
 def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[str, str]:
     """Name the two sides of a comparison, whose runs differ in seed and dataset only.
 
-    The names are the methods; for one method also the settings that differ, ``fedprox
-    (mu=0.1)``; for equal or many settings the names of the run folders or of the
-    folders above; ``A`` and ``B`` if these are equal too.
+    The names are the methods, with settings that differ: ``fedprox (mu=0.1)``; or those
+    of the run folders or of the folders above; ``A`` and ``B`` if these are equal too.
     """
     first = [runs[0] for runs in (one, other)]
     labels = tell_apart(

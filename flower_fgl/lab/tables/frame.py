@@ -49,11 +49,7 @@ def frame_of_cells(cells: Iterable[Cell]) -> pd.DataFrame:
 def frame_of_runs(
     runs: Iterable[tuple[Hashable, Hashable, RunFolder]],
 ) -> pd.DataFrame:
-    """Return the tidy frame of runs, each with its ``place`` and ``row``.
-
-    The model ``own`` is scored after fine-tuning, if the run has it, and ``before`` is
-    then the best round.
-    """
+    """Return the tidy frame of runs, each with its ``place`` and ``row``."""
 
     def lines() -> Iterator[Line]:
         for place, row, run in runs:

@@ -30,10 +30,9 @@ PICTURES = (".svg", ".png", ".pdf")
 class Ranks:
     """Average ranks of rows over ``num_blocks`` datasets; 1 is best, and best comes first.
 
-    ``p`` is that of Friedman's test of equal ranks. By Nemenyi's, average ranks that
-    differ by more than ``critical_difference`` are significantly different at 95 %;
-    ``p_values`` has each pair of rows. They are NaN or ``None`` if not testable;
-    ``why_not`` says why.
+    ``p`` is that of Friedman's test of equal ranks; ``p_values`` of each pair of rows
+    and ``critical_difference`` are Nemenyi's at 95 %. ``why_not`` says why they are not
+    testable.
     """
 
     average: Mapping[str, float]
@@ -59,12 +58,10 @@ class Ranks:
 
 
 def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
-    """Rank rows within each dataset, and test the average ranks.
+    """Rank rows by their scores on each dataset, higher is better, and test the ranks.
 
-    ``scores`` are mean scores on each dataset by row, higher is better (of errors their
-    negatives); equal scores
-    share their mean rank. The replicates of the test are datasets, never draws of one
-    dataset.
+    Equal scores share their mean rank. The replicates of the test are datasets, never
+    draws of one dataset.
     """
     from scipy import stats
 
@@ -117,12 +114,10 @@ def _with_ending(path: Path) -> Path:
 
 
 def draw_ranks(ranks: Ranks, path: Path) -> Path:
-    """Draw the critical-difference diagram; bars join rows that are not different.
+    """Draw the critical-difference diagram as SVG, PNG or PDF; return its file.
 
-    The picture is SVG, PNG or PDF by the ending of ``path``, SVG without one; its file
-    is returned. Raises a ConfigError if the ending stands for no kind of picture, the
-    ranks are not testable, or scikit-posthocs is not installed, and a RunError if it
-    cannot be written.
+    Raises a ConfigError if the ranks are not testable, or scikit-posthocs is not
+    installed.
     """
     path = _with_ending(path)
     if ranks.p_values is None:

@@ -57,7 +57,6 @@ class Line:
 class Block:
     """Lines on the same data, in table order.
 
-    ``name`` is the dataset, and whatever else distinguishes the places of the table.
     ``best`` has the best mean; all others are compared with ``control``. ``target`` is
     that of its cells, with the mean of their spreads.
     """
@@ -73,17 +72,13 @@ class Block:
 class ResultsTable:
     """Rows by dataset, with paired comparisons over the draws.
 
-    The table has the experiments of ``cells`` in their order, and their rows in the
-    order of the experiment. ``column`` is a node set, ``metric`` a score or cost, by
-    default the cells' main score. ``against`` is the row or method that the others are
-    compared with, by default ``local``, if the cells have it. Of each row the first
-    ``draws`` are used, 0 for all. ``models`` have lines of their own, see
-    :data:`~flower_fgl.lab.tables.cells.MODELS`; ``labels`` are display names of rows,
-    of parts of their names, of datasets and partitions.
+    ``column`` is a node set, ``metric`` a score or cost, by default the cells' main
+    score. ``against`` is the row or method that the others are compared with, by
+    default ``local``. Of each row the first ``draws`` are used, 0 for all. ``labels``
+    are display names of rows, of parts of their names, of datasets and partitions.
 
     Raises a ConfigError if no cell has the column, metric or row; a RunError if cells
-    predict different kinds of targets, if two cells have the same row and data, or if the
-    rows of one dataset have other draws or other partitions.
+    are of different kinds, or the rows of one dataset are not unique or not paired.
     """
 
     cells: Sequence[Cell]
@@ -282,10 +277,7 @@ class ResultsTable:
         return compared | {key[::-1]: one.reverse() for key, one in compared.items()}
 
     def versus(self, line: Line, other: Line | None) -> Comparison | None:
-        """Return the comparison of a line with the best one or the control of its block.
-
-        ``None`` if the lines are the same, or one has no scores.
-        """
+        """Return the comparison of a line with the best one or the control of its block."""
         return self._tests.get((id(line), id(other)))
 
     @property
@@ -297,10 +289,8 @@ class ResultsTable:
     def ranks(self) -> tuple[Ranks | None, list[str]]:
         """Rank the rows over the datasets; also return the rows that a block lacks.
 
-        There are no ranks for costs, with one block, or if fewer than two rows are in
-        all blocks. Each row has its first model. If rows are tuned, rows with their
-        settings before tuning are left out. Blocks of one dataset, e.g. two partitions,
-        are no independent replicates: their scores are averaged.
+        Each row has its first model; settings before tuning are left out. Blocks of one
+        dataset are no independent replicates: their scores are averaged.
         """
         if self.is_cost or len(self.blocks) < 2:
             return None, []
@@ -350,11 +340,7 @@ class ResultsTable:
                 )
 
     def warnings(self) -> list[str]:
-        """Name what is not equal in rows that stand in one comparison, one sentence each.
-
-        These are general settings, tuning budgets, code versions, devices and
-        evaluations.
-        """
+        """Name what is not equal in the rows of one comparison, one sentence each."""
         found: dict[str, list[str]] = {}
         for block in self.blocks:
             cells = list({id(line.cell): line.cell for line in block.lines}.values())

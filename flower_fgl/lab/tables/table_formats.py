@@ -69,34 +69,15 @@ def format_table(
     format: str = "markdown",
     notes: str = "all",
 ) -> str:
-    """Format a table with its notes.
+    """Format a table with its notes; the same cells give the same text.
 
-    Parameters
-    ----------
-    table : ResultsTable
-        The table.
-    layout : {"", "full", "overview", "summary", "owners"}
-        One table per dataset with all scores, costs and comparisons; one table with a
-        column per dataset, that shows the table's metric only; one table that counts
-        for each row on how many datasets it is best or differs from the control; or the
-        test scores of each natural owner, and its gain over the control. CSV has one
-        layout. By default full, and overview in LaTeX, which fits a page.
-    format : {"markdown", "latex", "csv", "html"}
-        Format of the text.
-    notes : {"all", "marks", "none"}
-        Sentences below the table: all; those on marks, tests and ranks, e.g. for the
-        second table of the same runs; or none.
-
-    Returns
-    -------
-    str
-        The text, which ends with a line break. The same cells give the same text. CSV has
-        numbers only, and none of the notes; its scores and published values are fractions.
-
-    Raises
-    ------
-    ConfigError
-        If the layout, the format or the kind of notes is unknown.
+    ``layout`` is one of ``LAYOUTS``: a table per dataset with all scores, costs and
+    comparisons (``full``, by default); a column per dataset with the table's metric
+    (``overview``, by default in LaTeX, as it fits a page); counts of verdicts and ranks
+    by row (``summary``); or test scores and gains of each natural owner (``owners``).
+    ``format`` is one of ``FORMATS``; CSV has one layout, fractions, and no notes.
+    ``notes`` are the sentences below: ``all``; ``marks``, those on marks, tests and
+    ranks, e.g. for a second table of the same runs; or ``none``.
     """
     layout = layout or ("overview" if format == "latex" else "full")
     for name, value, known in (

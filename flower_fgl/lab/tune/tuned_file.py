@@ -32,10 +32,7 @@ __all__ += ["write_tuned_experiment"]
 def write_study(
     experiment: Experiment, studies: Sequence[RowStudy], folder: Path, *, budget: int
 ) -> str:
-    """Write ``study.json`` and ``trials.csv`` of the finished studies.
-
-    Returns the SHA-256 of the trials, their settings and scores, without times.
-    """
+    """Write ``study.json`` and ``trials.csv`` of finished studies; return their hash."""
     rows = {study.row.name: _study_entry(study) for study in studies}
     table = {
         "experiment": experiment.name,
@@ -131,9 +128,8 @@ def write_tuned_experiment(
 ) -> None:
     """Write an experiment file in which each row has its best settings.
 
-    ``study`` is the hash of the study. With defaults, a row whose best trial is not its
-    default also appears as ``"<row>, default"``. Grid values become settings of cases,
-    because each combination has settings of its own. The rows keep their names.
+    With defaults, a row whose best trial is not its default also appears as ``"<row>,
+    default"``. Grid values become settings of cases. The rows keep their names.
     """
     config = {k: v for k, v in experiment.config.items() if k != "output-dir"}
     cases: list[dict[str, Scalar]] = []

@@ -1,14 +1,13 @@
 """Tune the methods of an experiment file with equal budgets, by validation scores.
 
-Every row of the experiment gets the same number of trials. Trial 0 is the row as it stands;
-Optuna's TPE sampler proposes the others from the row's search space, or they cover the
-whole space if it has no more points than the budget. A trial trains on the tuning draws
-and is compared by the validation score of its best round: accuracy, or AUROC or RMSE where
-runs are selected by it.
+Trial 0 of each row is the row as it stands; Optuna's TPE sampler proposes the others from
+the row's search space, or they cover the whole space if it has no more points than the
+budget. A trial trains on the tuning draws and is compared by the validation score of its
+best round.
 
-The proposals of a trial depend on the seed, and on the trials of earlier batches only. A
-study is therefore the same for any number of processes, and after a kill. A version of
-Optuna that proposes other trials cannot continue it.
+The proposals depend on the seed, and on the trials of earlier batches only. A study is
+therefore the same for any number of processes, and after a kill. A version of Optuna that
+proposes other trials cannot continue it.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ OnTrial = Callable[["RowStudy", Trial], None]
 class RowToTune:
     """A row of the experiment before it is tuned.
 
-    ``settings`` is its flat run config without seeds, ``default`` its own point in the
-    ``space``, and ``line`` its line of the results table, which rows on other data
-    share.
+    ``default`` is its own point in the ``space``; ``line`` is its line of the results
+    table, which rows on other data share.
     """
 
     name: str
@@ -111,13 +109,7 @@ class RowToTune:
 
 
 def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
-    """Return the rows of an experiment with their search spaces.
-
-    Raises a ConfigError if the experiment has no draws or no search space, if a key of
-    the space belongs to no row or is also in the grid, if two rows of the tuned file
-    would share a folder, or in the cases of
-    :func:`~flower_fgl.lab.experiments.search_space.row_space`.
-    """
+    """Return the rows of an experiment with their search spaces; a ConfigError if wrong."""
     name = experiment.name
     if not experiment.tune:
         raise ConfigError(
@@ -194,15 +186,10 @@ def tune(
 ) -> list[RowStudy]:
     """Run the studies of some rows of an experiment, or what is missing of them.
 
-    A study in ``folder`` continues. Each row gets ``budget`` trials, at least 2, or all
-    points of a smaller space, in ``jobs`` processes of one thread. A trial whose
-    estimated memory does not fit beside that of the active ones waits, which
-    ``on_note`` says once. ``on_trial`` gets the study and the trial after each trial.
-
-    Raises a ConfigError if ``budget`` or ``jobs`` is too small, or Optuna is not
-    installed; a RunError if the folder holds a study of other settings or of an Optuna
-    that proposes other trials, a row has more trials than ``budget`` already, or
-    another process uses the folder.
+    Each row gets ``budget`` trials, at least 2, or all points of a smaller space, in
+    ``jobs`` processes of one thread. ``on_trial`` gets the study and the trial after
+    each trial. A RunError if the folder holds a study of other settings, or one with
+    more trials.
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(
@@ -271,9 +258,8 @@ def _run_studies(
 class RowStudy:
     """The study of one row, kept in Optuna's storage of all studies of the experiment.
 
-    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``metric`` is the
-    score by which trials are compared, and ``trials`` holds the finished ones by index.
-    Raises a RunError if the storage holds a study of other settings for this row.
+    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``trials`` holds
+    the finished ones by index.
     """
 
     def __init__(
@@ -338,11 +324,7 @@ class RowStudy:
         return list(self._study.user_attrs.get("optuna", []))
 
     def check_proposals(self, budget: int) -> None:
-        """Record the version of Optuna; reject one that proposes other trials.
-
-        Raises a RunError if another version proposed the stored trials, this one
-        proposes others, and trials are missing.
-        """
+        """Record the version of Optuna; a RunError if it proposes other trials."""
         import optuna
 
         before, now = self.optuna_versions, str(optuna.__version__)
