@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, Self
 
@@ -38,10 +37,17 @@ class Job:
 
 
 class Worker:
-    """A process that takes one job after another."""
+    """A process that knows what is registered here, and takes one job after another."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
-        self.connection, self.process = start_child(target)
+        context = get_context("spawn")  # torch does not survive a fork
+        self.connection, inner = context.Pipe()
+        self.process = context.Process(
+            target=_enter, args=(target, inner, _extensions()), daemon=True
+        )
+        with _child_environment():
+            self.process.start()
+        inner.close()
         self.job: Job | None = None
 
     def take(self, job: Job) -> None:
@@ -79,32 +85,20 @@ class MemoryRoom:
         self._held: list[Worker] = []
 
     def admit(self, worker: Worker, name: str, needed: int, free: int) -> str:
-        """Start a run whose memory fits beside that of the others, else hold it.
+        """Start a run whose memory fits beside that of the others, else hold it; say why.
 
-        Returns why it is held, empty if it starts.
-        """
-        why = self.why_full(name, needed, free)
-        if why:
-            self._held.append(worker)
-        else:
-            worker.answer(may_start=True)
-        return why
-
-    def why_full(self, name: str, needed: int, free: int) -> str:
-        """Take ``needed`` bytes for a run, of ``free`` ones, and return an empty text.
-
-        Otherwise return why the run must wait. The estimates of all runs together must
-        fit into what was free before the first of them, since a run that has just
-        started has not yet taken its part. A run alone is always admitted: it reports
-        itself that it does not fit.
+        The estimates of all runs together must fit into what was free before the first of
+        them, since a run that has just started has not yet taken its part. A run alone is
+        always admitted: it reports itself that it does not fit.
         """
         if not self._taken:
             self._free = free
-        taken = sum(self._taken.values())
-        room = min(self._free - taken, free)
+        room = min(self._free - sum(self._taken.values()), free)
         if not self._taken or needed <= room:
             self._taken[name] = needed
+            worker.answer(may_start=True)
             return ""
+        self._held.append(worker)
         return (
             f"It needs at least {needed / GIB:.1f} GiB of memory, and {len(self._taken)} "
             f"of the runs beside it leave {max(room, 0) / GIB:.1f} of "
@@ -192,27 +186,6 @@ class WorkerPool:
             yield job, kind, content
 
 
-def start_child(
-    target: Callable[[Connection], None],
-) -> tuple[Connection, BaseProcess]:
-    """Start a process of one thread that knows what is registered here.
-
-    It runs ``target`` with its end of a pipe, and does not import the caller's script.
-    To end even when this process is killed, the target calls :func:`follow_parent`.
-    Returns this process's end of the pipe, and the process; raises a ConfigError if
-    something registered cannot be sent.
-    """
-    context = get_context("spawn")  # torch does not survive a fork
-    outer, inner = context.Pipe()
-    process = context.Process(
-        target=_enter, args=(target, inner, _extensions()), daemon=True
-    )
-    with _one_thread(), _without_main():
-        process.start()
-    inner.close()
-    return outer, process
-
-
 def _enter(
     target: Callable[[Connection], None],
     parent: Connection,
@@ -225,32 +198,24 @@ def _enter(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let a process that starts inside use one thread, until its run sets a number."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Let a process that starts inside not import the caller's script.
+def _child_environment() -> Iterator[None]:
+    """Let a process that starts inside use one thread, and not import this script.
 
     A script that calls this at its top level would start processes without end.
     """
     main = sys.modules["__main__"]
+    before = {name: os.environ.get(name) for name in ONE_THREAD}
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # until its run sets a number
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class _Extensions:

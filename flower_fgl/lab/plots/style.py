@@ -21,35 +21,6 @@ from matplotlib.ticker import PercentFormatter
 
 from flower_fgl.core.atomic import write_file
 
-__all__ = [
-    "CELL_INK",
-    "DASHES",
-    "INK",
-    "MUTED",
-    "PALETTE",
-    "add_legend",
-    "client_ticks",
-    "dashed_look",
-    "distinct",
-    "draw_line",
-    "dress",
-    "first_upper",
-    "grid_of",
-    "is_narrow",
-    "legend_columns",
-    "line_of",
-    "look_of",
-    "mark_selected",
-    "name_rows",
-    "narrow_figures",
-    "new_figure",
-    "plain",
-    "save_figure",
-    "show_percent",
-    "to_svg",
-    "variant_look",
-]
-
 PALETTE = (
     "#0072b2",
     "#e69f00",
@@ -131,6 +102,33 @@ def new_figure(height: float) -> Figure:
     figure = ReportFigure(figsize=size, dpi=100, layout="constrained")
     figure.set_facecolor("white")
     return figure
+
+
+def panel_grid(
+    number: int,
+    names: Sequence[str],
+    height: tuple[float, float],
+    *,
+    groups: int = 1,
+    has_legend: bool = True,
+    most: int = 3,
+    **options: Any,
+) -> tuple[Figure, Any, int]:
+    """Return a figure, its panels (groups, number), and the columns of its legend.
+
+    ``height`` is that of a row of panels, and that of the rest besides the legend.
+    """
+    columns = legend_columns(names, most)
+    rows, across = grid_of(number)
+    legend = 0.22 * -(-len(names) // columns) if has_legend else 0
+    figure = new_figure(height[0] * rows * groups + height[1] + legend)
+    grid = figure.subplots(rows * groups, across, squeeze=False, **options)
+    return figure, grid.reshape(groups, number), columns
+
+
+def legend_below(figure: Figure, lines: Mapping[str, Any], columns: int) -> None:
+    """Add the legend below the panels."""
+    add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
 
 
 def dress(

@@ -11,25 +11,6 @@ from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import number_scores
 
-__all__ = [
-    "about",
-    "client_scores",
-    "column_name",
-    "columns_of",
-    "dropped_replies",
-    "idle_clients",
-    "item_kind",
-    "last_mixture",
-    "metrics_of",
-    "own_columns_of",
-    "pooled_test_score",
-    "scope_of",
-    "score_rows",
-    "setting_of",
-    "settings_of",
-    "shown_score",
-]
-
 
 def about(run: RunFolder) -> str:
     """Return a run's name: method and dataset."""

@@ -29,21 +29,9 @@ from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
-__all__ = [
-    "CELL_ENDINGS",
-    "DEFAULT_SUFFIX",
-    "MODELS",
-    "NO_RESULT",
-    "PLACE",
-    "Cell",
-    "Draw",
-    "cell_files",
-    "describe_published",
-    "describe_trials",
-    "make_cell",
-    "read_cells",
-    "write_cells",
-]
+__all__ = ["CELL_ENDINGS", "DEFAULT_SUFFIX", "MODELS", "NO_RESULT", "PLACE", "Cell"]
+__all__ += ["Draw", "cell_files", "describe_published", "describe_trials", "make_cell"]
+__all__ += ["read_cells", "write_cells"]
 
 PLACE = (
     "dataset",
@@ -428,10 +416,9 @@ def _worst(
         for column, scores in (row.get("metrics") or {}).get(scope, {}).items():
             mine = lowest.setdefault(column, {})
             for name in names:
-                value, key = scores.get(name), f"worst_{name}"
-                if value is not None:
-                    both = {"": value, "before": mine.get(key, value)}
-                    mine[key] = both[ScoreScale(name).worst(both)]
+                if (value := scores.get(name)) is not None:
+                    known = (mine.get(f"worst_{name}", value), value)
+                    mine[f"worst_{name}"] = min(known, key=ScoreScale(name).goodness)
     return lowest
 
 

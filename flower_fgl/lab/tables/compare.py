@@ -22,14 +22,8 @@ from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 __all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
-__all__ += [
-    "main_metric",
-    "paired_runs",
-    "place_name",
-    "select_runs",
-    "side_names",
-    "without_seed",
-]
+__all__ += ["main_metric", "paired_runs", "place_name", "select_runs", "side_names"]
+__all__ += ["without_seed"]
 
 PER_RUN = NO_RESULT | {"threads"}
 """Settings that may differ between runs that are averaged over seeds."""

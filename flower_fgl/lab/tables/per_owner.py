@@ -12,13 +12,7 @@ from flower_fgl.lab.tables.compare import paired_runs
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale
 
-__all__ = [
-    "OwnerGain",
-    "OwnerRow",
-    "gains_per_owner",
-    "owner_metric",
-    "rows_per_owner",
-]
+__all__ = ["OwnerGain", "OwnerRow", "gains_per_owner", "owner_metric", "rows_per_owner"]
 
 
 @dataclass(frozen=True)

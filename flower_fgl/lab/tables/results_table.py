@@ -44,8 +44,7 @@ class Line:
     @property
     def name(self) -> str:
         """Row of the cell, with the model unless it is the clients' own."""
-        suffix = MODELS[self.model]
-        return f"{self.cell.row}, {suffix}" if suffix else self.cell.row
+        return ", ".join(part for part in (self.cell.row, MODELS[self.model]) if part)
 
     @property
     def is_main(self) -> bool:
@@ -112,9 +111,8 @@ class ResultsTable:
                 self, "metric", metrics.pop() if len(metrics) == 1 else _common(metrics)
             )
         for group in self._places.values():
-            _check_rows(group)
+            self._check_names(group)
             _check_draws(group)
-            self._check_labels(group)
         known = {c for cell in self.cells for d in cell.draws for c in _columns(d)}
         if self.column not in known:
             raise ConfigError(
@@ -217,8 +215,7 @@ class ResultsTable:
         """Return the line to compare with: of a row, else of the only row of a method."""
         wanted = self.against or CONTROL
         main = [line for line in lines if line.is_main and self.values(line)]
-        named = [line for line in main if line.cell.row == wanted]
-        named = named or [
+        named = [line for line in main if line.cell.row == wanted] or [
             line
             for line in main
             if line.cell.method == wanted and not line.cell.row.endswith(DEFAULT_SUFFIX)
@@ -265,14 +262,13 @@ class ResultsTable:
                     is_known = key in pairs or key[::-1] in pairs
                     if other is None or line is other or is_known:
                         continue
-                    if self.values(line):
-                        one, two = (
-                            self._scores.series(*self._key(side, "", ""))
-                            for side in (line, other)
-                        )
-                        found = compare_series(one, two, self.scale_of(block))
-                        if found is not None:
-                            pairs[key] = found
+                    one, two = (
+                        self._scores.series(*self._key(side, "", ""))
+                        for side in (line, other)
+                    )
+                    found = compare_series(one, two, self.scale_of(block))
+                    if found is not None and self.values(line):
+                        pairs[key] = found
         compared = dict(zip(pairs, compare_all(list(pairs.values())), strict=True))
         return compared | {key[::-1]: one.reverse() for key, one in compared.items()}
 
@@ -327,16 +323,24 @@ class ResultsTable:
             self.labels.get(part, part) for part in name.split(", ")
         )
 
-    def _check_labels(self, cells: Sequence[Cell]) -> None:
-        """Reject two rows of the same data that would be shown under one name."""
-        rows: dict[str, str] = {}
+    def _check_names(self, cells: Sequence[Cell]) -> None:
+        """Reject two cells of the same row, and two rows that have the same label."""
+        seen: dict[str, Cell] = {}
         for cell in cells:
             label = self.label(cell.row)
-            before = rows.setdefault(label, cell.row)
-            if before != cell.row:
+            before = seen.setdefault(label, cell)
+            if before.row != cell.row:
                 raise ConfigError(
-                    f'Rows "{before}" and "{cell.row}" have the same label, "{label}". '
+                    f'Rows "{before.row}" and "{cell.row}" have the same label, "{label}". '
                     "Give them different ones."
+                )
+            if before is not cell:
+                names = f"{before.experiment} and {cell.experiment}"
+                if before.experiment == cell.experiment:
+                    names = f"two copies of experiment {cell.experiment}"
+                raise RunError(
+                    f'Row "{cell.row}" on {cell.place["dataset"]} comes twice, from '
+                    f"{names}. Pass one of them, or make a table of each."
                 )
 
     def warnings(self) -> list[str]:
@@ -366,26 +370,25 @@ class ResultsTable:
             for cell in cells
         }
         out = unequal_settings(settings, tuned)
-        budgets = self._by(cells, lambda c: str(c.tuning.get("trials", 0)))
-        if len(budgets) > 1:
-            out.append(f"tuning budget: trials are {_listed(budgets)}")
+        for text, value_of in (
+            ("tuning budget: trials are", lambda c: str(c.tuning.get("trials", 0))),
+            ("code versions: rows were measured with", _code_of),
+            ("versions: rows were measured with", _versions_of),
+            (
+                "devices: seconds were measured on",
+                lambda c: f"{c.device or 'unknown'}, {c.host.get('cpu')}",
+            ),
+            ("selection: the round is chosen by", lambda c: c.selection),
+        ):
+            groups = self._by(cells, value_of)
+            if len(groups) > 1:
+                out.append(f"{text} {_listed(groups)}")
         lost = [cell for cell in cells if cell.tuning.get("failed")]
-        failed = self._by(
-            lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
-        )
-        if failed:
+        if lost:
+            failed = self._by(
+                lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
+            )
             out.append(f"failed trials: {_listed(failed)}")
-        codes = self._by(cells, _code_of)
-        if len(codes) > 1:
-            out.append(f"code versions: rows were measured with {_listed(codes)}")
-        versions = self._by(cells, _versions_of)
-        if len(versions) > 1:
-            out.append(f"versions: rows were measured with {_listed(versions)}")
-        devices = self._by(
-            cells, lambda c: f"{c.device or 'unknown'}, {c.host.get('cpu')}"
-        )
-        if len(devices) > 1:
-            out.append(f"devices: seconds were measured on {_listed(devices)}")
         shared: dict[str, set[int]] = {}
         for draw in cells[0].draws:  # all rows have the same
             shared.setdefault(draw.partition, set()).add(draw.partition_seed)
@@ -395,9 +398,6 @@ class ResultsTable:
                 out.append(
                     f"partition: partition seeds {names} give the same partition"
                 )
-        selections = self._by(cells, lambda c: c.selection)
-        if len(selections) > 1:
-            out.append(f"selection: the round is chosen by {_listed(selections)}")
         return out
 
     def _by(self, cells: Sequence[Cell], value_of: Any) -> dict[str, list[str]]:
@@ -424,14 +424,15 @@ class ResultsTable:
                 f"method: {'; '.join(dict.fromkeys(rows))}. Name one with --against."
             )
         selections = {cell.selection for cell in self.cells}
-        if selections == {"validation"} and not self.is_cost:
-            out.append("Scores are those of the round best on validation nodes.")
-        elif len(selections) == 1 and not self.is_cost and "last" not in selections:
-            score = next(iter(selections)).removeprefix("validation ")
-            title = score.replace("mean_auroc", "AUROC, averaged over owners")
-            out.append(f"Scores are those of the round best by validation {title}.")
-        elif selections == {"last"} and not self.is_cost:
-            out.append("Scores are those of the last round.")
+        if len(selections) == 1 and not self.is_cost:
+            (selection,) = selections
+            title = selection.replace("mean_auroc", "AUROC, averaged over owners")
+            rounds = {
+                "last": "last round",
+                "validation": "round best on validation nodes",
+            }
+            which = rounds.get(selection, f"round best by {title}")
+            out.append(f"Scores are those of the {which}.")
         tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
         if tuned and not self.is_cost:
             out.append(finetuned_note(tuned))
@@ -507,21 +508,6 @@ def _place_part(key: str, value: Any, labels: Mapping[str, str]) -> str:
     if key in ("dataset", "partition", "setting"):
         return text
     return f"{text} clients" if key == "clients" else f"{key} {text}"
-
-
-def _check_rows(cells: Sequence[Cell]) -> None:
-    """Reject two cells of the same row."""
-    seen: dict[str, Cell] = {}
-    for cell in cells:
-        before = seen.setdefault(cell.row, cell)
-        if before is not cell:
-            names = f"{before.experiment} and {cell.experiment}"
-            if before.experiment == cell.experiment:
-                names = f"two copies of experiment {cell.experiment}"
-            raise RunError(
-                f'Row "{cell.row}" on {cell.place["dataset"]} comes twice, from {names}. '
-                "Pass one of them, or make a table of each."
-            )
 
 
 def _check_draws(cells: Sequence[Cell]) -> None:

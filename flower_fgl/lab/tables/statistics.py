@@ -72,9 +72,13 @@ class Comparison:
         return self.p_equivalent < LEVEL
 
     @property
-    def is_undecided(self) -> bool:
-        """Whether the test shows neither a difference nor a tie."""
-        return not (self.why_not or self.is_significant or self.is_tied)
+    def kind(self) -> str:
+        """``above``, ``below``, ``tied``, ``undecided``; empty if not testable."""
+        if self.why_not:
+            return ""
+        if self.is_significant:
+            return "above" if self.difference > 0 else "below"
+        return "tied" if self.is_tied else "undecided"
 
     @property
     def shares_partitions(self) -> bool:
@@ -87,14 +91,18 @@ class Comparison:
         return self.scale.show_gain(self.difference)
 
     @property
+    def _by_little(self) -> str:
+        """What a significant difference adds if it is below the margin."""
+        return f", by less than {self.scale.margin_text}" if self.is_tied else ""
+
+    @property
     def brief(self) -> str:
         """The difference and the verdict, as a table shows them."""
         if self.why_not:
             return f"{self.points}, not testable: {self.why_not}"
         if self.is_significant:
             word = "better" if self.difference > 0 else "worse"
-            tied = f", by less than {self.scale.margin_text}" if self.is_tied else ""
-            return f"{self.points}, {word}{tied} (p = {self.p:.3g})"
+            return f"{self.points}, {word}{self._by_little} (p = {self.p:.3g})"
         if self.is_tied:
             return f"{self.points}, tied (p = {self.p_equivalent:.3g})"
         return (
@@ -109,8 +117,7 @@ class Comparison:
             return f"not testable: {self.why_not}"
         if self.is_significant:
             side = self.names[0 if self.difference > 0 else 1]
-            tied = f", by less than {self.scale.margin_text}" if self.is_tied else ""
-            return f"{side} is significantly better at 95 %{tied}"
+            return f"{side} is significantly better at 95 %{self._by_little}"
         size = self.scale.show(self.detectable, 1)
         size += "" if self.scale.kind.has_units else " points"
         found = f"a difference of {size} would be found in 80 %"

@@ -54,7 +54,7 @@ def write_study(
         for trial in study.trials:
             writer.writerow(_csv_line(study.row.name, trial, keys))
     replace_file(folder / "trials.csv", out.getvalue().encode())
-    return study_hash(studies)
+    return hash_of_study(table)
 
 
 def _metric(studies: Sequence[RowStudy]) -> str:
@@ -65,12 +65,7 @@ def _metric(studies: Sequence[RowStudy]) -> str:
 
 def study_hash(studies: Sequence[RowStudy]) -> str:
     """Return the SHA-256 of the settings and scores of all trials."""
-    content = [
-        [study.row.name, trial.index, sorted(trial.settings.items()), trial.score]
-        for study in studies
-        for trial in study.trials
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return hash_of_study({"rows": {s.row.name: _study_entry(s) for s in studies}})
 
 
 def hash_of_study(table: Mapping[str, Any]) -> str:
