@@ -41,10 +41,7 @@ def principal_plane(points: Tensor) -> Tensor:
 def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
     """Write the picture of :func:`embedding_figure`, as PNG if ``out`` has no suffix."""
     figure = embedding_figure(RunFolder.load(folder), partition_ids)
-    try:
-        plots.save_figure(figure, out, dpi=150)
-    except (OSError, ValueError) as error:
-        raise RunError(f"Cannot write {out}: {error}.") from error
+    plots.save_figure(figure, out, dpi=150)
     return out
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flower_fgl.cli.arguments import show
+from flower_fgl.cli.arguments import rows_table, show
 from flower_fgl.cli.progress import GridProgress, TimeLeft
 from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
@@ -383,7 +383,6 @@ def _print_results(
 ) -> None:
     """Print the table and the partitions of a grid; write its report of ``every`` run."""
     # loads matplotlib, which a run does not need
-    from flower_fgl.cli.tables import rows_table
     from flower_fgl.lab.grid_table import results_table
     from flower_fgl.lab.report.page import write_report
 
@@ -401,13 +400,15 @@ def _print_results(
     versions = mixed_versions({run.name: made.environment for run, made in done})
     for text in (*unequal_settings(settings, tuned), *versions):
         show(f"warning: {text}", console)
-    tuning = describe_tuning(experiment.tuning)
-    if tuning:
+    if tuning := describe_tuning(experiment.tuning):
         show(f"tuning: {tuning}", console)
     folder = done[0][1].path.parent
-    made = {run.name: run_made for run, run_made in done}
-    shown = [made.get(run.name) or _complete_run(run) for run in every]
-    found = [run for run in shown if run is not None]
+    made = {run.name: finished for run, finished in done}
+    found = []
+    for run in every:  # also those of earlier commands
+        with suppress(RunError):
+            read = made.get(run.name) or RunFolder.load(str(run.settings["run-dir"]))
+            found += [read] if run.name in made or read.status == "completed" else []
     report = write_report(found, title=experiment.title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         show(text, console)
@@ -426,15 +427,6 @@ def _one_partition(done: Sequence[tuple[PlannedRun, RunFolder]]) -> str:
         "± is over initial models on one partition and split, and says nothing about other "
         "partitions. --draws 5 in place of seeds varies all three."
     )
-
-
-def _complete_run(planned: PlannedRun) -> RunFolder | None:
-    """Return a run of an earlier command; ``None`` if it is not there or not complete."""
-    try:
-        run = RunFolder.load(str(planned.settings["run-dir"]))
-    except RunError:
-        return None
-    return run if run.status == "completed" else None
 
 
 @contextmanager

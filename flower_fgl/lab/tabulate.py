@@ -62,7 +62,7 @@ def copy_experiment(
 
 def _to_table(experiment: Experiment) -> dict[str, Any]:
     """Return an experiment as its file holds it."""
-    config = {k: v for k, v in experiment.config.items() if k not in ("run-dir",)}
+    config = {k: v for k, v in experiment.config.items() if k != "run-dir"}
     table: dict[str, Any] = {
         "title": experiment.title,
         "draws": experiment.draws,
@@ -179,22 +179,25 @@ def _planned_cells(
     cells = []
     for order, (row, plan) in enumerate(plans.items()):
         if row in rows:
-            published, notes = _published_of(experiment, row), []
+            found = experiment.published
+            published = {key: of[row] for key, of in found.items() if row in of}
+            notes = []
             if published and (partial := missing_classes(rows[row])):
                 published = {}
                 notes = [f"Published values are left out: the runs have {partial}."]
-            cell = make_cell(
-                rows[row],
-                experiment=experiment.name,
-                row=plan.line,
-                title=experiment.title,
-                order=order,
-                planned_draws=experiment.draws,
-                published=published,
-                tuning=_tuning_of(experiment, row),
-                notes=notes,
+            cells.append(
+                make_cell(
+                    rows[row],
+                    experiment=experiment.name,
+                    row=plan.line,
+                    title=experiment.title,
+                    order=order,
+                    planned_draws=experiment.draws,
+                    published=published,
+                    tuning=_tuning_of(experiment, row),
+                    notes=notes,
+                )
             )
-            cells.append(cell)
     missing = [
         f"{experiment.name}, {label}: not complete: {', '.join(names)}."
         for label, names in waiting.items()
@@ -243,12 +246,6 @@ def _check_settings(plan: PlannedRun, run: RunFolder, file: Path) -> None:
             "experiment into another output-dir, or pass the file that the run was made "
             "with."
         )
-
-
-def _published_of(experiment: Experiment, row: str) -> dict[str, float]:
-    """Return the published values of a row by the key of a cell."""
-    found = experiment.published
-    return {key: values[row] for key, values in found.items() if row in values}
 
 
 def _tuning_of(experiment: Experiment, row: str) -> dict[str, Any]:

@@ -32,17 +32,13 @@ __all__ += ["space_points", "space_size"]
 
 RANGE_KEYS = {"low", "high", "log", "step"}
 MOST_STEPS = 1_000_000
-TASK = "method dataset target owners clients setting shots expansion-hops"
-TASK += " feature-sparsity feature-align class-align time-cuts positive-class"
-TASK += (
-    " edge-sparsity label-sparsity partition partition-seed dirichlet-alpha split seed"
-)
-EVALUATION = "rounds round-patience evaluate evaluate-every eval-policy link-k"
-EVALUATION += " precision-k absent-classes"
-MACHINE = (
-    "data-dir device threads stacked output-dir run-dir state-dir checkpoint-every"
-)
-MACHINE += " keep-checkpoint resume round-timeout join-timeout min-clients min-replies"
+TASK = """method dataset target owners clients setting shots expansion-hops split seed
+feature-sparsity feature-align class-align time-cuts positive-class edge-sparsity
+label-sparsity partition partition-seed dirichlet-alpha"""
+EVALUATION = """rounds round-patience evaluate evaluate-every eval-policy link-k precision-k
+absent-classes"""
+MACHINE = """data-dir device threads stacked output-dir run-dir state-dir checkpoint-every
+keep-checkpoint resume round-timeout join-timeout min-clients min-replies"""
 NOT_TUNABLE = frozenset(f"{TASK} {EVALUATION} {MACHINE} max-message-mb".split())
 """Settings of the task, the evaluation and the machine, which all rows share."""
 

@@ -19,7 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from flower_fgl.core.atomic import write_file
+from flower_fgl.core.errors import RunError
+from flower_fgl.runs.writer import replace_file
 
 PALETTE = (
     "#0072b2",
@@ -286,10 +287,13 @@ def quiet_glyphs() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure atomically in the format of the ending, PNG without one."""
+    """Write a figure in the format of the ending, PNG without one; else a RunError."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:] or "png", **options)
-    write_file(path, buffer.getvalue())
+    try:
+        figure.savefig(buffer, format=path.suffix[1:].lower() or "png", **options)
+    except ValueError as error:  # matplotlib knows no such format
+        raise RunError(f"Cannot write {path}: {error}.") from error
+    replace_file(path, buffer.getvalue())
 
 
 def to_svg(figure: Figure) -> bytes:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean, stdev
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -59,7 +58,7 @@ def draw_run(run: RunFolder) -> Pictures:
         )
     counted = [r for r in run.clients if r.get("class_counts")]
     # owners with classes of their own share no axis
-    if len(_class_names(counted)) == 1:
+    if len({tuple(row.get("class_names") or ()) for row in counted}) == 1:
         counted.sort(key=lambda row: int(row["partition_id"]))
         counts = [row["class_counts"] for row in counted]
         numbers = [str(c) for c in range(len(counts[0]))]
@@ -74,11 +73,6 @@ def draw_run(run: RunFolder) -> Pictures:
         names = [owners.get(pid, pid) for pid in table["clients"]]
         pictures["mixture"] = plots.mixture_heat_map(table["weights"], names)
     return pictures | _costs(lines)
-
-
-def _class_names(described: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]:
-    """Return the different lists of class names of clients."""
-    return {tuple(row.get("class_names") or ()) for row in described}
 
 
 def draw_runs(lines: Sequence[Line]) -> Pictures:
@@ -240,9 +234,8 @@ def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _mean_score(runs: Sequence[RunFolder], score: str) -> float | None:
     """Return the mean test score of the runs that have one."""
-    known = [
-        value for run in runs if (value := pooled_test_score(run, score)) is not None
-    ]
+    values = [pooled_test_score(run, score) for run in runs]
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
@@ -307,46 +300,41 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
     """Average curves over the rounds that all of them have."""
     if len(curves) == 1:
         return curves[0]
-    rounds = _in_all([curve.rounds for curve in curves])
-    loss_rounds = _in_all([curve.loss_rounds for curve in curves])
+    scored = [curve.rounds for curve in curves]
+    lost = [curve.loss_rounds for curve in curves]
 
     def values(
-        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
+        what: Sequence[Sequence[float]], where: Sequence[Sequence[int]] = scored
     ) -> list[list[float]]:
         tables = [
             dict(zip(x, y, strict=True)) for x, y in zip(where, what, strict=True)
         ]
-        return [[t[r] for t in tables if math.isfinite(t[r])] for r in of]
+        return [[t[r] for t in tables if math.isfinite(t[r])] for r in _in_all(where)]
 
-    def mean(
-        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
-    ) -> list[float]:
-        return [fmean(v) if v else NAN for v in values(where, what, of)]
+    def mean(*what: Sequence[float]) -> list[float]:
+        return [fmean(v) if v else NAN for v in values(what)]
 
-    def spread(what: Sequence[Sequence[float]]) -> list[float]:
-        found = values(scored, what, rounds)
-        return [stdev(v) if len(v) > 1 else NAN for v in found]
+    def spread(*what: Sequence[float]) -> list[float]:
+        return [stdev(v) if len(v) > 1 else NAN for v in values(what)]
 
-    scored = [curve.rounds for curve in curves]
+    losses = values([c.loss for c in curves], lost)
     return plots.Curve(
         label=label,
-        rounds=rounds,
-        val=mean(scored, [c.val for c in curves], rounds),
-        test=mean(scored, [c.test for c in curves], rounds),
-        loss_rounds=loss_rounds,
-        loss=mean(
-            [c.loss_rounds for c in curves], [c.loss for c in curves], loss_rounds
-        ),
+        rounds=_in_all(scored),
+        val=mean(*(c.val for c in curves)),
+        test=mean(*(c.test for c in curves)),
+        loss_rounds=_in_all(lost),
+        loss=[fmean(v) if v else NAN for v in losses],
         best_round=None,
         columns={
-            title: mean(scored, [c.columns[title] for c in curves], rounds)
+            title: mean(*(c.columns[title] for c in curves))
             for title in curves[0].columns
             if all(title in curve.columns for curve in curves)
         },
-        val_spread=spread([c.val for c in curves]),
-        test_spread=spread([c.test for c in curves]),
-        bytes=mean(scored, [c.bytes for c in curves], rounds),
-        seconds=mean(scored, [c.seconds for c in curves], rounds),
+        val_spread=spread(*(c.val for c in curves)),
+        test_spread=spread(*(c.test for c in curves)),
+        bytes=mean(*(c.bytes for c in curves)),
+        seconds=mean(*(c.seconds for c in curves)),
         score=curves[0].score,
         is_percent=curves[0].is_percent,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
-from flower_fgl.lab.tables.compare import common_scale
+from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import number_scores
 
@@ -86,10 +86,7 @@ def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
 
 def shown_score(runs: Sequence[RunFolder]) -> str:
     """Return the score that figures show: the one that selects rounds in all runs."""
-    scores = {str(run.summary.get("metric", "accuracy")) for run in runs}
-    if len(scores) == 1:
-        return scores.pop()
-    return "nrmse" if "nrmse" in scores else "accuracy"
+    return one_metric(str(run.summary.get("metric", "accuracy")) for run in runs)
 
 
 def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | None]:

@@ -39,7 +39,7 @@ from flower_fgl.lab.report.numbers import (
 )
 from flower_fgl.lab.report.owners import owner_table
 from flower_fgl.lab.report.seeds import over_seeds
-from flower_fgl.lab.report.sweeps import Sweep, find_sweeps
+from flower_fgl.lab.report.sweeps import find_sweeps
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
@@ -54,6 +54,13 @@ MANY = 6
 """With more runs than this, the tables of single runs are folded."""
 MISSING = "–"
 """Value of a setting that a run does not have."""
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("scores", "held", "sweeps", "differing", "ranks"), ()),
+    "mixture": None,
+    "has_means": False,
+    "has_losses": True,
+}
+"""Parts of the page that either one run or several do not have."""
 PLACES = {"output-dir", "run-dir", "state-dir", "data-dir"}
 """Settings that say where files are, which no comparison shows."""
 
@@ -101,6 +108,7 @@ def write_report(
     if title and len(runs) > 1:
         context["title"] = title
     page = template.render(
+        **{**EMPTY, **context},
         runs=runs,
         columns=columns_of(runs),
         own_columns=own_columns_of(runs),
@@ -114,7 +122,6 @@ def write_report(
         scale=common_scale(shown_score(runs), runs),
         has_finetuned=any(run.summary.get("finetuned") for run in runs),
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
-        **context,
     )
     # the pictures come first: if they cannot be written, the page stays as it was
     if pictures is not None:
@@ -135,7 +142,7 @@ def _environment(folder: Path) -> jinja2.Environment:
     )
     environment.filters |= {
         "column_name": column_name,
-        "percent": percent,
+        "percent": lambda value: ScoreScale().show(value, 1),
         "capitalise": plots.first_upper,
         "gained": lambda value, score: ScoreScale(score).show(value, 1, sign="+"),
         "shown": lambda value, score: ScoreScale(score).show(value, 1),
@@ -160,11 +167,6 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
         replace_file(folder / f"{name}.svg", content)
 
 
-def percent(value: float | None) -> str:
-    """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
 def _one(run: RunFolder, against: str) -> dict[str, Any]:
     """Return the template's context for one run."""
     scores = client_scores(run, shown_score([run]))
@@ -181,15 +183,10 @@ def _one(run: RunFolder, against: str) -> dict[str, Any]:
         "title": about(run),
         "labels": [about(run)],
         "pictures": draw_run(run),
-        "has_means": False,
-        "has_losses": True,
-        "ranks": set(),
         "scores": score_rows(run),
         "mixture": last_mixture(run),
         "held": held,
         "groups": over_seeds([run], against),
-        "sweeps": [],
-        "differing": [],
         "dropped": dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
@@ -233,7 +230,9 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
     differing = [(key, values) for key, values in table if len(set(values)) > 1]
     if len(runs) > MANY:  # a method's own settings only where its runs differ in them
         differing = [
-            (key, values) for key, values in differing if _differs(key, values, flat)
+            (key, values)
+            for key, values in differing
+            if "." not in key or len({c[key] for c in flat if key in c}) > 1
         ]
     return {
         "title": f"{len(runs)} runs compared",
@@ -242,11 +241,23 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         "has_means": len(lines) < len(runs),
         "has_losses": has_one_objective(runs),
         "ranks": {group["rank"] for group in groups},
-        "scores": [],
-        "mixture": None,
-        "held": [],
         "groups": groups,
-        "sweeps": [(sweep, _sweep_rows(sweep)) for sweep in sweeps],
+        "sweeps": [
+            (
+                sweep,
+                [
+                    (
+                        line.label,
+                        [
+                            " / ".join(line.show(value, m) for m in sweep.metrics)
+                            for value in sweep.values
+                        ],
+                    )
+                    for line in sweep.lines
+                ],
+            )
+            for sweep in sweeps
+        ],
         "dropped": [
             {**entry, "run": label}
             for run, label in zip(runs, labels, strict=True)
@@ -260,31 +271,6 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         ],
         "commands": [_command(run) for run in runs],
     }
-
-
-def _differs(
-    key: str, values: Sequence[str], configs: Sequence[Mapping[str, str]]
-) -> bool:
-    """Return whether a setting is general, or differs among the runs that have it."""
-    return (
-        "." not in key
-        or len({v for v, config in zip(values, configs, strict=True) if key in config})
-        > 1
-    )
-
-
-def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
-    """Return the lines of a sweep as table rows of its test scores."""
-    return [
-        (
-            line.label,
-            [
-                " / ".join(line.show(value, metric) for metric in sweep.metrics)
-                for value in sweep.values
-            ],
-        )
-        for line in sweep.lines
-    ]
 
 
 def _shown(value: Any) -> str:

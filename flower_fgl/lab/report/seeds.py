@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,12 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.lab.report.numbers import about, pooled_test_score
 from flower_fgl.lab.tables.compare import PER_RUN, common_scale, main_metric
-from flower_fgl.lab.tables.frame import NOTHING, Scores, frame_of_runs, place_of
+from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale
+from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
 __all__ = ["Group", "average_groups", "over_seeds", "scored_runs"]
 
@@ -94,13 +94,11 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
         is_tuned = any("finetuned" in run.summary for run in group.runs)
         kinds = TUNED_KINDS if is_tuned else KINDS
         for model, kind in kinds.items():
-            texts = {
-                f"{column}_{metric}": _mean_std(
-                    scores.values(place, number, model, column, metric),
-                    first.scale_of(metric),
-                )
-                for column, metric in shown
-            }
+            texts = {}
+            for column, metric in shown:
+                values = scores.values(place, number, model, column, metric)
+                text = first.scale_of(metric).show_mean(values, digits=1)
+                texts[f"{column}_{metric}"] = text if len(values) > 1 else NOTHING
             if model != "own" and set(texts.values()) == {NOTHING}:
                 continue
             main = scores.series(place, number, model, "test", main_metric(first))
@@ -132,7 +130,7 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
     places: dict[Hashable, list[dict[str, Any]]] = {}
     for row in rows:
         places.setdefault(row["place"], []).append(row)
-    tests: list[tuple[dict[str, Any], Comparison]] = []
+    tests: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for rivals in places.values():
         scored = [row for row in rivals if len(row["main"])]
         if len(rivals) < 2 or not scored:
@@ -147,14 +145,8 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
             key=lambda row, s=scale: s.goodness(statistics.fmean(row["main"])),  # type: ignore[misc]
         )
         best["rank"] = "best"
-        tests += [
-            (row, found)
-            for row in scored
-            if row is not best
-            and (found := compare_series(best["main"], row["main"], scale)) is not None
-        ]
-    compared = compare_all([found for _, found in tests])
-    for (row, _), found in zip(tests, compared, strict=True):
+        tests += [(best, row) for row in scored if row is not best]
+    for _, row, found in _compared(tests):
         if found.is_tied:
             row["rank"] = "tied"
 
@@ -176,18 +168,21 @@ def _mark_better(rows: Sequence[dict[str, Any]], against: str) -> None:
             "Pass only the group to compare with."
         )
     base_of = dict(zip(places, bases, strict=True))
-    tests = [
-        (row, found)
-        for row in rows
-        if (base := base_of.get(row["place"])) is not None
-        and base is not row
-        and (found := compare_series(row["main"], base["main"], row["scale"]))
-        is not None
-    ]
-    compared = compare_all([found for _, found in tests])
-    for (row, _), found in zip(tests, compared, strict=True):
+    pairs = [(row, base_of.get(row["place"])) for row in rows]
+    tests = [(row, base) for row, base in pairs if base is not None and base is not row]
+    for row, _, found in _compared(tests):
         row["is_better"] = found.is_significant and found.difference > 0
         row["versus"] = found.brief
+
+
+def _compared(
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], Comparison]]:
+    """Yield pairs of rows that have common draws, with their adjusted comparisons."""
+    found = [(a, b, compare_series(a["main"], b["main"], a["scale"])) for a, b in pairs]
+    known = [(a, b, test) for a, b, test in found if test is not None]
+    tests = compare_all([test for _, _, test in known])
+    yield from ((a, b, test) for (a, b, _), test in zip(known, tests, strict=True))
 
 
 def _seeds(runs: Sequence[RunFolder]) -> str:
@@ -199,8 +194,3 @@ def _seeds(runs: Sequence[RunFolder]) -> str:
     partitions = f"partitions {', '.join(map(str, parts))}"
     is_one = len({run.summary["seed"] for run in runs}) == 1
     return partitions if is_one else f"{seeds}; {partitions}"
-
-
-def _mean_std(values: Sequence[float], scale: ScoreScale) -> str:
-    """Format mean and standard deviation, a dash with fewer than two runs."""
-    return scale.show_mean(values, digits=1) if len(values) > 1 else NOTHING

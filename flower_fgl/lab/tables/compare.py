@@ -6,7 +6,7 @@ import glob
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,14 @@ from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 __all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
-__all__ += ["main_metric", "paired_runs", "place_name", "select_runs", "side_names"]
+__all__ += [
+    "main_metric",
+    "one_metric",
+    "paired_runs",
+    "place_name",
+    "select_runs",
+    "side_names",
+]
 __all__ += ["without_seed"]
 
 PER_RUN = NO_RESULT | {"threads"}
@@ -158,24 +165,20 @@ def paired_runs(
     one: Sequence[RunFolder], other: Sequence[RunFolder]
 ) -> list[tuple[RunFolder, RunFolder]]:
     """Pair the runs with the same dataset, partition, clients and seed, sorted by these."""
-    first, second = _by_key("A", one), _by_key("B", other)
-    common = sorted(first.keys() & second.keys(), key=str)
-    return [(first[k], second[k]) for k in common]
-
-
-def _by_key(side: str, runs: Sequence[RunFolder]) -> dict[Key, RunFolder]:
-    """Return the runs by dataset, partition, clients and seed; reject duplicates."""
-    keyed: dict[Key, RunFolder] = {}
-    for run in runs:
-        key = tuple(run.summary.get(name) for name in PAIRED_BY)
-        if key in keyed:
-            raise RunError(
-                f"{side} holds two runs with the same dataset, partition, clients and "
-                f"seed: {keyed[key].path} and {run.path}. Select one of them, e.g. with "
-                '"folder:method" or a pattern.'
-            )
-        keyed[key] = run
-    return keyed
+    sides: dict[str, dict[Key, RunFolder]] = {"A": {}, "B": {}}
+    for (side, keyed), runs in zip(sides.items(), (one, other), strict=True):
+        for run in runs:
+            key = tuple(run.summary.get(name) for name in PAIRED_BY)
+            if (before := keyed.setdefault(key, run)) is not run:
+                raise RunError(
+                    f"{side} holds two runs with the same dataset, partition, clients and "
+                    f"seed: {before.path} and {run.path}. Select one of them, e.g. with "
+                    '"folder:method" or a pattern.'
+                )
+    first, second = sides.values()
+    return [
+        (first[k], second[k]) for k in sorted(first.keys() & second.keys(), key=str)
+    ]
 
 
 def _require_score(run: RunFolder, column: str, metric: str) -> None:
@@ -348,5 +351,12 @@ def main_metric(run: RunFolder) -> str:
 
 def common_metric(runs: Sequence[RunFolder]) -> str:
     """Return the :func:`main_metric` of all runs, ``accuracy`` if they differ."""
-    metrics = {main_metric(run) for run in runs}
-    return metrics.pop() if len(metrics) == 1 else "accuracy"
+    return one_metric(main_metric(run) for run in runs)
+
+
+def one_metric(metrics: Iterable[str]) -> str:
+    """Return the only one of several scores, else ``nrmse`` of numbers or ``accuracy``."""
+    found = set(metrics)
+    if len(found) == 1:
+        return found.pop()
+    return "nrmse" if "nrmse" in found else "accuracy"

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import is_better
-from flower_fgl.lab.tables.compare import paired_runs
+from flower_fgl.lab.tables.compare import one_metric, paired_runs
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale
 
@@ -47,8 +47,7 @@ class OwnerRow:
 
 def owner_metric(runs: Sequence[RunFolder], column: str = "test") -> str:
     """Return the owners' score that all scored runs have, else ``accuracy``."""
-    found = {run.owner_metric(column) for run in runs if run.best is not None}
-    return found.pop() if len(found) == 1 else "accuracy"
+    return one_metric(run.owner_metric(column) for run in runs if run.best is not None)
 
 
 def rows_per_owner(

@@ -5,7 +5,6 @@ Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from statistics import fmean
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.lab.tables.statistics import LEVEL
-from flower_fgl.runs.writer import replace_file
 
 __all__ = ["MIN_BLOCKS", "Ranks", "draw_ranks", "rank_rows"]
 
@@ -102,24 +100,18 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     return Ranks(average, number, p, float(wide) / math.sqrt(2) * error, p_values)
 
 
-def _with_ending(path: Path) -> Path:
-    """Return the file of a picture, an SVG file by default; reject other endings."""
-    if not path.suffix:
-        return path.with_name(f"{path.name}.svg")
-    if path.suffix.lower() not in PICTURES:
-        raise ConfigError(
-            f"{path} has none of the endings {', '.join(PICTURES)}. Use one of them."
-        )
-    return path
-
-
 def draw_ranks(ranks: Ranks, path: Path) -> Path:
     """Draw the critical-difference diagram as SVG, PNG or PDF; return its file.
 
     Raises a ConfigError if the ranks are not testable, or scikit-posthocs is not
     installed.
     """
-    path = _with_ending(path)
+    if not path.suffix:
+        path = path.with_name(f"{path.name}.svg")
+    if path.suffix.lower() not in PICTURES:
+        raise ConfigError(
+            f"{path} has none of the endings {', '.join(PICTURES)}. Use one of them."
+        )
     if ranks.p_values is None:
         raise ConfigError(
             f"A critical-difference diagram needs tested ranks: {ranks.why_not}."
@@ -134,6 +126,8 @@ def draw_ranks(ranks: Ranks, path: Path) -> Path:
     import matplotlib as mpl
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from flower_fgl.lab.plots import save_figure
 
     # the same file for the same ranks
     with mpl.rc_context({"svg.hashsalt": "ranks", "svg.fonttype": "path"}):
@@ -152,8 +146,6 @@ def draw_ranks(ranks: Ranks, path: Path) -> Path:
             label_fmt_left="{label} ({rank:.2f})  ",
             label_fmt_right="  ({rank:.2f}) {label}",
         )
-        kind, data = path.suffix[1:].lower(), io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(data, format=kind, bbox_inches="tight", metadata=metadata)
-    replace_file(path, data.getvalue())
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        save_figure(figure, path, bbox_inches="tight", metadata=metadata)
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -17,9 +17,9 @@ from flower_fgl.lab.tables.cells import (
     MODELS,
     PLACE,
     Cell,
-    Draw,
     describe_trials,
 )
+from flower_fgl.lab.tables.compare import one_metric
 from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
@@ -106,23 +106,23 @@ class ResultsTable:
             cells = [replace(cell, draws=cell.draws[: self.draws]) for cell in cells]
         object.__setattr__(self, "cells", cells)
         if not self.metric:
-            metrics = {cell.main_metric for cell in self.cells}
-            object.__setattr__(
-                self, "metric", metrics.pop() if len(metrics) == 1 else _common(metrics)
-            )
+            metric = one_metric(cell.main_metric for cell in self.cells)
+            object.__setattr__(self, "metric", metric)
         for group in self._places.values():
             self._check_names(group)
             _check_draws(group)
-        known = {c for cell in self.cells for d in cell.draws for c in _columns(d)}
+        scored = [s for c in cells for d in c.draws for s in d.scores.values()]
+        known = {column for scores in scored for column in scores}
         if self.column not in known:
             raise ConfigError(
                 f'No row has scores of "{self.column}". '
                 f"{nearest(self.column, sorted(known))}"
             )
         if not any(self.values(line) for block in self.blocks for line in block.lines):
+            names = {name for scores in scored for name in scores.get(self.column, ())}
             raise ConfigError(
                 f'No row has "{self.metric}" of "{self.column}". '
-                f"{nearest(self.metric, sorted(self._metrics()))}"
+                f"{nearest(self.metric, sorted(names - NO_SCORES))}"
             )
 
     @property
@@ -239,17 +239,6 @@ class ResultsTable:
         """Return how many draws lack the table's score, which others have."""
         found = len(self._scores.values(*self._key(line, "", "")))
         return len(line.cell.draws) - found if found else 0
-
-    def _metrics(self) -> set[str]:
-        """Return the names of all scores of the column."""
-        return {
-            metric
-            for cell in self.cells
-            for draw in cell.draws
-            for scores in draw.scores.values()
-            for metric in scores.get(self.column, {})
-            if metric not in NO_SCORES
-        }
 
     @cached_property
     def _tests(self) -> dict[tuple[int, int], Comparison]:
@@ -483,11 +472,6 @@ def _kind_of(cells: Sequence[Cell]) -> str:
     return "draws of partition, split and initial model."
 
 
-def _common(metrics: Iterable[str]) -> str:
-    """Return the score of a table whose cells have different main scores."""
-    return "nrmse" if "nrmse" in metrics else "accuracy"
-
-
 def _target_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
     """Return the target of cells on the same data, with the mean of their spreads."""
     known = [cell.target["std"] for cell in cells if cell.target.get("std")]
@@ -495,11 +479,6 @@ def _target_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
         **cells[0].target,
         "std": [fmean(each) for each in zip(*known, strict=False)],
     }
-
-
-def _columns(draw: Draw) -> Iterable[str]:
-    """Return the node sets of a draw."""
-    return {column for scores in draw.scores.values() for column in scores}
 
 
 def _place_part(key: str, value: Any, labels: Mapping[str, str]) -> str:

@@ -95,11 +95,12 @@ def _outcome(run: RunFolder, seconds: float) -> Outcome:
     score = scores.get("val", {}).get(str(summary.get("metric", "accuracy")))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
+    error = ""
     if lost_finetuning(summary, run.rounds):
         error = "The fine-tuning after the last round has no scores."
-        return Outcome(None, None, sent, seconds, error, diverged)
-    if summary["selection"] != "validation" or score is None:
+    elif summary["selection"] != "validation" or score is None:
         error = "The run has no validation score, by which settings are compared."
+    if error or score is None:
         return Outcome(None, None, sent, seconds, error, diverged)
     return Outcome(float(score), int(scores["round"]), sent, seconds, "", diverged)
 

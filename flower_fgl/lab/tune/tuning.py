@@ -330,19 +330,14 @@ class RowStudy:
         before, now = self.optuna_versions, str(optuna.__version__)
         if now in before or len(self.trials) >= self.num_trials(budget):
             return
-        size = space_size(self.row.space, self.row.default)
-        if size is None or size > budget:  # else the rest of the space is tried
-            self._compare_proposals(before, now)
-        self._study.set_user_attr("optuna", [*before, now])
-
-    def _compare_proposals(self, before: Sequence[str], now: str) -> None:
-        """Raise an error if the stored trials are not those that would be proposed."""
-        made = f"Optuna {' and '.join(before)}" if before else "another Optuna"
-        for begin in range(0, len(self.trials), BATCH):
+        # if the budget covers the space, the rest of it is tried
+        for begin in () if self._covers(budget) else range(0, len(self.trials), BATCH):
             proposed = self._propose(begin)
             for trial in self.trials[begin : begin + BATCH]:
-                point = self._nearest_point(trial.settings)
-                if point != proposed[trial.index - begin]:
+                if self._nearest_point(trial.settings) != proposed[trial.index - begin]:
+                    made = (
+                        f"Optuna {' and '.join(before)}" if before else "another Optuna"
+                    )
                     raise RunError(
                         f'The output folder holds a study of row "{self.row.name}" whose '
                         f"trial {trial.index} was proposed by {made}. Optuna {now} "
@@ -350,11 +345,16 @@ class RowStudy:
                         "mixed. Install the version that made it, move the folder tune "
                         "away, or set another output-dir."
                     )
+        self._study.set_user_attr("optuna", [*before, now])
 
     def num_trials(self, budget: int) -> int:
         """Return the number of trials of a budget: less if the space has fewer points."""
+        return min(budget, space_size(self.row.space, self.row.default) or budget)
+
+    def _covers(self, budget: int) -> bool:
+        """Return whether the budget has a trial for each point of the space."""
         size = space_size(self.row.space, self.row.default)
-        return budget if size is None else min(budget, size)
+        return size is not None and size <= budget
 
     def next_batch(self, budget: int) -> list[Trial]:
         """Propose the next trials; none while trials of a batch are running."""
@@ -364,34 +364,35 @@ class RowStudy:
             return []
         begin = missing[0] // BATCH * BATCH
         batch = [k for k in missing if k < begin + BATCH]
-        size = space_size(self.row.space, self.row.default)
-        if size is not None and size <= budget:
-            out = list(zip(batch, self._untried(self.trials), strict=False))
+        if self._covers(budget):
+            points = zip(batch, self._untried(self.trials), strict=False)
+            out = [Trial(index, point) for index, point in points]
         else:
             proposed = self._propose(begin)
-            out = [(k, proposed[k - begin]) for k in batch]
+            out = [Trial(k, proposed[k - begin]) for k in batch]
         self._num_running = len(out)
-        return [Trial(index, settings) for index, settings in out]
+        return out
 
     def record(self, trial: Trial) -> None:
         """Store a finished trial."""
-        import optuna
-
-        failed = trial.score is None
-        state = optuna.trial.TrialState
         outcomes = {str(draw): asdict(o) for draw, o in trial.outcomes.items()}
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                state=state.FAIL if failed else state.COMPLETE,
-                value=trial.score,
-                params=dict(trial.settings),
-                distributions=self._distributions,
-                user_attrs={"index": trial.index, "outcomes": outcomes},
-            )
-        )
+        attrs = {"index": trial.index, "outcomes": outcomes}
+        self._study.add_trial(self._kept(trial, attrs))
         self._num_running -= 1
         self.trials.append(trial)
         self.trials.sort(key=lambda t: t.index)
+
+    def _kept(self, trial: Trial, attrs: Mapping[str, Any] | None = None) -> Any:
+        """Return Optuna's form of a finished trial."""
+        from optuna.trial import TrialState, create_trial
+
+        return create_trial(
+            state=TrialState.FAIL if trial.score is None else TrialState.COMPLETE,
+            value=trial.score,
+            params=dict(trial.settings),
+            distributions=self._distributions,
+            user_attrs=dict(attrs or {}),
+        )
 
     def _propose(self, begin: int) -> list[dict[str, Scalar]]:
         """Propose one batch from the trials of the batches before it."""
@@ -410,13 +411,7 @@ class RowStudy:
             )
             for trial in before:
                 if trial.score is not None:
-                    scratch.add_trial(
-                        optuna.trial.create_trial(
-                            value=trial.score,
-                            params=dict(trial.settings),
-                            distributions=self._distributions,
-                        )
-                    )
+                    scratch.add_trial(self._kept(trial))
             out: list[dict[str, Scalar]] = [] if begin else [dict(self.row.default)]
             tried = [self._nearest_point(trial.settings) for trial in before]
             for _ in range(ATTEMPTS):
