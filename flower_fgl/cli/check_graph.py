@@ -29,7 +29,7 @@ from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.split import PUBLIC
 from flower_fgl.datasets.suspect import suspect_data
-from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import graph_sides
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
@@ -144,14 +144,19 @@ def _notes(
     ):
         if not number:
             notes.append(f"There are no labelled {split} {items}.")
+    whole = graph.graph
     if config.predicts_links:
-        notes += _two_sides(graph)
+        assert whole.pairs is not None
+        if graph_sides(whole.pairs[:, whole.y == 1], whole.num_nodes)[1]:
+            notes.append(
+                "The graph is bipartite: its nodes have two sides, and every edge joins "
+                "both. Negatives join both sides too."
+            )
     elif graph.target.has_numbers:
         notes += number_notes(graph, items)
     elif graph.target.has_classes:
         notes += _small_classes(description, config)
         notes += _single_class(graph, items)
-    whole = graph.graph
     has_neighbor = torch.zeros(whole.num_nodes, dtype=torch.bool)
     has_neighbor[whole.edge_index[0]] = True
     isolated = whole.num_nodes - int(has_neighbor.sum())
@@ -202,18 +207,6 @@ def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
         f"{text}. The split follows time: messages pass over training edges only, and for "
         "the test over edges before its first one. Features of nodes must not be computed "
         "from later edges, which nothing here can check."
-    ]
-
-
-def _two_sides(graph: ClientGraph) -> list[str]:
-    """Return a note if the graph of a link prediction task is bipartite."""
-    whole = graph.graph
-    assert whole.pairs is not None
-    if not graph_sides(whole.pairs[:, whole.y == 1], whole.num_nodes)[1]:
-        return []
-    return [
-        "The graph is bipartite: its nodes have two sides, and every edge joins both. "
-        "Negatives join both sides too."
     ]
 
 
@@ -278,7 +271,12 @@ def describe_leaving(
     rest = ", except for what is sent once" if method.sent_before else ""
     lines.append(f"What leaves it in every round with method = {config.method}:")
     if method.uploads:
-        lines.append(f"  {_uploaded(method, _items(config))} ({method.payload} bytes)")
+        what = f"numbers that are computed from the training {_items(config)}, see the row "
+        what += f"of {method.name} in docs/security.md"
+        if method.robust:
+            what = "the weights of a model that was trained on all training "
+            what += _items(config)
+        lines.append(f"  {what} ({method.payload} bytes)")
         lines.append(f"  {_protection(config)}")
     lines += [
         f"  {_scored(node, _items(config))}",
@@ -357,16 +355,6 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
             f"{description.num_entries:,}"
         )
     return said
-
-
-def _uploaded(method: Method, items: str) -> str:
-    """Say what a method uploads."""
-    if method.robust:
-        return f"the weights of a model that was trained on all training {items}"
-    return (
-        f"numbers that are computed from the training {items}, see the row of "
-        f"{method.name} in docs/security.md"
-    )
 
 
 def _scored(node: NodeSettings, items: str) -> str:

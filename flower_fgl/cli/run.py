@@ -219,19 +219,15 @@ def _run_grid(
     if complete:
         _print_results(experiment, complete, every, console)
     if errors:
+        names: dict[str, list[str]] = {}
+        for name, error in errors.items():
+            names.setdefault(error, []).append(name)
+        each = "\n".join(f"{', '.join(runs)}: {error}" for error, runs in names.items())
         raise RunError(
             f"{len(errors)} of {len(planned)} runs failed. The same command runs only "
-            f"these again.\n{_each_error_once(errors)}"
+            f"these again.\n{each}"
         )
     return [run for _, run in complete]
-
-
-def _each_error_once(errors: Mapping[str, str]) -> str:
-    """Return a line per error, with the names of all runs that it ended."""
-    names: dict[str, list[str]] = {}
-    for name, error in errors.items():
-        names.setdefault(error, []).append(name)
-    return "\n".join(f"{', '.join(runs)}: {error}" for error, runs in names.items())
 
 
 @contextmanager

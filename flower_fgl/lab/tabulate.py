@@ -13,7 +13,7 @@ import tomli_w
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.options import AUTO, Scalar
+from flower_fgl.core.options import AUTO
 from flower_fgl.core.settings import owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
@@ -24,11 +24,10 @@ from flower_fgl.lab.experiments.experiment_file import (
 from flower_fgl.lab.experiments.experiment_tables import standalone_text
 from flower_fgl.lab.grid_table import missing_classes
 from flower_fgl.lab.tables.cells import PLACE, Cell, make_cell
-from flower_fgl.lab.tables.compare import PER_RUN
+from flower_fgl.lab.tables.compare import PER_RUN, group_runs
 from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tables
 from flower_fgl.methods import drop_removed
 from flower_fgl.runs.files import flatten_config, read_text
-from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import writing
 
@@ -295,24 +294,13 @@ def _unplanned_cells(
     name: str, runs: Sequence[RunFolder]
 ) -> tuple[list[Cell], list[str]]:
     """Return the cells of a folder without experiment file, by the runs' settings."""
-    leave = PER_RUN | {"method"}
-    groups: dict[str, list[RunFolder]] = {}
-    configs: dict[str, dict[str, Scalar]] = {}
-    missing = []
-    for run in runs:
-        if run.status != "completed" or run.best is None:
-            missing.append(f"{run.path.name}: not complete ({run.status}).")
-            continue
-        flat = {k: v for k, v in flatten_config(run.config) if k not in leave}
-        config = {"method": str(run.summary["method"]), **flat}
-        key = json.dumps(sorted(config.items()))
-        groups.setdefault(key, []).append(run)
-        configs[key] = config
-    labels = tell_apart(list(configs.values()), but=PLACE)
+    done = [run for run in runs if run.status == "completed" and run.best is not None]
     cells = [
         make_cell(members, experiment=name, row=label.replace(" · ", ", "), order=order)
-        for order, (label, members) in enumerate(
-            zip(labels, groups.values(), strict=True)
-        )
+        for order, (label, members) in enumerate(group_runs(done, but=PLACE))
     ]
-    return cells, missing
+    return cells, [
+        f"{run.path.name}: not complete ({run.status})."
+        for run in runs
+        if run not in done
+    ]

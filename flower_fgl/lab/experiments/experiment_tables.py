@@ -46,7 +46,8 @@ def standalone_text(path: Path) -> str:
 def _read(path: Path, extending: list[Path]) -> dict[str, Any]:
     """Return the merged tables of a file; ``extending`` are the files that lead to it."""
     table = _load(path, extending)
-    if extending and (own := sorted(k for k in table if _is_of_one_dataset(k))):
+    own = sorted(k for k in table if k.startswith("published") or k == "tuning")
+    if extending and own:
         raise ConfigError(
             f"{extending[-1]} extends {path}, which has [{own[0]}]: its values are those "
             "of one dataset. Move this table into the files that extend it."
@@ -64,11 +65,6 @@ def _read(path: Path, extending: list[Path]) -> dict[str, Any]:
         names = " extends ".join(str(file) for file in [*way, base])
         raise ConfigError(f"Experiment files extend each other: {names}.")
     return _merged(_read(base, way), table)
-
-
-def _is_of_one_dataset(key: str) -> bool:
-    """Return whether a table holds values that another dataset must not inherit."""
-    return key.startswith("published") or key == "tuning"
 
 
 def _load(path: Path, extending: list[Path]) -> dict[str, Any]:

@@ -176,22 +176,17 @@ def _side_by_side(jobs: Sequence[Job], watcher: Watcher, number: int) -> dict[st
                 if kind in ("round", "note"):
                     getattr(watcher, kind)(job.name, content)
                     continue
-                error = _why_died(content) if kind == "died" else content
+                error = content
+                if kind == "died":  # without an answer
+                    by_kill = content == -signal.SIGKILL
+                    why = ", perhaps for lack of memory" if by_kill else ""
+                    error = f"its process ended (exit status {content}){why}. Run the "
+                    error += "same command again to resume it."
                 watcher.end(job.name, error)
                 if error:
                     errors[job.name] = error
                 start_next()
     return errors
-
-
-def _why_died(status: int | None) -> str:
-    """Return an error message for a process that ended without an answer."""
-    by_kill = status == -signal.SIGKILL
-    return (
-        f"its process ended (exit status {status})"
-        f"{', perhaps for lack of memory' if by_kill else ''}. Run the same command again "
-        "to resume it."
-    )
 
 
 def _work(parent: Connection) -> None:

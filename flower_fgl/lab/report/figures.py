@@ -13,18 +13,8 @@ from statistics import fmean, stdev
 from matplotlib.figure import Figure
 
 from flower_fgl.lab import plots
+from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.lines import Line, has_one_objective, looks_of
-from flower_fgl.lab.report.numbers import (
-    client_scores,
-    column_name,
-    item_kind,
-    last_mixture,
-    own_columns_of,
-    pooled_test_score,
-    scope_of,
-    setting_of,
-    shown_score,
-)
 from flower_fgl.lab.report.sweeps import Sweep
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
@@ -41,18 +31,18 @@ Pictures = dict[str, Figure]
 def draw_run(run: RunFolder) -> Pictures:
     """Draw all figures of one run, finished or not."""
     lines = [Line("", [run])]
-    score = shown_score([run])
+    score = numbers.shown_score([run])
     curves = [_curve(run, "", score)]
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     pictures |= _by_cost(curves)
     owners = run.owner_names
-    if scores := client_scores(run, score):
+    if scores := numbers.client_scores(run, score):
         values = [_number(value) for value in scores.values()]
         pictures["clients"] = plots.client_bars(
             [owners.get(pid, pid) for pid in scores],
             values,
-            pooled_test_score(run, score),
-            items=item_kind([run]),
+            numbers.pooled_test_score(run, score),
+            items=numbers.item_kind([run]),
             score=run.scale_of(score).title,
             is_percent=not run.scale_of(score).kind.has_units,
         )
@@ -61,15 +51,15 @@ def draw_run(run: RunFolder) -> Pictures:
     if len({tuple(row.get("class_names") or ()) for row in counted}) == 1:
         counted.sort(key=lambda row: int(row["partition_id"]))
         counts = [row["class_counts"] for row in counted]
-        numbers = [str(c) for c in range(len(counts[0]))]
+        indices = [str(c) for c in range(len(counts[0]))]
         names = counted[0].get("class_names") or run.summary.get("class_names")
         pictures["labels"] = plots.label_heat_map(
             counts,
-            [f"class {n}" if n.isdigit() else n for n in names or numbers],
+            [f"class {n}" if n.isdigit() else n for n in names or indices],
             [owners.get(row["partition_id"], row["partition_id"]) for row in counted],
-            items=item_kind([run]),
+            items=numbers.item_kind([run]),
         )
-    if table := last_mixture(run):
+    if table := numbers.last_mixture(run):
         names = [owners.get(pid, pid) for pid in table["clients"]]
         pictures["mixture"] = plots.mixture_heat_map(table["weights"], names)
     return pictures | _costs(lines)
@@ -78,7 +68,7 @@ def draw_run(run: RunFolder) -> Pictures:
 def draw_runs(lines: Sequence[Line]) -> Pictures:
     """Draw all figures that compare several runs; lines of several runs are averaged."""
     runs = [run for line in lines for run in line.runs]
-    score = shown_score(runs)
+    score = numbers.shown_score(runs)
     curves = [
         replace(
             _mean_curve(
@@ -90,7 +80,11 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
         for line in lines
     ]
     per_client = [
-        [_number(v) for run in line.runs for v in client_scores(run, score).values()]
+        [
+            _number(v)
+            for run in line.runs
+            for v in numbers.client_scores(run, score).values()
+        ]
         for line in lines
     ]
     one = has_one_objective(runs)
@@ -159,7 +153,7 @@ def _columns(lines: Sequence[Line], curves: Sequence[plots.Curve]) -> Pictures:
     groups: dict[str, list[plots.Curve]] = {}
     for line, curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
-            groups.setdefault(setting_of(line.runs[0]), []).append(curve)
+            groups.setdefault(numbers.setting_of(line.runs[0]), []).append(curve)
     return {
         f"columns-{setting}": plots.column_curves(group)
         for setting, group in groups.items()
@@ -234,7 +228,7 @@ def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _mean_score(runs: Sequence[RunFolder], score: str) -> float | None:
     """Return the mean test score of the runs that have one."""
-    values = [pooled_test_score(run, score) for run in runs]
+    values = [numbers.pooled_test_score(run, score) for run in runs]
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -245,12 +239,12 @@ def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
     scored = [
         row
         for row in run.rounds
-        if is_scored(row) and row["metrics"].get(scope_of(run))
+        if is_scored(row) and row["metrics"].get(numbers.scope_of(run))
     ]
-    own = own_columns_of([run])
+    own = numbers.own_columns_of([run])
     columns = {
         name: [
-            _number(row["metrics"][scope_of(run)].get(name, {}).get(score))
+            _number(row["metrics"][numbers.scope_of(run)].get(name, {}).get(score))
             for row in scored
         ]
         for name in ("val", "test", *own)
@@ -269,7 +263,7 @@ def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
         columns={
             "seen graph"
             if name == "test" and "unseen" in own
-            else column_name(name): columns[name]
+            else numbers.column_name(name): columns[name]
             for name in shown
         },
         bytes=[costs[row["round"]][0] for row in scored],

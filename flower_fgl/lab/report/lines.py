@@ -42,16 +42,15 @@ class Line:
 
 def lines_of(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Line]:
     """Return the lines of several runs; those that differ only in seeds share one."""
-    groups = [group for group in average_groups(runs) if len(group.runs) > 1]
     data = {run.summary["dataset"] for run in runs}
     sizes = {(run.summary["dataset"], run.summary["clients"]) for run in runs}
     found = []
-    for group in groups:
-        about = group.runs[0].summary
-        label = group.label + (f" on {about['dataset']}" if len(data) > 1 else "")
+    for label, group in average_groups(runs):
+        about = group[0].summary
+        label += f" on {about['dataset']}" if len(data) > 1 else ""
         if len(sizes) > len(data):
             label += f" · {about['clients']} clients"
-        found.append((label, group.runs))
+        found.append((label, group))
     averaged = {id(run) for _, members in found for run in members}
     found += [
         (label, [run])

@@ -20,23 +20,9 @@ from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.lab import plots
+from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.lab.report.lines import Line, has_one_objective, lines_of
-from flower_fgl.lab.report.numbers import (
-    about,
-    client_scores,
-    column_name,
-    columns_of,
-    dropped_replies,
-    idle_clients,
-    item_kind,
-    last_mixture,
-    metrics_of,
-    own_columns_of,
-    score_rows,
-    settings_of,
-    shown_score,
-)
 from flower_fgl.lab.report.owners import owner_table
 from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.report.sweeps import find_sweeps
@@ -110,16 +96,16 @@ def write_report(
     page = template.render(
         **{**EMPTY, **context},
         runs=runs,
-        columns=columns_of(runs),
-        own_columns=own_columns_of(runs),
-        own_by_setting=settings_of(runs),
-        metrics=metrics_of(runs),
-        items=item_kind(runs),
+        columns=numbers.columns_of(runs),
+        own_columns=numbers.own_columns_of(runs),
+        own_by_setting=numbers.settings_of(runs),
+        metrics=numbers.metrics_of(runs),
+        items=numbers.item_kind(runs),
         owners=owner_table(runs, lines_of(runs, context["labels"]), against or "local"),
-        idle=idle_clients(runs[0]),
+        idle=numbers.idle_clients(runs[0]),
         many=MANY,
-        score=shown_score(runs),
-        scale=common_scale(shown_score(runs), runs),
+        score=numbers.shown_score(runs),
+        scale=common_scale(numbers.shown_score(runs), runs),
         has_finetuned=any(run.summary.get("finetuned") for run in runs),
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
     )
@@ -141,7 +127,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "column_name": column_name,
+        "column_name": numbers.column_name,
         "percent": lambda value: ScoreScale().show(value, 1),
         "capitalise": plots.first_upper,
         "gained": lambda value, score: ScoreScale(score).show(value, 1, sign="+"),
@@ -169,7 +155,7 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
 
 def _one(run: RunFolder, against: str) -> dict[str, Any]:
     """Return the template's context for one run."""
-    scores = client_scores(run, shown_score([run]))
+    scores = numbers.client_scores(run, numbers.shown_score([run]))
     held = sorted(
         (
             {**row, "test": scores.get(row["partition_id"])}
@@ -180,14 +166,14 @@ def _one(run: RunFolder, against: str) -> dict[str, Any]:
         key=lambda row: int(row["partition_id"]),
     )
     return {
-        "title": about(run),
-        "labels": [about(run)],
+        "title": numbers.about(run),
+        "labels": [numbers.about(run)],
         "pictures": draw_run(run),
-        "scores": score_rows(run),
-        "mixture": last_mixture(run),
+        "scores": numbers.score_rows(run),
+        "mixture": numbers.last_mixture(run),
         "held": held,
         "groups": over_seeds([run], against),
-        "dropped": dropped_replies(run),
+        "dropped": numbers.dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
             for key, value in _read_settings(run).items()
@@ -261,7 +247,7 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         "dropped": [
             {**entry, "run": label}
             for run, label in zip(runs, labels, strict=True)
-            for entry in dropped_replies(run)
+            for entry in numbers.dropped_replies(run)
         ],
         "differing": differing,
         "settings": [

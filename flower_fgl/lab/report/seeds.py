@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
-from flower_fgl.lab.report.numbers import about, pooled_test_score
-from flower_fgl.lab.tables.compare import PER_RUN, common_scale, main_metric
+from flower_fgl.lab.report.numbers import pooled_test_score
+from flower_fgl.lab.tables.compare import PER_RUN, common_scale, group_runs, main_metric
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
-__all__ = ["Group", "average_groups", "over_seeds", "scored_runs"]
+__all__ = ["average_groups", "over_seeds", "scored_runs"]
 
 KINDS = {"own": "", "global": ", aggregated model"}
 """Rows of a group by evaluated model, with the end of their name."""
@@ -41,27 +38,10 @@ def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, An
     ]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Completed runs that differ only in their seeds, and how they differ from others."""
-
-    label: str
-    runs: list[RunFolder]
-
-
-def average_groups(runs: Sequence[RunFolder], *, smallest: int = 2) -> list[Group]:
-    """Group completed runs with scores that differ only in their seeds."""
-    groups: dict[str, list[RunFolder]] = {}
-    configs: dict[str, dict[str, Any]] = {}
-    for run, config in scored_runs(runs):
-        key = json.dumps([about(run), run.summary["clients"], sorted(config.items())])
-        groups.setdefault(key, []).append(run)
-        configs[key] = {"method": run.summary["method"], **config}
-    kept = {key: group for key, group in groups.items() if len(group) >= smallest}
-    labels = tell_apart([configs[key] for key in kept], but={"dataset", "clients"})
-    return [
-        Group(label, group) for label, group in zip(labels, kept.values(), strict=True)
-    ]
+def average_groups(runs: Sequence[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
+    """Group completed runs with scores that differ only in their seeds, by their name."""
+    scored = [run for run, _ in scored_runs(runs)]
+    return group_runs(scored, but={"dataset", "clients"}, smallest=2)
 
 
 def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:
@@ -78,8 +58,8 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
     scores = Scores(
         frame_of_runs(
             (place_of(run), number, run)
-            for number, group in enumerate(groups)
-            for run in group.runs
+            for number, (_, group) in enumerate(groups)
+            for run in group
         )
     )
     shown = [
@@ -88,10 +68,10 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
         for metric in (*SCORE_NAMES, "auroc", "mean_accuracy", *NUMBER_SCORES)
     ]
     rows: list[dict[str, Any]] = []
-    for number, group in enumerate(groups):
-        first = group.runs[0]
+    for number, (label, group) in enumerate(groups):
+        first = group[0]
         place = place_of(first)
-        is_tuned = any("finetuned" in run.summary for run in group.runs)
+        is_tuned = any("finetuned" in run.summary for run in group)
         kinds = TUNED_KINDS if is_tuned else KINDS
         for model, kind in kinds.items():
             texts = {}
@@ -103,19 +83,19 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
                 continue
             main = scores.series(place, number, model, "test", main_metric(first))
             row = {
-                "name": f"{group.label} on {first.summary['dataset']}{kind}",
-                "runs": group.runs,
+                "name": f"{label} on {first.summary['dataset']}{kind}",
+                "runs": group,
                 "place": place,
-                "main": main if len(main) == len(group.runs) else main[:0],
+                "main": main if len(main) == len(group) else main[:0],
                 "is_compared": model == "own",
                 "is_better": False,
                 "has_other_draws": False,
                 "versus": "",
                 "rank": "",
                 "score": main_metric(first),
-                "scale": common_scale(main_metric(first), group.runs),
+                "scale": common_scale(main_metric(first), group),
                 "clients": first.summary["clients"],
-                "seeds": _seeds(group.runs),
+                "seeds": _seeds(group),
             }
             rows.append(row | texts)
     compared = [row for row in rows if row["is_compared"]]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +23,7 @@ from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 __all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
+__all__ += ["group_runs"]
 __all__ += [
     "main_metric",
     "one_metric",
@@ -313,6 +315,25 @@ def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[st
 def _own_settings(run: RunFolder) -> dict[str, Any]:
     """Return the settings of a run that may tell it from others of its method."""
     return {k: v for k, v in flatten_config(run.config) if k not in PER_RUN}
+
+
+def group_runs(
+    runs: Iterable[RunFolder], *, but: Collection[str], smallest: int = 1
+) -> list[tuple[str, list[RunFolder]]]:
+    """Group runs that differ only in their seeds, named by what tells them apart.
+
+    The names are of the method, and the settings in which groups of it differ, but some.
+    """
+    groups: dict[str, list[RunFolder]] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        config = {"method": run.summary["method"], **_own_settings(run)}
+        key = json.dumps([place_name(run), sorted(config.items())])
+        groups.setdefault(key, []).append(run)
+        configs[key] = config
+    kept = {key: group for key, group in groups.items() if len(group) >= smallest}
+    labels = tell_apart([configs[key] for key in kept], but=but)
+    return list(zip(labels, kept.values(), strict=True))
 
 
 def _reject_mixed_settings(side: str, runs: Sequence[RunFolder]) -> None:

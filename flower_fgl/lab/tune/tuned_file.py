@@ -22,7 +22,7 @@ from flower_fgl.lab.experiments.experiment_file import (
     describe_tuning,
 )
 from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
-from flower_fgl.lab.tune.tuning import RowStudy, Trial
+from flower_fgl.lab.tune.tuning import RowStudy
 from flower_fgl.runs.writer import replace_file
 
 __all__ = ["hash_of_study", "nested", "published_tables", "write_study"]
@@ -52,7 +52,19 @@ def write_study(
     writer.writerow([*about, *keys])
     for study in studies:
         for trial in study.trials:
-            writer.writerow(_csv_line(study.row.name, trial, keys))
+            outcomes = trial.outcomes.values()
+            writer.writerow(
+                [
+                    study.row.name,
+                    trial.index,
+                    trial.score,
+                    "/".join(str(o.server_round or "") for o in outcomes),
+                    sum(o.num_bytes for o in outcomes),
+                    f"{sum(o.seconds for o in outcomes):.1f}",
+                    trial.error,
+                    *(trial.settings.get(key, "") for key in keys),
+                ]
+            )
     replace_file(folder / "trials.csv", out.getvalue().encode())
     return hash_of_study(table)
 
@@ -95,21 +107,6 @@ def _study_entry(study: RowStudy) -> dict[str, Any]:
             for trial in study.trials
         ],
     }
-
-
-def _csv_line(row: str, trial: Trial, keys: Sequence[str]) -> list[Any]:
-    """Return one line of the table of trials."""
-    outcomes = trial.outcomes.values()
-    return [
-        row,
-        trial.index,
-        trial.score,
-        "/".join(str(o.server_round or "") for o in outcomes),
-        sum(o.num_bytes for o in outcomes),
-        f"{sum(o.seconds for o in outcomes):.1f}",
-        trial.error,
-        *(trial.settings.get(key, "") for key in keys),
-    ]
 
 
 def write_tuned_experiment(
