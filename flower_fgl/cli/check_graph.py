@@ -298,12 +298,20 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         )  # by time: the test has a graph of its own
         size = "labelled edges before the test" if is_cut else "labelled edges"
     whole = "the set" if config.classifies_graphs else "the graph"
-    counts = dict(zip(description.class_names, description.class_counts, strict=False))
-    per_class = ", ".join(f"{name}: {count}" for name, count in counts.items())
-    names = description.feature_names
+    has_classes = description.target.has_classes
+    kind = "the classes" if has_classes else f"these {description.target_kind}"
+    counts = zip(description.class_names, description.class_counts, strict=False)
+    per_class = ", ".join(f"{name}: {count}" for name, count in counts)
+    counted = f"the number of training {items} of each class"
+    counted = (
+        f"{counted}: {per_class} (share-class-counts = false sends none)"
+        if config.share_class_counts
+        else f"not {counted} (share-class-counts = false)"
+    )
     hashed = "a hash of the feature names, not the names (share-feature-names = false)"
     if not description.features_sha256:
         hashed = "that the features have no names"
+    names = ", ".join(description.feature_names)
     scaled = {"none": "are not scaled", "rows": "are scaled by node"}
     said = {
         "name": f"the owner's name: {description.name}",
@@ -313,48 +321,38 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         f"{description.num_train:,} for training, {description.num_val:,} for validation, "
         f"{description.num_test:,} for testing",
         "num-features": f"the number of features: {description.num_features:,}",
-        "feature-names features-sha256": f"the names of the features: {', '.join(names)}"
+        "feature-names features-sha256": f"the names of the features: {names}"
         if names
         else hashed,
         "scale": f"that the features {scaled.get(description.scale, 'are standardized')}",
-        "class-names": "the names of the classes, as text, to the server and to all "
-        f"other owners: {', '.join(description.class_names)}",
-        "class-counts": f"the number of training {items} of each class: {per_class} "
-        "(share-class-counts = false sends none)",
+        "class-names": f"the names of {kind}, as text, to the server and to all other "
+        f"owners: {', '.join(description.class_names)}",
+        "class-counts": counted
+        if has_classes
+        else f"not the number of {items} with each of them",
         "model partition-id num-partitions partition-sha256": "the owner's number and "
         "its model, as the server assigned them",
         "public-key": "a public key, if the run uses secure aggregation; it is no secret",
+        "target-kind": ""
+        if has_classes
+        else f"that {description.target_kind} are predicted",
+        "target-units": "their units: "
+        + ", ".join(unit or "none" for unit in description.target_units)
+        if description.target_units
+        else "",
+        "prepared-sha256": "a hash of the recipe and vocabulary of flower-fgl prepare, "
+        f"which owners compare: {description.prepared}"
+        if description.prepared
+        else "",
+        "num-edge-features": f"the number of features of edges: {edge_features}"
+        if (edge_features := description.num_edge_features)
+        else "",
+        "num-entries": "the number of known training labels or numbers of all targets: "
+        f"{description.num_entries:,}"
+        if description.num_entries
+        else "",
     }
-    if not description.target.has_classes:
-        kind = description.target_kind
-        said["target-kind"] = f"that {kind} are predicted"
-        said["class-names"] = (
-            f"the names of these {kind}, as text, to the server and to all other owners: "
-            f"{', '.join(description.class_names)}"
-        )
-        said["class-counts"] = f"not the number of {items} with each of them"
-    if description.target_units:
-        units = (unit or "none" for unit in description.target_units)
-        said["target-units"] = f"their units: {', '.join(units)}"
-    if description.prepared:
-        said["prepared-sha256"] = (
-            "a hash of the recipe and vocabulary of flower-fgl prepare, which owners "
-            f"compare: {description.prepared}"
-        )
-    if description.target.has_classes and not config.share_class_counts:
-        said["class-counts"] = (
-            f"not the number of training {items} of each class (share-class-counts = false)"
-        )
-    if description.num_edge_features:
-        said["num-edge-features"] = (
-            f"the number of features of edges: {description.num_edge_features}"
-        )
-    if description.num_entries:
-        said["num-entries"] = (
-            "the number of known training labels or numbers of all targets: "
-            f"{description.num_entries:,}"
-        )
-    return said
+    return {key: text for key, text in said.items() if text}
 
 
 def _scored(node: NodeSettings, items: str) -> str:

@@ -1,30 +1,4 @@
-"""Experiment files: a grid of runs, the published values, and the results table.
-
-::
-
-    title = "FedAvg and Local on Cora"
-    extends = "base.toml"              # optional: merged with that file, table by table
-    output-dir = "runs/cora"           # optional
-    draws = 10                         # optional: repeat every run with seed and
-                                       # partition-seed 0, 1, …, 9
-    [config]                           # any run-config keys
-    dataset = "cora"
-    clients = 10
-    [[case]]                           # optional: named bundles of settings
-    name = "fedavg, reset"
-    method = "fedavg"
-    optimizer-state = "reset"
-    [grid]                             # one run per case and combination of values
-    lr = [0.01, 0.1]
-    [published]                        # test accuracy in percent, by table row: the case
-    "fedavg, reset, lr=0.1" = 79.4     # and the grid values without seeds; also accepted:
-                                       # the values alone, "fedavg, reset/0.1"
-    [published-macro-f1]               # optional: the same for test macro-F1
-    [published-unseen]                 # optional: accuracy of another column: unseen,
-                                       # missing, new-client, test-masked
-    [tune]                             # optional: search space of flower-fgl tune, see
-    lr = [0.003, 0.01, 0.03]           # lab/experiments/search_space.py
-"""
+"""Experiment files: a grid of runs, and the published values; see docs/experiments.md."""
 
 from __future__ import annotations
 

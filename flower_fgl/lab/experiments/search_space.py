@@ -1,15 +1,7 @@
 """The search space of an experiment file: ``[tune]``, and its part for each row.
 
-::
-
-    tune-draws = [10]                  # optional: draws on which settings are compared
-    [tune]
-    lr = [0.003, 0.01, 0.03]           # a list of values
-    dropout = {low = 0.0, high = 0.7}  # a range; log = true, step = … are optional
-    fedprox.mu = {low = 1e-4, high = 1.0, log = true}   # only for rows of this method
-    fedpano.lr = [0.03, 0.1, 0.3]      # for this method in place of the general list
-    fedpano.dropout = []               # this method keeps its default
-    "as printed".fedpg.mu = []         # this case keeps its value
+A key of a method (``fedprox.mu``) or of a case has an effect in its rows only, in place of
+a general list; an empty list keeps the row's own value. See docs/experiments.md.
 """
 
 from __future__ import annotations

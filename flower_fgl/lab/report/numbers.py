@@ -136,21 +136,18 @@ def score_rows(run: RunFolder) -> list[tuple[str, Mapping[str, Any]]]:
 
 def dropped_replies(run: RunFolder) -> list[dict[str, Any]]:
     """Count dropped replies by reason, with the affected clients and rounds."""
-    out: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[tuple[Any, int]]] = {}
     for row in run.rounds:
         for failure in row.get("failures", ()):
-            reason = failure["reason"]
-            entry = out.setdefault(reason, {"count": 0, "clients": set(), "rounds": []})
-            entry["count"] += 1
-            entry["clients"].add(failure.get("partition_id"))
-            entry["rounds"].append(row["round"])
+            lost = found.setdefault(failure["reason"], [])
+            lost.append((failure.get("partition_id"), row["round"]))
     return [
         {
             "reason": reason,
-            "count": entry["count"],
-            "clients": ", ".join(str(pid) for pid in sorted(entry["clients"], key=str)),
-            "first": min(entry["rounds"]),
-            "last": max(entry["rounds"]),
+            "count": len(lost),
+            "clients": ", ".join(sorted({str(pid) for pid, _ in lost})),
+            "first": min(number for _, number in lost),
+            "last": max(number for _, number in lost),
         }
-        for reason, entry in out.items()
+        for reason, lost in found.items()
     ]
