@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Self
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import Registered, adopt, registered
+from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.options import Scalar
 
 __all__ = ["Job", "Send", "WorkerPool", "follow_parent", "notes_once", "serve"]
@@ -187,13 +187,13 @@ class WorkerPool:
 
 
 def _enter(
-    target: Callable[[Connection], None],
-    parent: Connection,
-    extensions: Registered | None,
+    target: Callable[[Connection], None], parent: Connection, extensions: bytes
 ) -> None:
     """Run the function in a child process, with the extensions of its parent."""
     if extensions:
-        adopt(extensions)
+        from ray import cloudpickle
+
+        adopt(cloudpickle.loads(extensions))
     target(parent)
 
 
@@ -218,27 +218,15 @@ def _child_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Extensions:
-    """What :func:`flower_fgl.register` added here; a child receives the rows instead."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Registered], tuple[bytes]]:
-        from ray import cloudpickle
-
-        return cloudpickle.loads, (self._content,)
-
-
-def _extensions() -> _Extensions | None:
-    """Return what is registered here; None without."""
+def _extensions() -> bytes:
+    """Return what :func:`flower_fgl.register` added here, e.g. classes of a notebook."""
     rows = registered()
     if not rows:
-        return None
+        return b""
     from ray import cloudpickle
 
     try:
-        return _Extensions(bytes(cloudpickle.dumps(rows)))  # type: ignore[no-untyped-call]
+        return bytes(cloudpickle.dumps(rows))  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever the objects' own state raises
         names = ", ".join(name for named in rows.values() for name in named)
         raise ConfigError(
