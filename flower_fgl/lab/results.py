@@ -548,16 +548,12 @@ def _score_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the scores by round or client, evaluation and node set."""
     for row in rows:
-        sent = row.get("bytes", {})
-        known = {
-            **row,
-            "client": row.get("partition_id"),
-            "seconds": row.get("seconds", {}).get("total") if per == "round" else None,
-            **{
-                f"bytes_{way}": sum(sent.get(way, {}).values())
-                for way in ("up", "down")
-            },
-        }
+        known = {**row, "client": row.get("partition_id")}
+        if per == "round":
+            known["seconds"] = row.get("seconds", {}).get("total")
+            for way in ("up", "down"):
+                sent = row.get("bytes", {}).get(way, {})
+                known[f"bytes_{way}"] = sum(sent.values())
         for mode, columns in (row.get("metrics") or {}).items():
             for column, scores in columns.items():
                 yield {
