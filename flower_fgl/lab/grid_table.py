@@ -55,8 +55,8 @@ def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]
     found = {column for run in runs for column in run.best or {}}
     if runs[0].target:
         main = runs[0].owner_metric()
-        shown = number_scores(runs[0].target)
-        keys = [(best, "val", main), *((best, "test", name) for name in shown)]
+        scores = number_scores(runs[0].target)
+        keys = [(best, "val", main), *((best, "test", name) for name in scores)]
         keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
         keys += [("global", "test", main)]
         keys += [("own", "test", main)] if is_tuned else []

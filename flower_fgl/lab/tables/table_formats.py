@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 import pandas as pd
 
@@ -400,8 +401,8 @@ def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
         texts.append(scale.worst(scores.mean().dropna().to_dict()))
         sheet.append((table.label(name), texts))
         if control in found and name != control:
-            gained = scale.gain(given, found[control]).dropna(how="all")
-            gained = gained.dropna(how="all", axis=1)
+            gained: Any = scale.gain(given, found[control])  # by draw and owner
+            gained = gained.dropna(how="all").dropna(how="all", axis=1)
             if gained.size:
                 gains.append((table.label(name), _gains(gained, names, scale)))
     titles = [*names, "mean", f"{order} of a draw", "worst owner"]
