@@ -23,17 +23,8 @@ Counts = NDArray[np.int64]
 def table_by_size(counts: Counts, draws: int) -> Counts:
     """Fill the distributions, large clients first, Fraboni et al., Algorithm 1.
 
-    Parameters
-    ----------
-    counts : array of shape (K,), int64
-        n_i, positive.
-    draws : int, at least 1
-        m.
-
-    Returns
-    -------
-    array of shape (m, K), int64
-        n·r_{k,i}.
+    From n_i, ``counts`` (K,), positive, and m = ``draws``, at least 1. Returns n·r_{k,i},
+    (m, K).
     """
     table = np.zeros((draws, len(counts)), dtype=np.int64)
     return _fill(
@@ -46,26 +37,16 @@ def table_by_similarity(
 ) -> Counts:
     """Assign similar clients to one distribution, Fraboni et al., Algorithm 2.
 
-    Parameters
-    ----------
-    counts, draws
-        As in :func:`table_by_size`.
-    angles : array of shape (K, K), float64
-        Result of :func:`update_angles`.
-
-    Returns
-    -------
-    array of shape (m, K), int64
-        n·r_{k,i}.
+    As :func:`table_by_size`, with the ``angles`` (K, K) of :func:`update_angles`.
 
     Notes
     -----
     1. A client with m·n_i ≥ n first fills ⌊m·n_i/n⌋ distributions alone. Its remaining
        mass is clustered with the other clients.
     2. Ward's tree is split into the largest clusters whose clients fit into one
-       distribution. The largest clusters start one distribution each. The others fill
-       the free space by descending size, their clients by number; the published code
-       shuffles these.
+       distribution. The largest clusters start one distribution each. The others fill the
+       free space by descending size, their clients by number; the published code shuffles
+       these.
     3. The published code passes rows of the angle matrix to Ward's method as
        observations. Here the angles are the distances, as in the text.
     """
@@ -89,18 +70,11 @@ def table_by_similarity(
 
 
 def update_angles(updates: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Measure angles between the clients' last updates, Fraboni et al., Section 5.
+    """Measure angles (K, K), in [0, π], between last updates, Fraboni et al., Section 5.
 
-    Parameters
-    ----------
-    updates : array of shape (K, P), float32
-        θ_i − w of each client's last participation, zeros before the first.
-
-    Returns
-    -------
-    array of shape (K, K), float64, in [0, π]
-        ``arccos(cos(u_i, u_j))``; 0 between two zero updates, π/2 between a zero and a
-        nonzero update.
+    ``updates`` (K, P) are θ_i − w of each client's last participation, zeros before the
+    first. The angle is ``arccos(cos(u_i, u_j))``; 0 between two zero updates, π/2 between
+    a zero and a nonzero update.
     """
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
     unit = (updates / np.where(norms > 0, norms, 1)).astype(np.float64)

@@ -25,19 +25,9 @@ __all__ = ["hard_cross_entropy", "perturb", "stepped_weights"]
 def hard_cross_entropy(ensemble: Tensor, labels: Tensor, power: float) -> Tensor:
     """Compute the mean of (1 − p_y)^power · CE, p_y the predicted probability of y.
 
-    Parameters
-    ----------
-    ensemble : Tensor of shape (b, C), float
-        Logits, with gradient.
-    labels : Tensor of shape (b,), int64
-        Classes y.
-    power : float, at least 0
-        0 gives the cross-entropy; a larger one counts nodes less that are easy.
-
-    Returns
-    -------
-    Tensor of shape ()
-        No gradient flows through the weights of the nodes.
+    Of logits ``ensemble`` (b, C), with gradient, and classes ``labels`` (b,). Power 0
+    gives the cross-entropy; a larger one counts nodes less that are easy. No gradient
+    flows through the weights of the nodes.
     """
     each = F.cross_entropy(ensemble, labels, reduction="none")
     hardness = 1 - (-each.detach()).exp()
@@ -45,14 +35,9 @@ def hard_cross_entropy(ensemble: Tensor, labels: Tensor, power: float) -> Tensor
 
 
 def perturb(features: Tensor, gradient: Tensor, size: float) -> Tensor:
-    """Move every row by ``size`` along its gradient.
+    """Move every row of ``features`` (b, d) by ε = ``size`` along its ``gradient`` (b, d).
 
-    Parameters
-    ----------
-    features, gradient : Tensor of shape (b, d), float
-        A row without gradient does not move.
-    size : float
-        ε, length of the step.
+    A row without gradient does not move.
     """
     return features + size * F.normalize(gradient, dim=1)
 
@@ -60,23 +45,16 @@ def perturb(features: Tensor, gradient: Tensor, size: float) -> Tensor:
 def stepped_weights(
     weights: Tensor, logits: Tensor, labels: Tensor, step: float
 ) -> Tensor:
-    """Compute clip(w_k − μ·sign(∂CE/∂w_k), 0, 1).
+    """Compute clip(w_k − μ·sign(∂CE/∂w_k), 0, 1): (K,), not scaled to a sum of 1.
 
     Parameters
     ----------
-    weights : Tensor of shape (K,), float
-        w_k.
+    weights, step : Tensor of shape (K,), and float
+        w_k and μ.
     logits : Tensor of shape (K, b, C), float
         Predictions of the clients' models for generated nodes.
     labels : Tensor of shape (b,), int64
-        The classes that the generator was asked for.
-    step : float
-        μ.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        In [0, 1], not scaled to a sum of 1.
+        The classes of which the generator made them.
     """
     free = weights.detach().clone().requires_grad_()
     loss = F.cross_entropy(ensemble_logits(logits, free), labels)

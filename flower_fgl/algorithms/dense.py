@@ -80,11 +80,8 @@ class FeatureGenerator(nn.Module):
 def nearest_neighbors(features: Tensor, k: int) -> Tensor:
     """Connect each row of (n, d) with the ``k`` most similar by cosine, no gradient.
 
-    Returns
-    -------
-    Tensor of shape (2, E), int64
-        Each edge in both directions, once, without self-loops: operators of backbones that
-        have them add their own.
+    Returns each edge (2, E) in both directions, once, without self-loops: operators of
+    backbones that have them add their own.
     """
     unit = F.normalize(features, dim=1)
     similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
@@ -112,12 +109,7 @@ def disagreement(
     tau : float, positive
         Temperature of both softmaxes; the value is multiplied by τ².
     masks : bool
-        Whether nodes with equal predictions count 0.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Mean over all b nodes.
+        Whether nodes with equal predictions count 0 in the mean over all b nodes.
     """
     divergence = F.kl_div(
         (student / tau).log_softmax(dim=1),

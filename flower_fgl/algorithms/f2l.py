@@ -57,7 +57,7 @@ class Adaptation(nn.Module):
 def attend(
     parameters: Parameters, h: Tensor, support: Tensor, is_support: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Represent and classify nodes by attention to a support set.
+    """Represent and classify nodes by attention to a support set: (…, M, p), (…, M, C).
 
     ``r_u = h_u + softmax(Q h_u · K h_S / √p) V h_S``, then a linear map.
 
@@ -65,17 +65,10 @@ def attend(
     ----------
     parameters : mapping of str to Tensor
         Parameters of an :class:`Adaptation`: shared by a batch, or with a dimension B.
-    h : Tensor of shape (…, M, p), float32
-        Embeddings.
-    support : Tensor of shape (…, S, p), float32
-        Embeddings to attend to.
+    h, support : Tensor of shape (…, M, p) and (…, S, p), float32
+        Embeddings, and those to attend to.
     is_support : Tensor of shape (…, S), bool
         Valid entries of ``support``; at least one.
-
-    Returns
-    -------
-    representation : Tensor of shape (…, M, p)
-    logits : Tensor of shape (…, M, C)
     """
     query = h @ parameters["query.weight"].mT
     key = support @ parameters["key.weight"].mT
@@ -90,22 +83,16 @@ def attend(
 def masked_cross_entropy(
     logits: Tensor, labels: Tensor, rows: Tensor, classes: Tensor
 ) -> Tensor:
-    """Average the cross-entropy of selected rows over selected classes.
+    """Average the cross-entropy of selected rows over selected classes: (…).
 
     Parameters
     ----------
-    logits : Tensor of shape (…, M, C), float32
-        Scores.
-    labels : Tensor of shape (…, M), int64
-        Classes; those of the selected rows must be in ``classes``.
+    logits, labels : Tensor of shape (…, M, C), float32, and (…, M), int64
+        Scores and classes; those of the selected rows must be in ``classes``.
     rows : Tensor of shape (…, M), bool
         Selected rows; the loss is 0 if there are none.
     classes : Tensor of shape (…, C), bool
         Classes that can be predicted.
-
-    Returns
-    -------
-    Tensor of shape (…)
     """
     masked = logits.masked_fill(~classes[..., None, :], -torch.inf)
     own = masked.log_softmax(dim=-1).gather(-1, labels[..., None]).squeeze(-1)
@@ -113,7 +100,7 @@ def masked_cross_entropy(
 
 
 def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
-    """Contrast two representations of the same nodes, InfoNCE.
+    """Contrast two representations of the same nodes, InfoNCE: (…).
 
     ``−mean_u log( e^{cos(a_u, b_u)/τ} / Σ_v e^{cos(a_u, b_v)/τ} )``. A smaller value
     means more mutual information.
@@ -125,11 +112,6 @@ def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
     rows : Tensor of shape (…, M), bool
         Nodes used as u and as v; the loss is 0 if there are none.
     tau : float, positive
-        τ.
-
-    Returns
-    -------
-    Tensor of shape (…)
     """
     cosine = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).mT / tau
     # unselected rows keep all entries: a softmax over none is undefined
@@ -141,18 +123,10 @@ def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
 def teacher_divergence(
     teacher: Tensor, student: Tensor, rows: Tensor, classes: Tensor
 ) -> Tensor:
-    """Average KL(teacher ‖ student) of selected rows over selected classes.
+    """Average KL(teacher ‖ student) of logits (…, M, C): (…).
 
-    Parameters
-    ----------
-    teacher, student : Tensor of shape (…, M, C), float32
-        Logits.
-    rows, classes
-        As in :func:`masked_cross_entropy`; both distributions use only ``classes``.
-
-    Returns
-    -------
-    Tensor of shape (…)
+    ``rows`` and ``classes`` select as in :func:`masked_cross_entropy`; both distributions
+    use only these classes.
     """
     is_other = ~classes[..., None, :]
     target, guess = (
@@ -184,23 +158,12 @@ def adapt(
     parameters : mapping of str to Tensor
         Initial parameters of an :class:`Adaptation`, which need gradients. In a batch
         each has a dimension B, so that every episode takes its own steps.
-    h : Tensor of shape (…, M, p), float32
-        Embeddings.
-    labels : Tensor of shape (…, M), int64
-        Classes.
-    is_support : Tensor of shape (…, M), bool
-        Rows of the support set, at least one.
-    classes : Tensor of shape (…, C), bool
-        Classes of the episode.
-    steps : int, at least 0
-        Number of steps.
-    lr : float, positive
-        Learning rate.
-
-    Returns
-    -------
-    dict of str to Tensor
-        The adapted parameters.
+    h, labels : Tensor of shape (…, M, p), float32, and (…, M), int64
+        Embeddings and classes.
+    is_support, classes : Tensor of shape (…, M) and (…, C), bool
+        Rows of the support set, at least one, and classes of the episode.
+    steps, lr : int, at least 0, and float, positive
+        Number of steps and learning rate.
     """
     current = dict(parameters)
     for _ in range(steps):
@@ -221,7 +184,7 @@ def adapt(
 class EpisodeWeights:
     """Settings of :func:`episode_losses`.
 
-    ``steps`` inner steps of size ``lr``; the temperature ``tau`` of the contrastive
+    ``steps`` of size ``lr`` in :func:`adapt`; the temperature ``tau`` of the contrastive
     loss; the weights ``contrast`` and ``distillation`` of two losses.
     """
 
@@ -242,14 +205,12 @@ def episode_losses(
     is_query: Tensor,
     classes: Tensor,
 ) -> Tensor:
-    """Adapt to support sets; sum the query, contrastive and distillation losses.
+    """Adapt to support sets; sum the query, contrastive and distillation losses: (B,).
 
     Parameters
     ----------
-    module : Adaptation
-        With gradient.
-    weights : EpisodeWeights
-        Coefficients.
+    module, weights : Adaptation and EpisodeWeights
+        Module, with gradient, and coefficients.
     h : Tensor of shape (B, M, p), float32
         Embeddings by the client model.
     teacher : Tensor of shape (B, M, C), float32
@@ -260,23 +221,13 @@ def episode_losses(
         Rows of the support and query sets; other rows are padding.
     classes : Tensor of shape (B, C), bool
         The N classes of each episode.
-
-    Returns
-    -------
-    Tensor of shape (B,)
     """
     parameters = {
         name: value.expand(len(h), *value.shape)
         for name, value in module.named_parameters()
     }
     adapted = adapt(
-        parameters,
-        h,
-        labels,
-        is_support,
-        classes,
-        steps=weights.steps,
-        lr=weights.lr,
+        parameters, h, labels, is_support, classes, steps=weights.steps, lr=weights.lr
     )
     representation, logits = attend(adapted, h, h, is_support)
     loss = masked_cross_entropy(logits, labels, is_query, classes)

@@ -43,21 +43,15 @@ CHUNK = 2048
 
 
 def position_scores(h: Tensor, direction: Tensor, *, kind: str = "longest") -> Tensor:
-    """Compute the position of every node on the direction, s_i = ⟨h_i/m, a⟩.
+    """Compute the position of every node on the direction, s_i = ⟨h_i/m, a⟩: (N,).
 
     Parameters
     ----------
-    h : Tensor of shape (N, p), float32
-        Embeddings.
-    direction : Tensor of shape (p,), float32
-        a.
+    h, direction : Tensor of shape (N, p) and (p,), float32
+        Embeddings, and a.
     kind : {"longest", "cosine"}
         m is the length of the longest embedding, a constant without gradient; with
         ``cosine`` both h_i and a have unit length.
-
-    Returns
-    -------
-    Tensor of shape (N,)
     """
     if kind == "cosine":
         return F.cosine_similarity(h, direction[None], dim=1, eps=TINY)
@@ -69,27 +63,18 @@ def position_scores(h: Tensor, direction: Tensor, *, kind: str = "longest") -> T
 def kernel_smooth(
     scores: Tensor, h: Tensor, *, sigma: float, chunk: int = CHUNK
 ) -> Tensor:
-    """Compute z_i = Σ_j κ_ij h_j / Σ_j κ_ij with κ_ij = exp(−(s_i − s_j)²/σ²).
+    """Compute z_i = Σ_j κ_ij h_j / Σ_j κ_ij with κ_ij = exp(−(s_i − s_j)²/σ²): (N, p).
+
+    The rows of κ are normalised by a softmax, which has no underflow: κ_ii = 1.
 
     Parameters
     ----------
-    scores : Tensor of shape (N,), float32
-        s.
-    h : Tensor of shape (N, p), float32
-        Embeddings of all nodes, labelled or not.
+    scores, h : Tensor of shape (N,) and (N, p), float32
+        s, and embeddings of all nodes, labelled or not.
     sigma : float, positive
-        σ.
     chunk : int, positive
         Rows computed at once. With more nodes the backward pass computes the kernel
         again, so that N² numbers are never stored.
-
-    Returns
-    -------
-    Tensor of shape (N, p)
-
-    Notes
-    -----
-    1. The rows of κ are normalised by a softmax, which has no underflow: κ_ii = 1.
     """
 
     def rows(some: Tensor) -> Tensor:
@@ -106,31 +91,21 @@ def kernel_smooth(
 
 
 class FedAuxNet(Backbone):
-    """A backbone, a direction, and a linear classifier of ``[h ‖ z]``.
+    """A backbone, a direction, and a linear classifier of ``[h ‖ z]`` for C classes.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Its :meth:`~flower_fgl.nn.Backbone.represent` gives h; its classifier is dropped.
-    num_classes : int
-        C.
-    sigma : float, positive
-        σ.
-    score : {"longest", "cosine"}
-        See :func:`position_scores`.
+    The backbone's :meth:`~flower_fgl.nn.Backbone.represent` gives h; its classifier is
+    dropped.
     """
 
-    def __init__(
-        self, backbone: Backbone, *, num_classes: int, sigma: float, score: str
-    ) -> None:
+    def __init__(self, settings: FedAuxSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
         self.readout = False
-        self.sigma, self.score = sigma, score
-        width = backbone.hidden_channels
+        self.sigma, self.score = settings.sigma, settings.score
+        self.encoder: Backbone = sized_backbone(sizes, has_linear_head=True)
+        self.encoder.classifier = nn.Identity()
+        width = self.encoder.hidden_channels
         self.hidden_channels = 2 * width
-        backbone.classifier = nn.Identity()
-        self.encoder: Backbone = backbone
-        self.classifier: nn.Linear = nn.Linear(self.hidden_channels, num_classes)
+        self.classifier: nn.Linear = nn.Linear(2 * width, sizes["num_classes"])
         self.direction = nn.Parameter(torch.randn(width))
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
@@ -141,13 +116,7 @@ class FedAuxNet(Backbone):
 
 
 def build_network(
-    method_config: FedAuxSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedAuxSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedAuxNet:
     """Build FedAux's network of the given sizes; torch's global generator draws weights."""
-    return FedAuxNet(
-        sized_backbone(sizes, has_linear_head=True),
-        num_classes=sizes["num_classes"],
-        sigma=method_config.sigma,
-        score=method_config.score,
-    )
+    return FedAuxNet(method_config, **sizes)

@@ -29,19 +29,8 @@ def gradient_correction(
 ) -> Tensor:
     """Compute (Δ_i − Δ̄)/(η S), the client's excess over the mean step.
 
-    Parameters
-    ----------
-    own_change, mean_change : Tensor of one shape, float32
-        Δ_i and Δ̄ of the last round.
-    steps : int
-        S, optimizer steps of that round.
-    lr : float, positive
-        η.
-
-    Returns
-    -------
-    Tensor of that shape
-        0 after a round without steps.
+    Δ_i and Δ̄ are of the last round, which took S = ``steps`` optimizer steps; 0 without
+    steps.
     """
     if steps == 0:
         return torch.zeros_like(own_change)
@@ -65,11 +54,6 @@ def drift_penalty(
     received, drift, corrections : iterable of Tensor
         w, h_i and :func:`gradient_correction`, constants in the same order.
     alpha : float, at least 0
-        α.
-
-    Returns
-    -------
-    Tensor of shape ()
     """
     terms = [
         0.5 * alpha * (theta + h - w).square().sum() + (theta * change).sum()

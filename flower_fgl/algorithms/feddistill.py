@@ -28,18 +28,12 @@ def distillation_term(
 
     Parameters
     ----------
-    logits : Tensor of shape (b, C), float
-        z, with gradient.
-    labels : Tensor of shape (b,), int64
-        Classes y.
+    logits, labels : Tensor of shape (b, C), float, and (b,), int64
+        z, with gradient, and classes y.
     target : Tensor of shape (C, C), float
         Mean logits by class, a constant.
     present : Tensor of shape (C,), bool
         Classes that have mean logits; nodes of other classes add 0.
-
-    Returns
-    -------
-    Tensor of shape ()
     """
     soft = (target.softmax(dim=1) * present[:, None])[labels]
     return -(soft * F.log_softmax(logits, dim=1)).sum(dim=1).mean()

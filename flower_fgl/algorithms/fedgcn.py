@@ -41,20 +41,12 @@ ONE_STEP = (0.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class OwnedEdges:
-    """All edges of a client's nodes.
+    """All edges of a client's N nodes, whose identifiers are ``ids`` (N,).
 
-    Parameters
-    ----------
-    inside : Tensor of shape (2, 2E), int64
-        Edges among the client's N nodes, both directions, without self-loops.
-    own : Tensor of shape (m,), int64
-        The client's end of each edge to another client.
-    other : Tensor of shape (m,), int64
-        The other end of it, as a position in ``outside``.
-    outside : Tensor of shape (h,), int64
-        Identifiers of the h outside neighbours, ascending.
-    ids : Tensor of shape (N,), int64
-        Identifiers of the client's own nodes.
+    ``inside`` (2, 2E) are the edges among them, both directions, without self-loops.
+    ``own`` (m,) is the client's end of each edge to another client, and ``other`` (m,)
+    the other end, as a position in ``outside`` (h,), the ascending identifiers of the h
+    outside neighbours.
     """
 
     inside: Tensor
@@ -70,12 +62,7 @@ class OwnedEdges:
 
 
 def degrees(edges: OwnedEdges) -> Tensor:
-    """Count d̃_v: each own node and all its neighbours, on whichever client they are.
-
-    Returns
-    -------
-    Tensor of shape (N,), int64
-    """
+    """Count d̃_v (N,): each own node and all its neighbours, on any client."""
     size = edges.num_nodes
     inside = torch.bincount(edges.inside[1], minlength=size)
     return 1 + inside + torch.bincount(edges.own, minlength=size)
@@ -96,23 +83,11 @@ def listed_nodes(edges: OwnedEdges, *, min_outside: int, hops: int) -> Tensor:
 
 
 def partial_sums(x: Tensor, edges: OwnedEdges, own: Tensor, other: Tensor) -> Tensor:
-    """Compute c_k(v), what a client knows of the sum of each node v.
+    """Compute c_k(v), what a client knows of the sum of each node v: (b + o, d).
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Features of the own nodes, strided or sparse CSR.
-    edges : OwnedEdges
-        The client's edges.
-    own : Tensor of shape (b,), int64
-        Own nodes whose sums are asked for.
-    other : Tensor of shape (o,), int64
-        Positions in ``edges.outside`` of the outside nodes whose sums are asked for.
-
-    Returns
-    -------
-    Tensor of shape (b + o, d), float32
-        The sums of the own nodes, then those of the outside nodes.
+    ``x`` (N, d), strided or sparse CSR, are the features of the own nodes. The sums are
+    those of the own nodes ``own`` (b,), then those of the outside nodes at the positions
+    ``other`` (o,) of ``edges.outside``.
     """
     scaled = _scaled(x, edges)
     inner = _closed(edges).matmul(scaled)[own]
@@ -124,7 +99,7 @@ def partial_sums(x: Tensor, edges: OwnedEdges, own: Tensor, other: Tensor) -> Te
 
 def _scaled(x: Tensor, edges: OwnedEdges) -> Tensor:
     """Return x_u / √d̃_u of the own nodes as a dense matrix."""
-    dense = x.to_dense() if x.layout == torch.sparse_csr else x
+    dense = x.to_dense()
     return dense * degrees(edges).to(dense.dtype).rsqrt()[:, None]
 
 
@@ -141,19 +116,10 @@ def _closed(edges: OwnedEdges) -> SparseOperator:
 class SummedGraph(GraphInput):
     """A graph whose features are the rows of ÂX, and whose operator is Â.
 
-    Parameters
-    ----------
-    sums : Tensor of shape (M, d), float32
-        (ÂX)_v of each node.
-    edge_index : Tensor of shape (2, E), int64
-        Edges, with one self-loop per node.
-    weight : Tensor of shape (E,), float32
-        Their entries of Â.
-
-    Notes
-    -----
-    1. Only the first layer of a GCN reads the features, and it takes them as propagated
-       already. Another backbone would propagate them again, which raises an error.
+    ``sums`` (M, d) are (ÂX)_v of each node; ``edge_index`` (2, E) has one self-loop per
+    node, and ``weight`` (E,) are the entries of Â. Only the first layer of a GCN reads
+    the features, and it takes them as propagated already. Another backbone would
+    propagate them again, which raises an error.
     """
 
     def __init__(self, sums: Tensor, edge_index: Tensor, weight: Tensor) -> None:
@@ -209,15 +175,11 @@ def summed_graph(
 
     Parameters
     ----------
-    x : Tensor of shape (N, d), float32
-        Features of the own nodes, strided or sparse CSR.
-    edges : OwnedEdges
-        The client's edges.
-    own : Tensor of shape (b,), int64
-        Own nodes whose sums were received.
-    other : Tensor of shape (o,), int64
-        Positions in ``edges.outside`` of the outside nodes whose sums were received; read
-        with 2 hops only.
+    x, edges : Tensor of shape (N, d), float32, and OwnedEdges
+        Features of the own nodes, strided or sparse CSR, and the client's edges.
+    own, other : Tensor of shape (b,) and (o,), int64
+        Own nodes, and positions in ``edges.outside`` of outside nodes, whose sums were
+        received; ``other`` is read with 2 hops only.
     sums : Tensor of shape (b, d) or (b + o, d), float32
         Σ_k c_k(v) of the nodes ``own``, with 2 hops also of ``other``.
     other_degrees : Tensor of shape (o,), float32
@@ -226,17 +188,12 @@ def summed_graph(
         1: the own nodes and the edges among them. 2: also the outside neighbours, as
         nodes N to N + o − 1, and the edges to them.
 
-    Returns
-    -------
-    SummedGraph
-        With N or N + o nodes.
-
     Notes
     -----
     1. Own nodes that are not in ``own`` have the sums of the own neighbours only. That is
        all of the sum, unless the owner left them out.
-    2. The operator keeps the degrees of the whole graph, also where edges are left out.
-       A third layer reads the outside neighbours, whose other neighbours are missing.
+    2. The operator keeps the degrees of the whole graph, also where edges are left out. A
+       third layer reads the outside neighbours, whose other neighbours are missing.
     """
     size = edges.num_nodes
     total = degrees(edges).to(x.dtype)

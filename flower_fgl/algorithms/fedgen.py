@@ -79,18 +79,8 @@ def class_shares(counts: Tensor) -> Tensor:
 def ensemble_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Compute Σ_k mean_b α_k^{y_b} CE(head_k(G(y_b, ε_b)), y_b), Eq. (4).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (K, b, C), float
-        Predictions of the clients' heads for the same embeddings.
-    labels : Tensor of shape (b,), int64
-        The classes y that were asked of the generator.
-    weights : Tensor of shape (K, C), float
-        α_k^c.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``logits`` (K, b, C) are the predictions of the clients' heads for the same
+    embeddings, ``labels`` (b,) the classes of these, and ``weights`` (K, C) are α_k^c.
     """
     losses = F.cross_entropy(
         logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none"
@@ -101,21 +91,9 @@ def ensemble_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
 def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
     """Compute exp(−mean_{ab} ‖ε_a − ε_b‖²·‖x_a − x_b‖₁), both norms as means.
 
-    Parameters
-    ----------
-    noise : Tensor of shape (b, e), float
-        ε.
-    embeddings : Tensor of shape (b, p), float
-        G(y, ε), with gradient.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Small if different noise gives different embeddings.
-
-    Notes
-    -----
-    1. Each pair is computed once: it occurs as (a, b) and (b, a), and (a, a) adds 0.
+    Of ``noise`` (b, e) and the generated ``embeddings`` (b, p), with gradient; small if
+    different noise gives different embeddings. Each pair is computed once: it occurs as
+    (a, b) and (b, a), and (a, a) adds 0.
     """
     apart = F.pdist(noise).square() / noise.shape[1]
     moved = F.pdist(embeddings, p=1) / embeddings.shape[1]
@@ -123,18 +101,10 @@ def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def latent_divergence(logits: Tensor, generated: Tensor) -> Tensor:
-    """Compute the mean of KL(softmax(head(G(y, ε))) ‖ softmax(logits)).
+    """Compute the mean of KL(softmax(generated) ‖ softmax(logits)).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (b, C), float
-        Predictions for real nodes of classes y, with gradient.
-    generated : Tensor of shape (b, C), float
-        Predictions of the head for generated embeddings of the same classes.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``logits`` (b, C), with gradient, are predictions for real nodes, and ``generated``
+    (b, C), constants, those of the head for generated embeddings of the same classes.
     """
     return F.kl_div(
         logits.log_softmax(dim=1),

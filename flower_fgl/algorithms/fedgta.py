@@ -39,14 +39,12 @@ def propagate_labels(
     steps: int = STEPS,
     adds: bool = False,
 ) -> Tensor:
-    """Repeat ``F ← ½ P F + ½ F⁰``.
+    """Repeat ``F ← ½ P F + ½ F⁰``: (N, C).
 
     Parameters
     ----------
-    operator : Operator
-        P, of shape (N, N).
-    soft : Tensor of shape (N, C), float32
-        F⁰.
+    operator, soft : Operator of shape (N, N), and Tensor of shape (N, C), float32
+        P and F⁰.
     index : Tensor of shape (n,), int64
         Training nodes.
     steps : int
@@ -54,10 +52,6 @@ def propagate_labels(
     adds : bool
         Add F⁰ to the training rows after each step, as the published code does, instead
         of resetting them to F⁰.
-
-    Returns
-    -------
-    Tensor of shape (N, C), float32
     """
     fixed = soft[index]
     found = soft
@@ -72,16 +66,8 @@ def sharpen(
 ) -> Tensor:
     """Compute ``softmax(F / temperature)`` of each row; training rows are one-hot.
 
-    Parameters
-    ----------
-    labels : Tensor of shape (N, C), float32
-        F.
-    index : Tensor of shape (n,), int64
-        Training nodes.
-    one_hot : Tensor of shape (n, C), float32
-        Their classes.
-    temperature : float, positive
-        1 for R, 20 for Q.
+    F are the ``labels`` (N, C); ``index`` (n,) are training nodes, and ``one_hot`` (n, C)
+    their classes. The temperature is 1 for R, 20 for Q.
 
     Notes
     -----
@@ -92,20 +78,10 @@ def sharpen(
 
 
 def moments(labels: Tensor, *, orders: int, kind: str) -> Tensor:
-    """Compute moments over the nodes of each class.
+    """Compute moments of R, ``labels`` (N, C), over the nodes of each class.
 
-    Parameters
-    ----------
-    labels : Tensor of shape (N, C), float32
-        R.
-    orders : int, positive
-        n, the highest order.
-    kind : {"raw", "central", "hybrid"}
-        ``mean(R^k)``, ``mean((R − mean R)^k)`` for k = 1 to n, or both.
-
-    Returns
-    -------
-    Tensor of shape (n, C), for ``hybrid`` (2n, C), float32
+    Orders k are 1 to n = ``orders``: ``mean(R^k)`` (``raw``) or ``mean((R − mean R)^k)``
+    (``central``), (n, C), or both (``hybrid``), (2n, C).
     """
     values = [labels] if kind == "raw" else [labels - labels.mean(dim=0)]
     if kind == "hybrid":
@@ -115,19 +91,10 @@ def moments(labels: Tensor, *, orders: int, kind: str) -> Tensor:
 
 
 def confidence(flat: Tensor, degree: Tensor) -> Tensor:
-    """Compute ``H = Σ_u deg(u) [C/e + Σ_c Q_uc log(Q_uc + 1e-8)]``.
+    """Compute ``H = Σ_u deg(u) [C/e + Σ_c Q_uc log(Q_uc + 1e-8)]``: ().
 
-    Parameters
-    ----------
-    flat : Tensor of shape (N, C), float32
-        Q.
-    degree : Tensor of shape (N,)
-        Degrees without self-loops.
-
-    Returns
-    -------
-    Tensor of shape (), float32
-        At least 0, since C/e ≥ log C; 0 without edges.
+    ``flat`` (N, C) is Q; ``degree`` (N,) counts no self-loops. At least 0, since C/e ≥
+    log C; 0 without edges.
     """
     entropy = (flat * (flat + TINY).log()).sum(dim=1)
     return (degree * (flat.shape[1] / math.e + entropy)).sum().clamp(min=0)

@@ -26,37 +26,16 @@ from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.sparse import EdgePattern
 
-__all__ = [
-    "FedIIHNet",
-    "build_network",
-    "factor_similarity",
-    "jensen_shannon",
-    "route",
-]
+__all__ = ["FedIIHNet", "build_network", "factor_similarity", "jensen_shannon", "route"]
 
 
 def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
-    """Route neighbours to factors; a layer without parameters.
+    """Route neighbours to factors; a layer without parameters: (N, F, p).
 
-    Repeats ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s → t, and
-    ``u_t^k ← normalise(x_t^k + Σ_s q_k x_s^k)``, from u = x.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, F, p), float32
-        Representations; each factor is scaled to unit length first.
-    pattern : EdgePattern of shape (N, N)
-        Edges, at (t, s).
-    iterations : int
-        R.
-
-    Returns
-    -------
-    Tensor of shape (N, F, p)
-
-    Notes
-    -----
-    1. An iteration takes F·(E + N·p) numbers of memory.
+    Repeats R = ``iterations`` times ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s →
+    t, and ``u_t^k ← normalise(x_t^k + Σ_s q_k x_s^k)``, from u = x. Each factor of ``x``
+    (N, F, p) is scaled to unit length first; ``pattern`` (N, N) has the edges at (t, s).
+    An iteration takes F·(E + N·p) numbers of memory.
     """
     own = F.normalize(x, dim=2).transpose(0, 1).contiguous()  # (F, N, p)
     u = own
@@ -69,23 +48,11 @@ def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
 
 
 def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Compute ½ KL(a‖m) + ½ KL(b‖m) of all pairs of diagonal Gaussians.
+    """Compute ½ KL(a‖m) + ½ KL(b‖m) of all pairs of K diagonal Gaussians: (K, K).
 
-    m is the Gaussian with the mean of the two means and of the two variances.
-
-    Parameters
-    ----------
-    mean, log_variance : Tensor of shape (K, p), float64
-        One Gaussian per row.
-
-    Returns
-    -------
-    Tensor of shape (K, K), float64
-        Sums over the p dimensions.
-
-    Notes
-    -----
-    1. m is no mixture, so that the value is not bounded by log 2.
+    ``mean`` and ``log_variance`` (K, p) are float64; the value is the sum over the p
+    dimensions. m is the Gaussian with the mean of the two means and of the two variances.
+    m is no mixture, so that the value is not bounded by log 2.
     """
     variance = log_variance.exp()
     pooled = (variance[:, None] + variance[None]) / 2  # (K, K, p)
@@ -99,17 +66,10 @@ def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def factor_similarity(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """Compute S = 1 − JS / log 2 of each factor; the diagonal is 1.
+    """Compute S = 1 − JS / log 2 of each factor: (F, K, K), float64; the diagonal is 1.
 
-    Parameters
-    ----------
-    mean, log_variance : Tensor of shape (K, F, p), float
-        Summaries of the clients.
-
-    Returns
-    -------
-    Tensor of shape (F, K, K), float64
-        Can be below 0, see :func:`jensen_shannon`.
+    ``mean`` and ``log_variance`` (K, F, p) are the clients' summaries. S can be below 0,
+    see :func:`jensen_shannon`.
     """
     found = [
         1 - jensen_shannon(m, v) / math.log(2)
@@ -121,41 +81,23 @@ def factor_similarity(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 class FedIIHNet(Backbone):
-    """Linear map to factors, routing layers, linear classifier.
+    """Linear map to F factors of width p, routing layers, linear classifier.
 
-    Parameters
-    ----------
-    num_features, num_classes, factors, width : int
-        d, C, F and p.
-    num_layers : int
-        L; there are max(1, L − 2) routing layers, and 2 more (1 for L ≤ 2) for the
-        summary.
-    iterations : int
-        R.
-    dropout : float in [0, 1)
-        Rate after the first map and after each routing layer.
+    With L = ``num_layers`` there are max(1, L − 2) routing layers, and 2 more (1 for L ≤
+    2) for the summary. ``iterations`` is R; ``dropout`` is the rate after the first map
+    and after each routing layer.
     """
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        factors: int,
-        width: int,
-        num_layers: int,
-        iterations: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, settings: FedIIHSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
-        self.readout = False
-        self.dropout = dropout
-        self.factors, self.iterations = factors, iterations
-        self.num_routes = max(1, num_layers - 2)
-        self.num_summary_routes = 2 if num_layers > 2 else 1
-        self.hidden_channels = factors * width
-        self.encoder: nn.Linear = nn.Linear(num_features, self.hidden_channels)
-        self.classifier: nn.Linear = nn.Linear(self.hidden_channels, num_classes)
+        self.readout, self.dropout = False, sizes["dropout"]
+        self.factors, self.iterations = settings.factors, settings.iterations
+        depth = sizes["num_layers"]
+        self.num_routes = max(1, depth - 2)
+        self.num_summary_routes = 2 if depth > 2 else 1
+        self.hidden_channels = wide = settings.factors * sizes["width"]
+        self.encoder: nn.Linear = nn.Linear(sizes["num_features"], wide)
+        self.classifier: nn.Linear = nn.Linear(wide, sizes["num_classes"])
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the factors of every node, of shape (N, F·p)."""
@@ -179,16 +121,7 @@ class FedIIHNet(Backbone):
 
 
 def build_network(
-    method_config: FedIIHSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedIIHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedIIHNet:
     """Build FedIIH's network of the given sizes; torch's global generator draws weights."""
-    return FedIIHNet(
-        num_features=sizes["num_features"],
-        num_classes=sizes["num_classes"],
-        factors=method_config.factors,
-        width=sizes["width"],
-        num_layers=sizes["num_layers"],
-        iterations=method_config.iterations,
-        dropout=sizes["dropout"],
-    )
+    return FedIIHNet(method_config, **sizes)

@@ -53,10 +53,8 @@ def energy_threshold(
 def rank_for(singular: Tensor, energy: float) -> int:
     """Return the smallest rank whose share of Σ s² exceeds ``energy``; s is descending.
 
-    Notes
-    -----
-    1. All ranks are kept if no smaller number exceeds the share. Some implementations
-       send an empty matrix then.
+    All ranks are kept if no smaller number exceeds the share. Some implementations send
+    an empty matrix then.
     """
     kept = singular.double().square().cumsum(0)
     below = int((kept <= energy * kept[-1]).sum())
@@ -66,11 +64,8 @@ def rank_for(singular: Tensor, energy: float) -> int:
 def compress(state: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     """Replace every matrix by its factors where these are smaller.
 
-    Returns
-    -------
-    dict of str to Tensor
-        ``name/u`` (m, r), ``name/s`` (r,) and ``name/v`` (r, n) of a matrix (m, n) with
-        r(m + n + 1) < mn; all other tensors under their own names.
+    A matrix (m, n) with r(m + n + 1) < mn becomes ``name/u`` (m, r), ``name/s`` (r,) and
+    ``name/v`` (r, n); all other tensors keep their names.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
@@ -110,17 +105,15 @@ def mutual_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the losses of teacher and student, and return their sum.
 
-    ``L^t = CE^t + (KL(y^s‖y^t) + MSE(H^t, W^h H^s)) / (CE^t + CE^s)``, and for the student
-    with KL(y^t‖y^s).
+    ``L^t = CE^t + (KL(y^s‖y^t) + MSE(H^t, W^h H^s)) / (CE^t + CE^s)``, and for the
+    student with KL(y^t‖y^s).
 
     Parameters
     ----------
     teacher, student : Tensor of shape (b, C), float
         Logits.
-    hidden_teacher : Tensor of shape (b, p), float
-        H^t.
-    hidden_student : Tensor of shape (b, p), float
-        W^h H^s.
+    hidden_teacher, hidden_student : Tensor of shape (b, p), float
+        H^t and W^h H^s.
     labels : Tensor of shape (b,), int64
         Classes.
 
@@ -134,10 +127,10 @@ def mutual_loss(
     Notes
     -----
     1. A network learns from its own loss only: the other's prediction is a constant in
-       its divergence. The distance of the hidden states is the same in both losses, so
-       it stands in the sum once, with a gradient for both.
-    2. The divisor is a weight and has no gradient. Otherwise a larger cross-entropy
-       would reduce the loss.
+       its divergence. The distance of the hidden states is the same in both losses, so it
+       stands in the sum once, with a gradient for both.
+    2. The divisor is a weight and has no gradient. Otherwise a larger cross-entropy would
+       reduce the loss.
     """
     own = {
         "teacher": F.cross_entropy(teacher, labels),
@@ -159,11 +152,9 @@ def mutual_loss(
 class MutualPair(Backbone):
     """Teacher and student, shared, not copied, which train in one pass.
 
-    Notes
-    -----
-    1. In training mode a forward pass returns, side by side, the logits of both and
-       their hidden states, that of the student mapped by W^h. In evaluation mode it
-       returns the teacher's logits.
+    In training mode a forward pass returns, side by side, the logits of both and their
+    hidden states, that of the student mapped by W^h. In evaluation mode it returns the
+    teacher's logits.
     """
 
     def __init__(self, teacher: Backbone, student: Backbone) -> None:

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedpano.model import build_encoder
-from flower_fgl.algorithms.own_network import NetworkSizes
+from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.methods.fednh import FedNHSettings
@@ -48,16 +47,9 @@ STEPS, RATE = 1000, 0.1
 def separate(start: Tensor) -> Tensor:
     """Spread directions over the unit sphere, Dai et al. 2023, Section "Uniformity".
 
-    Parameters
-    ----------
-    start : Tensor of shape (C, p), float32
-        Independent rows, e.g. drawn at random.
-
-    Returns
-    -------
-    Tensor of shape (C, p), float32
-        Unit rows: orthogonal if p ≥ C, else the result of gradient steps on the mean
-        over the rows of their largest cosine.
+    The rows of ``start`` (C, p) are independent, e.g. drawn at random. Returns unit rows
+    (C, p): orthogonal if p ≥ C, else the result of gradient steps on the mean over the
+    rows of their largest cosine.
     """
     if start.shape[1] >= len(start):
         orthogonal: Tensor = torch.linalg.qr(start.T)[0]
@@ -75,21 +67,10 @@ def separate(start: Tensor) -> Tensor:
 
 
 def unit_class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Compute μ_c, the direction of the mean unit embedding of a class.
+    """Compute μ_c, the direction of the mean unit embedding of a class: (C, p).
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (n, p), float32
-        f(x) of the training nodes.
-    labels : Tensor of shape (n,), int64
-        Their classes.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C, p), float32
-        Unit rows; zero for a class without nodes.
+    Of the training nodes' ``embedding`` (n, p) and ``labels`` (n,). Unit rows; zero for a
+    class without nodes.
     """
     means = class_means(F.normalize(embedding, dim=1), labels, num_classes)
     return F.normalize(means, dim=1)
@@ -103,18 +84,10 @@ def move_prototypes(
     Parameters
     ----------
     prototypes : Tensor of shape (C, p), float32
-        W.
-    means : Tensor of shape (K, C, p), float32
-        μ_i^c of K clients.
-    counts : Tensor of shape (K, C), int64
-        n_i^c; 0 marks a missing mean.
+        W; a class that no client has keeps its prototype.
+    means, counts : Tensor of shape (K, C, p), float32, and (K, C), int64
+        μ_i^c of K clients, and n_i^c; 0 marks a missing mean.
     rho : float in [0, 1]
-        ρ.
-
-    Returns
-    -------
-    Tensor of shape (C, p), float32
-        A class that no client has keeps its prototype.
     """
     found = mean_prototypes(means[:, :, None], counts[..., None])[:, 0]
     moved = rho * prototypes + (1 - rho) * F.normalize(found, dim=1)
@@ -125,14 +98,8 @@ def move_prototypes(
 class SphereHead(nn.Module):
     """Logits s·⟨h/‖h‖, W_c⟩ with fixed prototypes W, Dai et al. 2023, Eq. (3).
 
-    Parameters
-    ----------
-    prototypes : Tensor of shape (C, p), float32
-        W, unit rows.
-    scale : float, positive
-        Initial s.
-    is_trained : bool
-        Whether s has a gradient.
+    ``prototypes`` (C, p) are W, unit rows; s starts at ``scale`` and has a gradient if it
+    ``is_trained``.
     """
 
     weight: Tensor
@@ -168,17 +135,11 @@ class FedNHNet(Backbone):
 
 
 def build_network(
-    method_config: FedNHSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedNHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedNHNet:
     """Build FedNH's network of the given sizes; torch's global generator draws weights."""
-    encoder = build_encoder(
-        sizes["model"],
-        in_channels=sizes["num_features"],
-        hidden_channels=sizes["width"],
-        num_layers=sizes["num_layers"],
-        dropout=sizes["dropout"],
-    )
+    encoder = sized_backbone(sizes, num_classes=1, has_linear_head=True)
+    encoder.classifier = nn.Identity()
     prototypes = separate(torch.randn(sizes["num_classes"], encoder.hidden_channels))
     head = SphereHead(
         prototypes, method_config.scale, is_trained=method_config.train_scale

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.fedgen import latent_divergence
 from flower_fgl.nn import GraphInput
 
 __all__ = [
@@ -63,39 +64,19 @@ class NodeProxies(nn.Module):
 
 
 def node_proxies(soft: Tensor, classes: Tensor, index: Tensor, own: Tensor) -> Tensor:
-    """Return the proxy of every node: Σ_c p_c π_c, and the own one of training nodes.
+    """Return every node's proxy (N, q): Σ_c p_c π_c, and the own one of training nodes.
 
-    Parameters
-    ----------
-    soft : Tensor of shape (N, C), float32
-        p, the softmax of κ_2.
-    classes : Tensor of shape (C, q), float32
-        π.
-    index : Tensor of shape (n,), int64
-        Training nodes.
-    own : Tensor of shape (n, q), float32
-        Their proxies.
-
-    Returns
-    -------
-    Tensor of shape (N, q)
+    ``soft`` (N, C) is p, the softmax of κ_2; ``classes`` (C, q) are π. ``index`` (n,) are
+    training nodes, and ``own`` (n, q) their proxies.
     """
     return (soft @ classes).index_copy(0, index, own)
 
 
 def reliable_nodes(soft: Tensor, index: Tensor, *, confidence: float) -> Tensor:
-    """Return the nodes that are distilled: training nodes, and those with a high p.
+    """Return the nodes (m,) that are distilled: training nodes, and those with a high p.
 
-    Parameters
-    ----------
-    soft, index
-        As in :func:`node_proxies`.
-    confidence : float
-        Value that the largest p must exceed.
-
-    Returns
-    -------
-    Tensor of shape (m,), int64, sorted
+    ``soft`` and ``index`` are as in :func:`node_proxies`; the largest p must exceed
+    ``confidence``. The result is sorted.
     """
     found = (soft.amax(dim=1) > confidence).index_fill(0, index, value=True)
     return found.nonzero()[:, 0]
@@ -114,39 +95,18 @@ def encoder_loss(
         Classes.
     network : Tensor of shape (n, C), float32
         Logits of the graph network, constants.
-
-    Returns
-    -------
-    Tensor of shape ()
     """
-    kept = F.kl_div(
-        with_proxy.log_softmax(dim=1),
-        network.log_softmax(dim=1),
-        reduction="batchmean",
-        log_target=True,
-    )
-    return F.cross_entropy(alone, labels) + kept
+    return F.cross_entropy(alone, labels) + latent_divergence(with_proxy, network)
 
 
 def combine_proxies(
     old: Tensor, values: Tensor, counts: Tensor, sizes: Tensor
 ) -> Tensor:
-    """Average the class proxies, weighted by the share of the class in each client.
+    """Average the class proxies, weighted by the share of the class in each client: (C, q).
 
-    Parameters
-    ----------
-    old : Tensor of shape (C, q), float32
-        π of the round before; kept by classes that no client uploads.
-    values : Tensor of shape (K, C, q), float32
-        Uploads.
-    counts : Tensor of shape (K, C), int64
-        n_i^c, 0 marks a missing proxy.
-    sizes : Tensor of shape (K,), int64
-        n_i, training nodes of each client.
-
-    Returns
-    -------
-    Tensor of shape (C, q)
+    ``old`` (C, q) is π of the round before, kept by classes that no client uploads;
+    ``values`` (K, C, q) are the uploads, ``counts`` (K, C) n_i^c, 0 marks a missing
+    proxy, and ``sizes`` (K,) n_i, the training nodes of each client.
     """
     shares = counts / sizes.clamp(min=1)[:, None]
     total = shares.sum(dim=0)

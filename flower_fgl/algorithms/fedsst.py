@@ -44,23 +44,10 @@ TINY = 1e-8
 
 
 def probe_graph(width: int, mu: float, generator: torch.Generator) -> GraphInput:
-    """Draw the probe: a contextual block model of two classes of equal size.
+    """Draw the probe: a contextual block model of two classes of equal size, 20 nodes.
 
-    ``x_i = √(μ/n)·y_i·u + Z_i/√p``, y_i = ±1, u and Z_i standard normal.
-
-    Parameters
-    ----------
-    width : int
-        p.
-    mu : float
-        μ, strength of the class in the features.
-    generator : torch.Generator
-        Source of edges and features.
-
-    Returns
-    -------
-    GraphInput
-        n = 20 nodes; the first half has class 1.
+    ``x_i = √(μ/n)·y_i·u + Z_i/√p``, y_i = ±1, u and Z_i standard normal, p = ``width``,
+    and ``mu`` the strength of the class in the features. The first half has class 1.
     """
     half = NODES // 2
     inside = DEGREE * HOMOPHILY / (half - 1)
@@ -95,17 +82,8 @@ def first_layer(network: GIN, probe: GraphInput) -> Tensor:
 def structure_signal(hidden: Tensor) -> Tensor:
     """Compute q = dᵀLd / (dᵀd + 1e-8) of the similarity graph of the rows.
 
-    S = HHᵀ for rows of unit length, d = S·1, L = diag(d) − S.
-
-    Parameters
-    ----------
-    hidden : Tensor of shape (n, p), float
-        H; a row of zeros stays zero.
-
-    Returns
-    -------
-    Tensor of shape ()
-        0 if all rows point in one direction.
+    S = HHᵀ for rows of unit length, d = S·1, L = diag(d) − S. H is ``hidden`` (n, p); a
+    row of zeros stays zero. q is 0 if all rows point in one direction.
     """
     unit = F.normalize(hidden, dim=1)
     similarity = unit @ unit.T
@@ -121,22 +99,11 @@ def relative_signals(signals: Tensor) -> Tensor:
 
 
 def shares(signals: Tensor, settings: FedSSTSettings) -> Tensor:
-    """Compute the weights w_k of the clients.
+    """Compute the weights w_k of the clients: (K,).
 
     ``score_k = b + λ_f(1 − e^{−κ x_k}) + λ_m exp(−(x_k − ½)²/(2σ²))``, w_k its share of
-    the sum; scores below the threshold count 0.
-
-    Parameters
-    ----------
-    signals : Tensor of shape (K,), float
-        q_k.
-    settings : FedSSTSettings
-        The constants.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        They add up to 1; equal if no score reaches the threshold.
+    the sum. Scores below the threshold count 0; all weights are equal if no score reaches
+    it. ``signals`` (K,) are q_k, and ``settings`` the constants.
     """
     x = relative_signals(signals)
     rising = 1 - (-settings.rise_rate * x).exp()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fedstar import FedStarSettings
 from flower_fgl.nn import Backbone, GraphInput, conv
+from flower_fgl.nn.backbone import Parts
 from flower_fgl.nn.pyg import GCNConv, GINConv
 
 __all__ = [
@@ -44,13 +45,9 @@ COLUMNS = 1024
 def return_probabilities(graph: GraphInput, steps: int) -> Tensor:
     """Compute the diagonals (N, steps) of (A D⁻¹)^k, k = 1 to ``steps``, of graphs.
 
-    The probabilities that a random walk of k steps ends where it started; 0 for an isolated
-    node.
-
-    Notes
-    -----
-    1. Walks of different graphs never meet, so one column starts a walk in every graph
-       of a batch. There are as many columns as the largest graph has nodes.
+    The probabilities that a random walk of k steps ends where it started; 0 for an
+    isolated node. Walks of different graphs never meet, so one column starts a walk in
+    every graph of a batch. There are as many columns as the largest graph has nodes.
     """
     number = graph.num_nodes
     nodes = torch.arange(number, device=graph.device)
@@ -82,10 +79,7 @@ def degree_encoding(graph: GraphInput, degrees: int) -> Tensor:
 
 
 def structure_encoding(graph: GraphInput, walks: int, degrees: int) -> Tensor:
-    """Join return probabilities and degree of every node (N, walks + degrees), section 4.1.
-
-    Computed once per graph.
-    """
+    """Join return probabilities and degrees, section 4.1: (N, walks + degrees), cached."""
     return graph.encode_nodes(
         ("fedstar", walks, degrees),
         lambda whole: torch.cat(
@@ -97,13 +91,8 @@ def structure_encoding(graph: GraphInput, walks: int, degrees: int) -> Tensor:
 class FedStarNet(Backbone):
     """A GIN of the features that also reads, in each layer, a GCN of the structure.
 
-    Parameters
-    ----------
-    walks, degrees : int, positive
-        k_1 and k_2.
-    **sizes
-        See :class:`~flower_fgl.nn.Backbone`. ``num_layers`` counts the layers of each
-        channel.
+    ``walks`` and ``degrees`` are k_1 and k_2; other sizes: see
+    :class:`~flower_fgl.nn.Backbone`. ``num_layers`` counts the layers of each channel.
 
     Notes
     -----
@@ -119,9 +108,7 @@ class FedStarNet(Backbone):
         self.walks, self.degrees = walks, degrees
         super().__init__(**sizes)
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct both channels and the classifier."""
         width = self.hidden_channels
         structure = nn.ModuleDict(

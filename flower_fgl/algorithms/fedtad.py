@@ -73,14 +73,7 @@ def class_reliability(
     edge_index : Tensor of shape (2, E), int64
         Each undirected edge in both directions; self-loops are ignored.
     index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        0 for a class without training nodes.
+        Training nodes and their classes; κ (C,) is 0 for a class without training nodes.
     """
     number = features.shape[0]
     is_train = torch.zeros(number, dtype=torch.bool).index_fill(0, index, value=True)
@@ -163,39 +156,20 @@ class GraphGenerator(nn.Module):
 def discrepancy(common: Tensor, clients: Tensor, weights: Tensor) -> Tensor:
     """Compute Σ_i Σ_c κ̂_i(c)·mean|w(G)_c − θ_i(G)_c|.
 
-    Parameters
-    ----------
-    common : Tensor of shape (n, C), float32
-        Logits of the global model.
-    clients : Tensor of shape (K, n, C), float32
-        Logits of the clients' models.
-    weights : Tensor of shape (K, n), float32
-        :func:`row_weights`.
-
-    Returns
-    -------
-    Tensor of shape ()
+    Of the logits of the global model, ``common`` (n, C), and of the clients' models,
+    ``clients`` (K, n, C); ``weights`` (K, n) are the :func:`row_weights`.
     """
     return (weights * (common - clients).abs().mean(dim=2)).sum()
 
 
 def generator_loss(
-    common: Tensor,
-    clients: Tensor,
-    weights: Tensor,
-    classes: Tensor,
-    spread: Tensor,
+    common: Tensor, clients: Tensor, weights: Tensor, classes: Tensor, spread: Tensor
 ) -> Tensor:
     """Compute the generator's loss: class, minus discrepancy, plus K times diversity.
 
-    Parameters
-    ----------
-    common, clients, weights
-        As in :func:`discrepancy`.
-    classes : Tensor of shape (n,), int64
-        Classes of the generated nodes.
-    spread : Tensor of shape ()
-        :func:`~flower_fgl.algorithms.fedgen.diversity_loss`.
+    ``classes`` (n,) are those of the generated nodes, ``spread`` is
+    :func:`~flower_fgl.algorithms.fedgen.diversity_loss`; the others are as in
+    :func:`discrepancy`.
     """
     number = len(clients)
     losses = F.cross_entropy(

@@ -28,24 +28,17 @@ def node_contrast(
 ) -> Tensor:
     """Compute the contrast of nodes by class, FNSC.
 
-    The mean over nodes i and over the nodes p of i's class, i itself included, of
-    ``−log( e_ip / (e_ip + Σ_k e_ik) )`` with ``e_ij = e^{cos(z_i^m, z_j^g)/τ}``, where k
-    runs over the nodes of other classes.
+    The mean over nodes i and over the nodes p of i's class, i itself included, of ``−log(
+    e_ip / (e_ip + Σ_k e_ik) )`` with ``e_ij = e^{cos(z_i^m, z_j^g)/τ}``, where k runs
+    over the nodes of other classes.
 
     Parameters
     ----------
-    embedding : Tensor of shape (n, p), float32
-        z^m of the training nodes, with gradient.
-    received : Tensor of shape (n, p), float32
-        z^g of the same nodes, constants.
+    embedding, received : Tensor of shape (n, p), float32
+        z^m of the training nodes, with gradient, and z^g, constants.
     labels : Tensor of shape (n,), int64
         Their classes, at least two different ones.
     tau : float, positive
-        Temperature.
-
-    Returns
-    -------
-    Tensor of shape ()
     """
     similarity = F.normalize(embedding, dim=1) @ F.normalize(received, dim=1).T / tau
     is_same = labels[:, None] == labels
@@ -55,16 +48,9 @@ def node_contrast(
 
 
 def edge_differences(embedding: Tensor, pairs: Tensor) -> Tensor:
-    """Compute |h_u − h_v| of every edge, of shape (E, p).
+    """Compute |h_u − h_v| of edges ``pairs`` (2, E), each once: (E, p).
 
-    Their softmax over the p dimensions describes an edge, FGSD.
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h.
-    pairs : Tensor of shape (2, E), int64
-        Edges, each once: both directions have the same difference.
+    h is ``embedding`` (N, p). The softmax over the p dimensions describes an edge, FGSD.
     """
     one, other = pairs
     return (embedding.index_select(0, one) - embedding.index_select(0, other)).abs()

@@ -29,25 +29,16 @@ def cluster_contrast(
 ) -> Tensor:
     """Compute the cluster prototype contrast, Huang et al. 2023, Eq. (8).
 
-    ``mean_i −log( Σ_{P of the own class} e^{cos(z_i, P)/τ} / Σ_P e^{cos(z_i, P)/τ} )``
+    ``mean_i −log( Σ_{P of the own class} e^{cos(z_i, P)/τ} / Σ_P e^{cos(z_i, P)/τ} )``,
+    at least 0; 0 if all clusters are of one class.
 
     Parameters
     ----------
-    embedding : Tensor of shape (n, p), float32
-        z, with gradient.
-    labels : Tensor of shape (n,), int64
-        Their classes; each has at least one cluster.
-    clusters : Tensor of shape (Q, p), float32
-        P, constants.
-    classes : Tensor of shape (Q,), int64
-        Class of each cluster.
+    embedding, labels : Tensor of shape (n, p), float32, and (n,), int64
+        z, with gradient, and their classes, each with at least one cluster.
+    clusters, classes : Tensor of shape (Q, p), float32, and (Q,), int64
+        P, constants, and their classes.
     tau : float, positive
-        Temperature.
-
-    Returns
-    -------
-    Tensor of shape ()
-        At least 0; 0 if all clusters are of one class.
     """
     similarity = F.normalize(embedding, dim=1) @ F.normalize(clusters, dim=1).T / tau
     others = labels[:, None] != classes
@@ -56,31 +47,14 @@ def cluster_contrast(
 
 
 def unbiased_prototypes(clusters: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Average the clusters of each class: U of shape (C, p), Huang et al., Eq. (9).
-
-    Parameters
-    ----------
-    clusters, classes
-        As in :func:`cluster_contrast`.
-    num_classes : int
-        C; a class without clusters has a row of zeros.
-    """
+    """Average the clusters of each class, U (C, p), Huang et al., Eq. (9); 0 without."""
     return class_means(clusters, classes, num_classes)
 
 
 def consistency(embedding: Tensor, labels: Tensor, unbiased: Tensor) -> Tensor:
     """Compute the distance to the unbiased prototypes, Huang et al. 2023, Eq. (10).
 
-    Parameters
-    ----------
-    embedding, labels
-        As in :func:`cluster_contrast`.
-    unbiased : Tensor of shape (C, p), float32
-        U, constants.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Mean of the squared differences over nodes and dimensions.
+    The mean of the squared differences over nodes and dimensions, with ``embedding`` and
+    ``labels`` as in :func:`cluster_contrast`, and U, ``unbiased`` (C, p), constants.
     """
     return F.mse_loss(embedding, unbiased[labels])

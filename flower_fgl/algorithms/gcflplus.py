@@ -14,6 +14,8 @@ Q            ``series``, gradient norms of the last rounds
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import networkx as nx
 import torch
 from torch import Tensor
@@ -22,12 +24,7 @@ __all__ = ["bipartition", "dtw_distances", "splits", "update_norms"]
 
 
 def update_norms(updates: Tensor) -> tuple[float, float]:
-    """Return the norm of the mean update, and the largest norm of an update.
-
-    Parameters
-    ----------
-    updates : Tensor of shape (n, P), float32
-        Δθ_i of the clients of a cluster.
+    """Return the norm of the mean update, and the largest norm of an update Δθ_i, a row.
 
     Notes
     -----
@@ -41,28 +38,16 @@ def update_norms(updates: Tensor) -> tuple[float, float]:
 def splits(mean: float, largest: float, *, eps1: float, eps2: float) -> bool:
     """Return whether a cluster stands still while a client of it does not.
 
-    Parameters
-    ----------
-    mean, largest : float
-        Result of :func:`update_norms`.
-    eps1, eps2 : float
-        ε_1, below which the mean must be, and ε_2, which the largest must exceed.
+    The ``mean`` must be below ε_1, and the ``largest`` must exceed ε_2, see
+    :func:`update_norms`.
     """
     return mean < eps1 and largest > eps2
 
 
 def dtw_distances(series: Tensor) -> Tensor:
-    """Compute the distances of time series by dynamic time warping.
+    """Compute the distances (n, n) of time series (n, L) by dynamic time warping, float64.
 
-    Parameters
-    ----------
-    series : Tensor of shape (n, L), float
-        L values of n clients.
-
-    Returns
-    -------
-    Tensor of shape (n, n), float64
-        Root of the sum of the squared differences along the best alignment.
+    The root of the sum of the squared differences along the best alignment.
     """
     values = series.double()
     count, length = values.shape
@@ -83,25 +68,14 @@ def dtw_distances(series: Tensor) -> Tensor:
 def bipartition(distances: Tensor) -> tuple[list[int], list[int]]:
     """Split clients by the global minimum cut of their similarities.
 
-    Stoer & Wagner, "A Simple Min-Cut Algorithm", JACM 1997. The similarity of two
-    clients is the largest distance minus theirs.
-
-    Parameters
-    ----------
-    distances : Tensor of shape (n, n), float64
-        β, symmetric; n at least 2.
-
-    Returns
-    -------
-    tuple of two lists of int
-        Both parts, ascending; the first one contains client 0.
+    Stoer & Wagner, "A Simple Min-Cut Algorithm", JACM 1997. The similarity of two clients
+    is the largest distance minus theirs. ``distances`` (n, n) are β, symmetric; n at
+    least 2. Returns both parts, ascending; the first one contains client 0.
     """
     similarity = (distances.max() - distances).tolist()
-    size = len(similarity)
     graph = nx.Graph()
-    for i in range(size):
-        for j in range(i + 1, size):
-            graph.add_edge(i, j, weight=similarity[i][j])
+    for i, j in combinations(range(len(similarity)), 2):
+        graph.add_edge(i, j, weight=similarity[i][j])
     _, parts = nx.stoer_wagner(graph)
     first, second = sorted(map(sorted, parts))
     return first, second

@@ -62,21 +62,17 @@ def cosine_similarity(descriptors: Tensor) -> Tensor:
 
 
 def softmax_weights(similarity: Tensor, prior: Tensor, *, scale: float) -> Tensor:
-    """Compute the weights with g(s) = e^{scale·s}.
+    """Compute the weights with g(s) = e^{scale·s}: (..., K, K), float64.
 
     Parameters
     ----------
     similarity : Tensor of shape (..., K, K), float64
-        S; a constant added to all entries changes nothing.
+        S; a constant added to all entries changes nothing. A row of the result without a
+        positive entry keeps the client's own model.
     prior : Tensor of shape (K,), float64
         ρ, at least 0.
     scale : float, at least 0
         0 weights clients by ρ alone.
-
-    Returns
-    -------
-    Tensor of shape (..., K, K), float64
-        A row without a positive entry keeps the client's own model.
     """
     rows = scale * similarity
     rows = rows - rows.amax(dim=-1, keepdim=True)
@@ -84,14 +80,9 @@ def softmax_weights(similarity: Tensor, prior: Tensor, *, scale: float) -> Tenso
 
 
 def threshold_weights(similarity: Tensor, prior: Tensor, *, least: float) -> Tensor:
-    """Compute the weights with g(s) = 1 for s of at least ``least``, else 0.
+    """Compute the weights with g(s) = 1 for s of at least ε = ``least``, else 0.
 
-    Parameters
-    ----------
-    similarity, prior
-        As in :func:`softmax_weights`.
-    least : float
-        ε.
+    See :func:`softmax_weights`.
     """
     return linear_weights((similarity >= least).to(similarity.dtype), prior)
 
@@ -120,11 +111,6 @@ def mix_states(
     parts : mapping of str to sequence of Part, optional
         Parts of each parameter, which together cover it. By default the first block
         averages everything. A parameter that is not listed gets equal weights.
-
-    Returns
-    -------
-    list of dict of str to Tensor
-        w_i, length K.
     """
     blocks = attention if attention.dim() == 3 else attention[None]
     number = len(states)
@@ -149,21 +135,13 @@ def mix_states(
 
 
 def mix_numbers(attention: Tensor, similarity: Tensor) -> dict[str, float]:
-    """Describe how personal the mixtures are.
+    """Describe how personal the mixtures are, from a and S (..., K, K).
 
-    Parameters
-    ----------
-    attention, similarity : Tensor of shape (..., K, K), float
-        a and S.
-
-    Returns
-    -------
-    dict of str to float
-        ``self_weight``: mean of a_ii, 1 for local training, 1/K for equal weights.
-        ``partners``: mean of exp(entropy) of the rows, the number of clients that share
-        a mixture, 1 to K. ``shared_pairs``: share of pairs i ≠ j with a_ij > 1e-6.
-        ``similarity_min`` and ``similarity_mean``: of pairs i ≠ j. With one client the
-        last three are left out.
+    ``self_weight``: mean of a_ii, 1 for local training, 1/K for equal weights.
+    ``partners``: mean of exp(entropy) of the rows, the number of clients that share a
+    mixture, 1 to K. ``shared_pairs``: share of pairs i ≠ j with a_ij > 1e-6.
+    ``similarity_min`` and ``similarity_mean``: of pairs i ≠ j. With one client the last
+    three are left out.
     """
     rows = attention.double()
     number = rows.shape[-1]

@@ -43,16 +43,8 @@ def median(states: Sequence[State]) -> dict[str, Tensor]:
 def trimmed_mean(states: Sequence[State], share: float) -> dict[str, Tensor]:
     """Return the mean of every weight without its extremes, Yin et al. Definition 2.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        One state per client, with equal names and shapes.
-    share : float in (0, 0.5)
-        Share β of the values dropped at each end, rounded up; at least one value stays.
-
-    Returns
-    -------
-    dict of str to Tensor, float32
+    ``states`` have equal names and shapes. ``share`` β in (0, 0.5) of the values is
+    dropped at each end, rounded up; at least one value stays.
     """
     number = math.ceil(round(share * len(states), 9))  # 0.07 · 100 is above 7
     return _mean_of_middle(states, min(number, (len(states) - 1) // 2))
@@ -73,20 +65,10 @@ def _mean_of_middle(states: Sequence[State], number: int) -> dict[str, Tensor]:
 def krum(states: Sequence[State], attackers: int, keep: int = 1) -> list[int]:
     """Return the states closest to their n − f − 2 nearest states, Blanchard et al.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        n states, one per client, with equal names and shapes.
-    attackers : int
-        Assumed number f of attackers.
-    keep : int, at least 1
-        Number m of states to return: 1 is Krum, more is Multi-Krum.
-
-    Returns
-    -------
-    list of int
-        Indices of the m states with the smallest sums of squared distances, ascending;
-        of equal sums those with the smaller index.
+    The n ``states`` have equal names and shapes. ``attackers`` is the assumed number f,
+    and ``keep`` m the number of states to return, at least 1: 1 is Krum, more is
+    Multi-Krum. Returns the indices of the m states with the smallest sums of squared
+    distances, ascending; of equal sums those with the smaller index.
 
     Raises
     ------
@@ -131,19 +113,9 @@ def clip_updates(
 ) -> list[dict[str, Tensor]]:
     """Shorten differences to the reference to a norm, ``w + min(1, c/‖θ − w‖)(θ − w)``.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        States θ, one per client, with equal names and shapes.
-    reference : mapping of str to Tensor, float32
-        The state w that the clients started from.
-    bound : float
-        Largest L2 norm c.
-
-    Returns
-    -------
-    list of dict of str to Tensor, float32
-        States within the bound are returned unchanged, to the bit.
+    ``states`` are θ, one per client, with the names and shapes of ``reference``, the w
+    that the clients started from; ``bound`` is c, the largest L2 norm. States within the
+    bound are returned unchanged, to the bit.
     """
     clipped = []
     for state, norm in zip(states, update_norms(states, reference), strict=True):

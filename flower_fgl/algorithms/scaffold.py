@@ -25,16 +25,8 @@ __all__ = ["control_term", "new_control"]
 def control_term(parameters: Iterable[Tensor], corrections: Iterable[Tensor]) -> Tensor:
     """Compute ⟨y, c − c_i⟩, whose gradient corrects a local step by c − c_i.
 
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-        y, with gradient.
-    corrections : iterable of Tensor
-        c − c_i, constants in the same order.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``parameters`` are y, with gradient, and ``corrections`` c − c_i, constants, in the
+    same order.
     """
     pairs = zip(parameters, corrections, strict=True)
     return torch.stack([(theta * change).sum() for theta, change in pairs]).sum()
@@ -51,18 +43,8 @@ def new_control(
 ) -> Tensor:
     """Compute c_i⁺ = c_i − c + (x − y_i)/(K η_l), Algorithm 1, option II.
 
-    Parameters
-    ----------
-    own, common, received, trained : Tensor of one shape, float32
-        c_i, c, x and y_i.
-    steps : int
-        Optimizer steps of the round, not epochs; with 0 steps c_i does not change.
-    lr : float, positive
-        η_l.
-
-    Returns
-    -------
-    Tensor of that shape
+    K = ``steps`` are the optimizer steps of the round, not epochs; with 0 steps c_i does
+    not change. All tensors have one shape.
     """
     if steps == 0:
         return own

@@ -45,10 +45,8 @@ def server_step(
     ----------
     kind : {"momentum", "adam", "yogi", "adagrad"}
         Rule: FedAvgM, FedAdam, FedYogi or FedAdagrad.
-    weights : mapping of str to Tensor, float32
-        Parameters x_t, which the clients started from.
-    mean : mapping of str to Tensor, float32
-        Weighted mean of the clients' parameters, with the same names and shapes.
+    weights, mean : mapping of str to Tensor, float32
+        x_t, which the clients started from, and the weighted mean of their parameters.
     moments : mapping of str to Tensor, float32
         Result of the last step; empty before the first one.
     lr, tau : float > 0

@@ -52,21 +52,12 @@ BLOCK = 1 << 22
 
 
 def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Compute the degree part and the Jaccard part of h^T.
+    """Compute the degree part and the Jaccard part of h^T: (N, 2), float32.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Each undirected edge in both directions; self-loops are ignored.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    Tensor of shape (N, 2), float32
-        ``1/(1 + |deg_i − deg_q|)`` and ``|Γ_i ∩ Γ_q| / |Γ_i ∪ Γ_q|``, scaled to [0, 1]
-        over all edges and averaged over the neighbours q of i. 0 for isolated nodes, and
-        where all edges have one value.
+    ``1/(1 + |deg_i − deg_q|)`` and ``|Γ_i ∩ Γ_q| / |Γ_i ∪ Γ_q|``, scaled to [0, 1] over
+    all edges and averaged over the neighbours q of i. 0 for isolated nodes, and where all
+    edges have one value. ``edge_index`` (2, E) has each undirected edge in both
+    directions; self-loops are ignored.
     """
     source, target = edge_index.cpu()
     codes = (source * num_nodes + target)[source != target].unique()
@@ -95,16 +86,7 @@ def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def structural_encoding(graph: GraphInput) -> Tensor:
-    """Compute h^T of every node: return probabilities, then :func:`edge_statistics`.
-
-    Parameters
-    ----------
-    graph : GraphInput
-        N nodes.
-
-    Returns
-    -------
-    Tensor of shape (N, 10), float32
+    """Compute h^T: return probabilities, then :func:`edge_statistics`: (N, 10), float32.
 
     Notes
     -----
@@ -159,18 +141,11 @@ def probe_graph(num_features: int, generator: torch.Generator) -> GraphInput:
 
 
 def linear_cka(outputs: Tensor) -> Tensor:
-    """Compute the linear CKA of all pairs, ``‖E_iᵀE_j‖² / (‖E_iᵀE_i‖ ‖E_jᵀE_j‖)``.
+    """Compute the linear CKA of all pairs, ``‖E_iᵀE_j‖² / (‖E_iᵀE_i‖ ‖E_jᵀE_j‖)``: (K, K).
 
-    Parameters
-    ----------
-    outputs : Tensor of shape (K, N, C), float
-        E_i; columns are centred first.
-
-    Returns
-    -------
-    Tensor of shape (K, K), float64
-        In [0, 1], with ones on the diagonal. Constant outputs are alike to none. The row
-        and the column of outputs that are not finite are NaN.
+    Of ``outputs`` E_i (K, N, C), whose columns are centred first; float64 in [0, 1], with
+    ones on the diagonal. Constant outputs are alike to none. The row and the column of
+    outputs that are not finite are NaN.
     """
     centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
     products = torch.einsum("inc,jnd->ijcd", centred, centred).square().sum(dim=(2, 3))
@@ -205,7 +180,7 @@ def nearest_pairs(points: Tensor, number: int) -> Tensor:
 def likely_edges(
     points: Tensor, unsure: Tensor, edge_index: Tensor, *, number: int
 ) -> Tensor:
-    """Choose the edges to add, E^Aug.
+    """Choose the edges to add, E^Aug: (2, M), each new pair once, the smaller index first.
 
     Edges of the largest connected component of the k-NN graph whose two ends are both in
     ``unsure``, and which the graph does not have.
@@ -221,15 +196,10 @@ def likely_edges(
     number : int, positive
         k.
 
-    Returns
-    -------
-    Tensor of shape (2, M), int64
-        Each new pair once, the smaller index first.
-
     Notes
     -----
-    1. The published code asks for one unsure end only, and keeps an edge if both ends
-       have the same true label, test nodes included. Here no label decides.
+    1. The published code needs one unsure end only, and keeps an edge if both ends have
+       the same true label, test nodes included. Here no label decides.
     2. Of components of equal size the one with the smallest node is taken. The published
        code always takes the first one.
     """
@@ -250,21 +220,9 @@ def likely_edges(
 def drop_distant(pairs: Tensor, points: Tensor, most: float, noise: Tensor) -> Tensor:
     """Drop 30 % of the added pairs if they are too many, more likely distant ones.
 
-    Parameters
-    ----------
-    pairs : Tensor of shape (2, M), int64
-        Added pairs.
-    points : Tensor of shape (N, c), float32
-        E; a pair is drawn with a probability proportional to its distance.
-    most : float
-        Number of pairs above which some are dropped.
-    noise : Tensor of shape (M,), float, in [0, 1)
-        Uniform numbers.
-
-    Returns
-    -------
-    Tensor of shape (2, M'), int64
-        The rest, in order.
+    ``pairs`` (2, M) stay in order; if they are more than ``most``, a pair is drawn with a
+    probability proportional to its distance in E, ``points`` (N, c). ``noise`` (M,) are
+    uniform numbers in [0, 1).
     """
     number = pairs.shape[1]
     if number <= most:

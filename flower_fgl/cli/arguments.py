@@ -1,16 +1,16 @@
-"""Arguments that several commands share, and the console that they print to."""
+"""Arguments that several commands share, and the console and tables that they print."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
-from flower_fgl.cli.tables import WIDE
 from flower_fgl.cli.value_lists import read_value, reject_given_twice, split_pair
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
@@ -23,9 +23,11 @@ from flower_fgl.core.unused_settings import (
 from flower_fgl.lab.experiments.experiment_file import with_clients
 from flower_fgl.methods import parse_config
 
-__all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
-__all__ += ["encodable"]
+__all__ = ["SettingPairs", "console", "data_config", "encodable", "given", "make_table"]
+__all__ += ["parse_pairs", "rows_table", "show"]
 
+WIDE = 160
+"""Width in characters of output that goes to a file or another program."""
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 
 SettingPairs = Annotated[
@@ -65,9 +67,11 @@ RunFolders = Annotated[
 ]
 
 
-def show(text: object, to: Console = console) -> None:
-    """Print text without markup, colours or line wrapping."""
-    to.print(encodable(str(text)), markup=False, highlight=False, soft_wrap=True)
+def show(text: object, to: Console = console, style: str | None = None) -> None:
+    """Print text without markup, highlighting or line wrapping."""
+    to.print(
+        encodable(str(text)), style=style, markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def encodable(text: str) -> str:
@@ -101,10 +105,7 @@ def data_config(
     *,
     command: str,
 ) -> RunConfig:
-    """Return the checked settings of a command that only reads data.
-
-    An option that was not given is ``None``.
-    """
+    """Return the checked settings of a command that only reads data."""
     pairs = parse_pairs(settings or [])
     options: dict[str, Scalar | None] = {"dataset": dataset, "partition": rule}
     options["clients"] = clients
@@ -122,3 +123,22 @@ def data_config(
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {config.clients}.")
     return config
+
+
+def make_table(*names: str) -> Table:
+    """Return an empty table whose first column is never truncated."""
+    first, *rest = names
+    return Table(
+        Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in rest)
+    )
+
+
+def rows_table(sections: Sequence[Sequence[Mapping[str, str]]]) -> Table:
+    """Build a table of sections of rows; cells of missing keys stay empty."""
+    columns = dict.fromkeys(key for rows in sections for row in rows for key in row)
+    table = make_table(*columns)
+    for rows in sections:
+        for row in rows:
+            table.add_row(*(row.get(column, "") for column in columns))
+        table.add_section()
+    return table

@@ -29,7 +29,7 @@ from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.split import PUBLIC
 from flower_fgl.datasets.suspect import suspect_data
-from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import graph_sides
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
@@ -144,14 +144,19 @@ def _notes(
     ):
         if not number:
             notes.append(f"There are no labelled {split} {items}.")
+    whole = graph.graph
     if config.predicts_links:
-        notes += _two_sides(graph)
+        assert whole.pairs is not None
+        if graph_sides(whole.pairs[:, whole.y == 1], whole.num_nodes)[1]:
+            notes.append(
+                "The graph is bipartite: its nodes have two sides, and every edge joins "
+                "both. Negatives join both sides too."
+            )
     elif graph.target.has_numbers:
         notes += number_notes(graph, items)
     elif graph.target.has_classes:
         notes += _small_classes(description, config)
         notes += _single_class(graph, items)
-    whole = graph.graph
     has_neighbor = torch.zeros(whole.num_nodes, dtype=torch.bool)
     has_neighbor[whole.edge_index[0]] = True
     isolated = whole.num_nodes - int(has_neighbor.sum())
@@ -205,18 +210,6 @@ def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
     ]
 
 
-def _two_sides(graph: ClientGraph) -> list[str]:
-    """Return a note if the graph of a link prediction task is bipartite."""
-    whole = graph.graph
-    assert whole.pairs is not None
-    if not graph_sides(whole.pairs[:, whole.y == 1], whole.num_nodes)[1]:
-        return []
-    return [
-        "The graph is bipartite: its nodes have two sides, and every edge joins both. "
-        "Negatives join both sides too."
-    ]
-
-
 def _single_class(graph: ClientGraph, items: str) -> list[str]:
     """Return a note if all training items belong to one class."""
     counts = graph.class_counts("train")
@@ -253,10 +246,7 @@ def _small_classes(description: Description, config: RunConfig) -> list[str]:
 def learned_by_server(
     description: Description, *, with_counts: bool
 ) -> dict[str, object]:
-    """Return exactly the fields that the server receives, by their name in the message.
-
-    ``with_counts`` is ``share-class-counts``.
-    """
+    """Return exactly the fields that the server receives, by their name in the message."""
     if not with_counts:
         description = replace(description, class_counts=())
     return dict(description.to_record().config_records[INFO])
@@ -281,7 +271,12 @@ def describe_leaving(
     rest = ", except for what is sent once" if method.sent_before else ""
     lines.append(f"What leaves it in every round with method = {config.method}:")
     if method.uploads:
-        lines.append(f"  {_uploaded(method, _items(config))} ({method.payload} bytes)")
+        what = f"numbers that are computed from the training {_items(config)}, see the row "
+        what += f"of {method.name} in docs/security.md"
+        if method.robust:
+            what = "the weights of a model that was trained on all training "
+            what += _items(config)
+        lines.append(f"  {what} ({method.payload} bytes)")
         lines.append(f"  {_protection(config)}")
     lines += [
         f"  {_scored(node, _items(config))}",
@@ -293,11 +288,7 @@ def describe_leaving(
 
 
 def said_once(description: Description, config: RunConfig) -> dict[str, str]:
-    """Say in words what a description reveals.
-
-    Returns a phrase for each field of the message, or group of fields separated by
-    spaces.
-    """
+    """Say in words what each field of a description, or group of fields, reveals."""
     items = _items(config)
     size = "pairs of nodes to predict" if config.has_pairs else items
     if config.classifies_edges:
@@ -307,12 +298,20 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         )  # by time: the test has a graph of its own
         size = "labelled edges before the test" if is_cut else "labelled edges"
     whole = "the set" if config.classifies_graphs else "the graph"
-    counts = dict(zip(description.class_names, description.class_counts, strict=False))
-    per_class = ", ".join(f"{name}: {count}" for name, count in counts.items())
-    names = description.feature_names
+    has_classes = description.target.has_classes
+    kind = "the classes" if has_classes else f"these {description.target_kind}"
+    counts = zip(description.class_names, description.class_counts, strict=False)
+    per_class = ", ".join(f"{name}: {count}" for name, count in counts)
+    counted = f"the number of training {items} of each class"
+    counted = (
+        f"{counted}: {per_class} (share-class-counts = false sends none)"
+        if config.share_class_counts
+        else f"not {counted} (share-class-counts = false)"
+    )
     hashed = "a hash of the feature names, not the names (share-feature-names = false)"
     if not description.features_sha256:
         hashed = "that the features have no names"
+    names = ", ".join(description.feature_names)
     scaled = {"none": "are not scaled", "rows": "are scaled by node"}
     said = {
         "name": f"the owner's name: {description.name}",
@@ -322,58 +321,38 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         f"{description.num_train:,} for training, {description.num_val:,} for validation, "
         f"{description.num_test:,} for testing",
         "num-features": f"the number of features: {description.num_features:,}",
-        "feature-names features-sha256": f"the names of the features: {', '.join(names)}"
+        "feature-names features-sha256": f"the names of the features: {names}"
         if names
         else hashed,
         "scale": f"that the features {scaled.get(description.scale, 'are standardized')}",
-        "class-names": "the names of the classes, as text, to the server and to all "
-        f"other owners: {', '.join(description.class_names)}",
-        "class-counts": f"the number of training {items} of each class: {per_class} "
-        "(share-class-counts = false sends none)",
+        "class-names": f"the names of {kind}, as text, to the server and to all other "
+        f"owners: {', '.join(description.class_names)}",
+        "class-counts": counted
+        if has_classes
+        else f"not the number of {items} with each of them",
         "model partition-id num-partitions partition-sha256": "the owner's number and "
         "its model, as the server assigned them",
         "public-key": "a public key, if the run uses secure aggregation; it is no secret",
+        "target-kind": ""
+        if has_classes
+        else f"that {description.target_kind} are predicted",
+        "target-units": "their units: "
+        + ", ".join(unit or "none" for unit in description.target_units)
+        if description.target_units
+        else "",
+        "prepared-sha256": "a hash of the recipe and vocabulary of flower-fgl prepare, "
+        f"which owners compare: {description.prepared}"
+        if description.prepared
+        else "",
+        "num-edge-features": f"the number of features of edges: {edge_features}"
+        if (edge_features := description.num_edge_features)
+        else "",
+        "num-entries": "the number of known training labels or numbers of all targets: "
+        f"{description.num_entries:,}"
+        if description.num_entries
+        else "",
     }
-    if not description.target.has_classes:
-        kind = description.target_kind
-        said["target-kind"] = f"that {kind} are predicted"
-        said["class-names"] = (
-            f"the names of these {kind}, as text, to the server and to all other owners: "
-            f"{', '.join(description.class_names)}"
-        )
-        said["class-counts"] = f"not the number of {items} with each of them"
-    if description.target_units:
-        units = (unit or "none" for unit in description.target_units)
-        said["target-units"] = f"their units: {', '.join(units)}"
-    if description.prepared:
-        said["prepared-sha256"] = (
-            "a hash of the recipe and vocabulary of flower-fgl prepare, which owners "
-            f"compare: {description.prepared}"
-        )
-    if description.target.has_classes and not config.share_class_counts:
-        said["class-counts"] = (
-            f"not the number of training {items} of each class (share-class-counts = false)"
-        )
-    if description.num_edge_features:
-        said["num-edge-features"] = (
-            f"the number of features of edges: {description.num_edge_features}"
-        )
-    if description.num_entries:
-        said["num-entries"] = (
-            "the number of known training labels or numbers of all targets: "
-            f"{description.num_entries:,}"
-        )
-    return said
-
-
-def _uploaded(method: Method, items: str) -> str:
-    """Say what a method uploads."""
-    if method.robust:
-        return f"the weights of a model that was trained on all training {items}"
-    return (
-        f"numbers that are computed from the training {items}, see the row of "
-        f"{method.name} in docs/security.md"
-    )
+    return {key: text for key, text in said.items() if text}
 
 
 def _scored(node: NodeSettings, items: str) -> str:

@@ -35,13 +35,7 @@ def each_class(target: Target) -> str:
 def read_set(
     path: Path, config: RunConfig
 ) -> tuple[ClientGraph | None, list[str], list[str]]:
-    """Return the client of a set of graphs, the problems of its file, and notes on it.
-
-    Raises
-    ------
-    DataError
-        If the set does not fit the settings.
-    """
+    """Return the client of a set of graphs, the problems of its file, and notes on it."""
     owned, problems = inspect_graph_set(path)
     if owned is None:
         return None, problems, []

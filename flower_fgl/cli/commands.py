@@ -39,9 +39,11 @@ class _Command(TyperCommand):
                 ):
                     name = max(param.opts, key=len)
                     hint = f" Several values are a list: {name} A,B."
+                    settings = {field.name for field in fields(GeneralSettings)}
+                    is_list = ctx.command.name == "run" and param.name in settings
                     raise ConfigError(
                         f"{name} is given {number} times: give it once."
-                        f"{hint if _takes_list(ctx, param) else ''}"
+                        f"{hint if is_list else ''}"
                     )
             for param in self.params:
                 if isinstance(param.type, click.Path) and values.get(param.name):
@@ -50,12 +52,6 @@ class _Command(TyperCommand):
 
         parser.parse_args = parse_once
         return parser
-
-
-def _takes_list(ctx: click.Context, option: click.Option) -> bool:
-    """Return whether an option is a setting of ``run``, whose values may be a list."""
-    settings = {field.name for field in fields(GeneralSettings)}
-    return ctx.command.name == "run" and option.name in settings
 
 
 def _expanded(value: Any) -> Any:

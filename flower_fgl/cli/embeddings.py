@@ -25,10 +25,9 @@ __all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
 
 
 def principal_plane(points: Tensor) -> Tensor:
-    """Project n points of shape (n, p) onto their first two principal components, (n, 2).
+    """Project points (n, p) onto their first two principal components, (n, 2).
 
-    The result is centred. The sign of each axis makes its largest absolute coordinate
-    positive. Directions without variance are 0.
+    The result is centred; the largest absolute coordinate of each axis is positive.
     """
     centred = points - points.mean(dim=0)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
@@ -42,23 +41,14 @@ def principal_plane(points: Tensor) -> Tensor:
 def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
     """Write the picture of :func:`embedding_figure`, as PNG if ``out`` has no suffix."""
     figure = embedding_figure(RunFolder.load(folder), partition_ids)
-    try:
-        plots.save_figure(figure, out, dpi=150)
-    except (OSError, ValueError) as error:
-        raise RunError(f"Cannot write {out}: {error}.") from error
+    plots.save_figure(figure, out, dpi=150)
     return out
 
 
 def embedding_figure(
     run: RunFolder, partition_ids: Sequence[int], *, limit: int = 2000
 ) -> Figure:
-    """Draw the embeddings that the clients' models in a checkpoint compute.
-
-    Each client has a panel, with the first ``limit`` nodes of each kind.
-
-    Raises a RunError if the run has no checkpoint with client states, a client does not
-    exist or has no nodes, or the method generates no synthetic nodes.
-    """
+    """Draw embeddings by the clients' models in a checkpoint, a panel for each client."""
     folder = run.path
     config = parse_config(dict(flatten_config(run.config)))
     checkpoint = newest_checkpoint(folder)

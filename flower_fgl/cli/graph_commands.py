@@ -17,10 +17,10 @@ from flower_fgl.cli.arguments import (
     SettingPairs,
     console,
     data_config,
+    make_table,
     parse_pairs,
     show,
 )
-from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.node_settings import (

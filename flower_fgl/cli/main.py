@@ -17,10 +17,15 @@ from flower_fgl.cli import deployment_commands, graph_commands, report_commands
 from flower_fgl.cli import new as new_package
 from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
-from flower_fgl.cli.arguments import SettingPairs, console, encodable, given, show
+from flower_fgl.cli.arguments import (
+    SettingPairs,
+    console,
+    given,
+    make_table,
+    show,
+)
 from flower_fgl.cli.commands import App
 from flower_fgl.cli.prepare import prepare
-from flower_fgl.cli.tables import make_table
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
@@ -71,13 +76,7 @@ def main() -> None:
     try:
         app()
     except FglError as error:
-        errors.print(
-            encodable(f"Error: {error}"),
-            style="bold red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        show(f"Error: {error}", errors, "bold red")
         sys.exit(1)
 
 
@@ -93,17 +92,12 @@ def report_how_to_resume() -> Iterator[None]:
             from flower_fgl.runs.checkpoints import newest_checkpoint
 
             kept = newest_checkpoint(Path(folder))
-            message += (
-                f" Run folder: {folder}"
-                if kept is None
-                else (
-                    f" To resume after round {kept.server_round}: flower-fgl run "
-                    f"--resume {shlex.quote(folder)}"
-                )
-            )
-        errors.print(
-            message, style="bold yellow", markup=False, highlight=False, soft_wrap=True
-        )
+            how = f" Run folder: {folder}"
+            if kept is not None:
+                how = f" To resume after round {kept.server_round}: flower-fgl run "
+                how += f"--resume {shlex.quote(folder)}"
+            message += how
+        show(message, errors, "bold yellow")
         raise typer.Exit(130) from stop
 
 
@@ -300,30 +294,18 @@ def datasets() -> None:
     from flower_fgl.core.settings import TARGETS
     from flower_fgl.datasets.sources.registry import SOURCES
 
-    table = make_table(
-        "dataset", "task", "nodes", "edges", "features", "classes", "split"
-    )
+    keys = ("nodes", "edges", "features", "classes")
+    table = make_table("dataset", "task", *keys, "split")
     for name, source in SOURCES.items():
-        statistics = source.statistics
-        table.add_row(
-            name,
-            source.task,
-            *(_number(getattr(statistics, key, None)) for key in _STATISTICS),
-            source.split,
-        )
+        numbers = [getattr(source.statistics, key, None) for key in keys]
+        shown = [f"{n:,}" if isinstance(n, int) else "–" for n in numbers]
+        table.add_row(name, source.task, *shown, source.split)
     console.print(table)
     console.print(
         "Other TU datasets: tu:NAME; countries of Twitch: twitch:DE. Your own graph: the "
         "path of an .npz file or a CSV folder. These have several labels, of which target "
         f"chooses one: {', '.join(TARGETS)}."
     )
-
-
-_STATISTICS = ("nodes", "edges", "features", "classes")
-
-
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else "–"
 
 
 for command in (

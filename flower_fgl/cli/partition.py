@@ -13,12 +13,13 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.score_names import SETTING_COLUMNS
-from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.write import save_client_graph, save_client_set
 from flower_fgl.datasets.partition.summary import PartitionSummary
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
 from flower_fgl.lab.plots import label_heat_map, save_figure
+from flower_fgl.runs.writer import writing
 
 __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_map"]
 
@@ -29,9 +30,7 @@ class PartitionReport:
 
     A row holds a client's partition-id, number of items, numbers in the training,
     validation and test sets and in ``columns``, number of classes, and the exponential
-    of its label entropy. ``counts``, of shape (K, C), holds labelled items by client
-    and class. ``columns`` are the titles of the node sets that only this setting
-    scores, ``items`` is the unit: nodes, graphs or pairs.
+    of its label entropy. ``counts``, (K, C), holds labelled items by client and class.
     """
 
     rows: list[list[str]]
@@ -45,11 +44,6 @@ class PartitionReport:
 def _clients(store: ClientStore) -> Iterator[ClientGraph]:
     """Load the clients one by one."""
     return (store.load(pid) for pid in range(store.index.num_clients))
-
-
-def _held(client: ClientGraph) -> list[Graph]:
-    """Return the graphs of a client's own nodes, without unseen ones."""
-    return [g for g in (client.graph, *client.evaluation) if set(SPLITS) & set(g.masks)]
 
 
 def _sizes(client: ClientGraph, names: Iterable[str]) -> list[int]:
@@ -71,7 +65,9 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         names = client.class_names
         found = {name for graph in client.evaluation for name in graph.masks}
         own = [column for column in SETTING_COLUMNS if column in found]
-        graphs = _held(client)
+        # without those of unseen nodes
+        graphs = [client.graph, *client.evaluation]
+        graphs = [graph for graph in graphs if set(SPLITS) & set(graph.masks)]
         found_here = [graph.class_counts(len(names)) for graph in graphs]
         counts.append(torch.stack(found_here).sum(dim=0))
         sizes.append(sum(graph.num_items for graph in graphs))
@@ -94,15 +90,12 @@ def describe_clients(config: RunConfig) -> PartitionReport:
             )
         )
     ]
-    kept = (
-        f"{edges:,} of {total:,} edges kept ({pieces.share_edges_kept:.1%})"
-        if total
-        else ""
-    )
+    share = f"({pieces.share_edges_kept:.1%})"
+    kept = f"{edges:,} of {total:,} edges kept {share}" if total else "no edges"
     items = "graphs" if config.classifies_graphs else "nodes"
     items = "pairs" if config.has_pairs else items
     summary = (
-        f"{len(rows)} clients, {sum(sizes):,} {items}, {kept or 'no edges'}, "
+        f"{len(rows)} clients, {sum(sizes):,} {items}, {kept}, "
         f"partition {store.index.partition_sha256}"
     )
     columns = tuple(SETTING_COLUMNS[column] for column in own)
@@ -111,24 +104,15 @@ def describe_clients(config: RunConfig) -> PartitionReport:
 
 def write_heat_map(report: PartitionReport, path: Path) -> None:
     """Write a heat map of classes by client, as PNG if ``path`` has no suffix."""
-    figure = label_heat_map(
-        report.counts.numpy(), report.class_names, items=report.items
-    )
-    try:
+    counts = report.counts.numpy()
+    figure = label_heat_map(counts, report.class_names, items=report.items)
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_figure(figure, path, dpi=150, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"Cannot write {path}: {reason}.") from error
+    save_figure(figure, path, dpi=150, bbox_inches="tight")
 
 
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:
-    """Write every client's graph as ``client-<k>.npz``, and return the files.
-
-    Raises a ConfigError if ``setting`` is ``"link"`` or ``"edge"``, since an export holds
-    no split and no classes of edges; a DataError if the data cannot be partitioned, the
-    folder cannot be written, or it holds files of another export.
-    """
+    """Write every client's graph as ``client-<k>.npz``, and return the files."""
     if config.predicts_links:
         raise ConfigError(
             'export writes whole graphs, but setting = "link" splits their edges. Export '

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from flower_fgl.cli.arguments import show
 from flower_fgl.runs.summary import score_text
 
 __all__ = ["GridProgress", "TimeLeft", "clock"]
@@ -56,9 +57,8 @@ class _Cell:
 class TimeLeft:
     """Estimate of the seconds that the runs of a grid still take, some of them at once.
 
-    A round of a run is assumed to take as long as the rounds so far of runs of the same
-    kind (the same row of the table), or else of all runs. The first round of a run does
-    not count, because it includes the start of a process and the reading of the data.
+    A round takes as long as the rounds so far of the same row, or else of all runs. The
+    first round of a run does not count: it includes the start of a process.
     """
 
     side_by_side: int
@@ -111,11 +111,7 @@ class TimeLeft:
 
 
 class GridProgress:
-    """Show the active runs of a grid, and the time left, in a context.
-
-    It is a :class:`~flower_fgl.lab.experiments.jobs.Watcher`. ``estimate`` holds all
-    runs to come, ``now`` is a clock in seconds; ``quiet`` prints failures only.
-    """
+    """Show the active runs of a grid, and the time left; ``quiet`` prints failures only."""
 
     def __init__(
         self,
@@ -183,7 +179,7 @@ class GridProgress:
     def note(self, name: str, text: str) -> None:
         """Print a log line of a run."""
         if not self._quiet:
-            self._print(f"{name}: {text}")
+            show(f"{name}: {text}", self._console)
 
     def end(self, name: str, error: str) -> None:
         """Remove the bar of a run, and print how the run ended."""
@@ -197,17 +193,13 @@ class GridProgress:
         if error:
             first = self._errors.setdefault(error, name)
             why = f". {error}" if first == name else f" as {first} did."
-            self._print(f"{name}: failed{why}")
+            show(f"{name}: failed{why}", self._console)
         elif not self._quiet:
             seconds = clock(self._estimate.cells[name].seconds)
             parts = [f"{self._ended} of {len(self._estimate.cells)} runs", left]
-            self._print(
-                f"{name}: {seconds}  {self._latest.get(name, '')}  "
-                f"({', '.join(part for part in parts if part)})"
-            )
+            shown = ", ".join(part for part in parts if part)
+            text = f"{name}: {seconds}  {self._latest.get(name, '')}  ({shown})"
+            show(text, self._console)
 
     def _left(self, seconds: float | None) -> str:
         return "" if not seconds else f"about {clock(seconds)} left"
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -40,10 +40,9 @@ NEW_PAIRS = 1000
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked rehearsal.
+    """A checked rehearsal: settings of the run, and each owner's file.
 
-    ``values`` are the settings of the run, ``config`` the same, with the number of
-    owners as ``clients``. ``graphs`` holds each owner's file; empty if a dataset is
+    ``config`` has the number of owners as ``clients``; without ``graphs`` a dataset is
     partitioned.
     """
 
@@ -63,8 +62,8 @@ def plan_rehearsal(
 ) -> Plan:
     """Check the settings and the names of the owners' graphs.
 
-    Without graphs, ``dataset`` is partitioned among ``clients``. ``values`` holds
-    ``method``, and ``rounds`` if it was chosen; ``pairs`` further settings.
+    ``values`` holds ``method``, and ``rounds`` if it was chosen; ``pairs`` further
+    settings.
     """
     settings: dict[str, Scalar] = {"rounds": ROUNDS, **values}
     method = METHODS.get(str(values["method"]))
@@ -98,10 +97,7 @@ def plan_rehearsal(
 
 
 def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> RunFolder:
-    """Run a rehearsal, print its results, and end everything that it started.
-
-    ``folder`` must be empty. The run must end within ``timeout`` seconds.
-    """
+    """Run a rehearsal in an empty folder, print its results, and end what it started."""
     folder = folder.resolve()
     with sigterm_as_interrupt(), Rehearsal(folder, plan.owners, tls=tls) as stage:
         try:
@@ -166,10 +162,7 @@ def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
 
 
 def _predict(owner: str, graph: Path, home: Path) -> None:
-    """Predict the items of an owner's graph with its own model.
-
-    For links, these are up to ``NEW_PAIRS`` random pairs of nodes without an edge.
-    """
+    """Predict the items, or ``NEW_PAIRS`` random pairs, of an owner with its model."""
     models = sorted((home / "models").glob("*/model.safetensors"))
     if not models:
         show(f"{owner}: no model")

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from flower_fgl.cli.arguments import NodeSet, RunFolders, console, show
+from flower_fgl.cli.arguments import NodeSet, RunFolders, console, make_table, show
 from flower_fgl.cli.table import reject_no_score
-from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.cost_to_accuracy import cost_until, selecting_metric
 from flower_fgl.lab.tables.compare import (
@@ -193,21 +192,20 @@ def _show_owners(
     scale = common_scale(metric, [*one, *other])
     end = f", {scale.title}" if scale.is_error else ", %"
     table = make_table("owner", *(f"{n}{end}" for n in names), "gain", "better in")
+    rows = [
+        {entry.name: fmean(scores) for entry, scores in zip(gains, side, strict=True)}
+        for side in ([e.one for e in gains], [e.other for e in gains])
+    ]
     for entry in gains:
         table.add_row(
             entry.name,
-            scale.show(fmean(entry.one)),
-            scale.show(fmean(entry.other)),
+            *(scale.show(row[entry.name]) for row in rows),
             scale.show(entry.gain, sign="+"),
             f"{entry.wins} of {len(entry.one)}",
         )
     console.print(table)
     winners = sum(entry.gain > 0 for entry in gains)
     losers = sum(entry.gain < 0 for entry in gains)
-    rows = [
-        {entry.name: fmean(scores) for entry, scores in zip(gains, side, strict=True)}
-        for side in ([e.one for e in gains], [e.other for e in gains])
-    ]
     worst = [scale.worst(dict(sorted(row.items()))) for row in rows]
     lowest = ", ".join(
         f"{name} {scale.show(row[name])} with {method}"

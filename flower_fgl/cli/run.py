@@ -9,7 +9,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flower_fgl.cli.arguments import show
+from flower_fgl.cli.arguments import rows_table, show
 from flower_fgl.cli.progress import GridProgress, TimeLeft
 from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
@@ -53,10 +53,7 @@ __all__ = ["RunOptions", "resume_folder", "run_all"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Engine and display options of a run, as ``flower-fgl run`` takes them.
-
-    Without ``workers``, Ray has one per core. ``jobs = 0``: one per core.
-    """
+    """Engine and display options of a run, as ``flower-fgl run`` takes them."""
 
     engine: str
     workers: int | None = None
@@ -76,14 +73,9 @@ def run_all(
 ) -> list[RunFolder]:
     """Run all runs of an experiment, or the run or grid that the options describe.
 
-    Each run of a grid has a folder with a fixed name. A run that is complete is
-    skipped, and an interrupted one resumes from its checkpoint. A run that fails does
-    not stop the others. Options override the settings of the file; a list is a grid.
-    Without a file, ``draws`` repeats every run with so many partitions, splits and
-    initial models.
-
-    Raises an FglError if the file or a setting is wrong, which is checked before the
-    first run, or if a run fails. The folders of earlier runs are kept.
+    Complete runs of a grid are skipped, interrupted ones resume, and a run that fails
+    does not stop the others. Options override the settings of the file; a list is a
+    grid. All settings are checked before the first run.
     """
     if experiment_file is None:
         experiment = _ad_hoc(options, draws or 0)
@@ -135,7 +127,7 @@ def _ad_hoc(options: Mapping[str, Given], draws: int) -> Experiment:
     """Return the single run that options describe, or the grid of lists and draws.
 
     The folder of a grid is named after its settings, so that the same command resumes
-    it; one with more draws adds runs to it.
+    it.
     """
     single = {k: v for k, v in options.items() if not isinstance(v, list)}
     if len(single) == len(options) and not draws:
@@ -186,11 +178,7 @@ def _run_grid(
     console: Console,
     copy: Callable[[], object],
 ) -> list[RunFolder]:
-    """Run the missing runs of a grid; print the table and write the report.
-
-    ``every`` holds the runs of the whole experiment, for the report. ``copy`` stores
-    the experiment beside the runs, once none of them is refused.
-    """
+    """Run the missing runs of a grid, store its file, print the table, write the report."""
     # loads torch: the settings of all runs are checked first
     from flower_fgl.lab.experiments.jobs import Job, run_jobs
 
@@ -231,19 +219,15 @@ def _run_grid(
     if complete:
         _print_results(experiment, complete, every, console)
     if errors:
+        names: dict[str, list[str]] = {}
+        for name, error in errors.items():
+            names.setdefault(error, []).append(name)
+        each = "\n".join(f"{', '.join(runs)}: {error}" for error, runs in names.items())
         raise RunError(
             f"{len(errors)} of {len(planned)} runs failed. The same command runs only "
-            f"these again.\n{_each_error_once(errors)}"
+            f"these again.\n{each}"
         )
     return [run for _, run in complete]
-
-
-def _each_error_once(errors: Mapping[str, str]) -> str:
-    """Return a line per error, with the names of all runs that it ended."""
-    names: dict[str, list[str]] = {}
-    for name, error in errors.items():
-        names.setdefault(error, []).append(name)
-    return "\n".join(f"{', '.join(runs)}: {error}" for error, runs in names.items())
 
 
 @contextmanager
@@ -312,11 +296,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
 
 
 def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> RunFolder:
-    """Resume an interrupted run; only print the results if it is complete.
-
-    The engine is read from the checkpoint. Raises the errors of
-    :func:`flower_fgl.resume`.
-    """
+    """Resume an interrupted run; only print the results if it is complete."""
     before = RunFolder.load(folder)
     if before.status == "completed":
         console.print("The run is complete: there is nothing to resume.")
@@ -399,7 +379,6 @@ def _print_results(
 ) -> None:
     """Print the table and the partitions of a grid; write its report of ``every`` run."""
     # loads matplotlib, which a run does not need
-    from flower_fgl.cli.tables import rows_table
     from flower_fgl.lab.grid_table import results_table
     from flower_fgl.lab.report.page import write_report
 
@@ -417,13 +396,15 @@ def _print_results(
     versions = mixed_versions({run.name: made.environment for run, made in done})
     for text in (*unequal_settings(settings, tuned), *versions):
         show(f"warning: {text}", console)
-    tuning = describe_tuning(experiment.tuning)
-    if tuning:
+    if tuning := describe_tuning(experiment.tuning):
         show(f"tuning: {tuning}", console)
     folder = done[0][1].path.parent
-    made = {run.name: run_made for run, run_made in done}
-    shown = [made.get(run.name) or _complete_run(run) for run in every]
-    found = [run for run in shown if run is not None]
+    made = {run.name: finished for run, finished in done}
+    found = []
+    for run in every:  # also those of earlier commands
+        with suppress(RunError):
+            read = made.get(run.name) or RunFolder.load(str(run.settings["run-dir"]))
+            found += [read] if run.name in made or read.status == "completed" else []
     report = write_report(found, title=experiment.title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         show(text, console)
@@ -442,15 +423,6 @@ def _one_partition(done: Sequence[tuple[PlannedRun, RunFolder]]) -> str:
         "± is over initial models on one partition and split, and says nothing about other "
         "partitions. --draws 5 in place of seeds varies all three."
     )
-
-
-def _complete_run(planned: PlannedRun) -> RunFolder | None:
-    """Return a run of an earlier command; ``None`` if it is not there or not complete."""
-    try:
-        run = RunFolder.load(str(planned.settings["run-dir"]))
-    except RunError:
-        return None
-    return run if run.status == "completed" else None
 
 
 @contextmanager

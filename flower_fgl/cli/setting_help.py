@@ -21,12 +21,7 @@ KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text
 
 
 def explain_setting(name: str) -> str:
-    """Explain one setting: meaning, type, range, defaults, and how to set it.
-
-    ``name`` is a general setting (``lr``), one with its table (``fedprox.mu``), or a
-    setting of methods without its table (``mu``), which explains that of each method.
-    Python's spelling with underscores is accepted.
-    """
+    """Explain settings: ``lr``, ``fedprox.mu``, or ``mu`` of each method that has it."""
     declared = {key: (field, kind) for key, field, kind in _all_settings()}
     key = kebab(name)
     found = [key] if key in declared else []

@@ -215,11 +215,7 @@ def format_of(out: Path) -> str:
 def load_cells(
     texts: list[str], experiments: list[Path], select: str = ""
 ) -> tuple[list[Cell], list[str]]:
-    """Read cells from files, and make those of run folders; also return what they lack.
-
-    ``select`` is the validation score that selects the round of each run; empty: its
-    own.
-    """
+    """Read cells from files, and make those of run folders; also return what they lack."""
     cells: list[Cell] = []
     notes: list[str] = []
     selected = []
@@ -256,8 +252,8 @@ def reject_no_score(
 ) -> None:
     """Reject a value of ``option`` that is no score, one of :data:`NO_SCORES`.
 
-    ``scored`` holds scores by node set and name; ``others`` is what the option accepts
-    besides the scores of the node set ``column``.
+    ``scored`` holds scores by node set and name, ``others`` what else the option
+    accepts.
     """
     if metric in NO_SCORES:
         scores = {
@@ -298,10 +294,7 @@ def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[C
 
 
 def complete_rows(cells: list[Cell], number: int = 0) -> tuple[list[Cell], list[str]]:
-    """Return the cells with all, or the first ``number``, draws of their dataset.
-
-    Also return notes that name the others.
-    """
+    """Return the cells with the first draws of their dataset, and notes on the others."""
     places: dict[str, set[tuple[int, int]]] = {}
     for cell in cells:
         places.setdefault(str(cell.place), set()).update(d.key for d in cell.draws)

@@ -42,11 +42,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, Given]:
-    """Read the options of ``flower-fgl run`` that are settings, and its ``--set``.
-
-    ``options`` holds their text by setting. Values are lists of at least two for a
-    grid, single values otherwise.
-    """
+    """Read the options of ``flower-fgl run`` that are settings, and its ``--set``."""
     texts = dict(options)
     for pair in pairs:
         key, text = split_pair(pair)
@@ -62,11 +58,7 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
 
 
 def read_value(key: str, text: str) -> Any:
-    """Read the single value of a setting: TOML, or the text as typed.
-
-    For a setting that is a text, e.g. ``output-dir``, a number, boolean, date or time
-    is the text itself.
-    """
+    """Read the single value of a setting: TOML, or the text as typed."""
     return _as_text(parse_value(text), text, _declared(key)[1])
 
 
@@ -81,16 +73,10 @@ def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None
 
 
 def read_values(key: str, text: str) -> list[Scalar]:
-    """Read the values of one setting, at least one.
+    """Read the values of one setting: ``1``, ``1,2``, ``0..4`` or a TOML array.
 
-    The text is a TOML value or a bare word; several of them separated by commas;
-    ``a..b`` for the whole numbers from a to b; or a TOML array.
-
-    Notes
-    -----
-    1. A setting whose single value may contain commas (``model``, paths) is not split. Its
-       lists are TOML arrays: ``--set 'model=["gcn,gin","gcn"]'``. In other settings, a
-       text in quotes is a single value.
+    A setting whose single value may contain commas (``model``, paths) is not split: its
+    lists are TOML arrays. In other settings, a text in quotes is a single value.
     """
     field, kind = _declared(key)
     value = parse_value(text)

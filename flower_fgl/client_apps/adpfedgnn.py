@@ -85,13 +85,13 @@ class ADPFedGNNClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> Sizes:
         """Return the shapes of the weights of backbone, agent and estimator."""
-        memo, key = client.data.memo, ("adpfedgnn", "sizes")
-        if key not in memo:
+
+        def sizes() -> Sizes:
             backbone = backbone_of(client)
             networks = networks_of(client, backbone.hidden_channels)
-            memo[key] = Sizes(state_shapes(backbone), state_shapes(networks))
-        sizes: Sizes = memo[key]
-        return sizes
+            return Sizes(state_shapes(backbone), state_shapes(networks))
+
+        return client.cached(("adpfedgnn", "sizes"), sizes)
 
     def fit(self, client: Client, server_round: int, download: SharedWeights) -> Fit:
         """Apply Eq. (15), train by Eq. (13), update the masks, return shared weights."""

@@ -31,8 +31,6 @@ from flower_fgl.algorithms.adpfedgnn.network import TwoBranchNet
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
     train_and_check,
 )
 from flower_fgl.core.seeds import seeded
@@ -75,10 +73,9 @@ class LocalTraining:
             self.learners = torch.optim.Adam(
                 networks.parameters(), lr=self.method_config.network_lr, fused=True
             )
-        if client.config.optimizer_state == "keep":
-            for group, module, optimizer in self._optimizers():
-                restore_optimizer(module, optimizer, client.state.group(group))
-            self._forget_unused()
+        for parts in self._optimizers():
+            client.restore_moments(*parts)
+        self._forget_unused()
         self.draws = self._generator("neighbours")
         self.order = self._generator("batches")
         self.agent: NeighbourAgent | None = None
@@ -120,7 +117,6 @@ class LocalTraining:
         yield
         self.seconds[part] += time.perf_counter() - clock
 
-    # ------------------------------------------------------------------- training
     def train(self) -> float:
         """Train for ``local-epochs`` and return the mean L_task of the last epoch.
 
@@ -192,7 +188,6 @@ class LocalTraining:
         """Number of layers of the backbone."""
         return len(self.net.backbone.encoder)  # type: ignore[arg-type]
 
-    # -------------------------------------------------------------------- Eq. (13)
     def descend(
         self, table: GraphInput, block: Block, kept: Tensor, labels: Tensor
     ) -> float:
@@ -211,19 +206,14 @@ class LocalTraining:
             features.append(h)
             logits.append(z)
         task = F.cross_entropy(self.net.fuse(logits), labels)
-        loss = task
-        if self.method_config.has_estimator:
-            loss = task + self.method_config.lambda_mi * self.mutual_information(
-                *features
-            )
+        loss, settings = task, self.method_config
+        if settings.has_estimator:
+            loss = task + settings.lambda_mi * self.mutual_information(*features)
         found = torch.autograd.grad(loss, leaves[0] + leaves[1], materialize_grads=True)
         names = list(self.net.shapes)
-        by_branch = torch.stack(
-            [
-                state_to_vector(dict(zip(names, part, strict=True)))
-                for part in (found[: len(names)], found[len(names) :])
-            ]
-        )
+        parts = (found[: len(names)], found[len(names) :])
+        named = [dict(zip(names, part, strict=True)) for part in parts]
+        by_branch = torch.stack([state_to_vector(part) for part in named])
         self.gradients += by_branch
         masks = torch.stack([self.net.global_mask, self.net.local_mask])
         self.descend_weights((by_branch * masks).sum(dim=0))
@@ -268,13 +258,11 @@ class LocalTraining:
                 weight.grad = weight.grad + decay * weight.detach()
         self.optimizer.step()
 
-    # ---------------------------------------------------------------------- memory
     def keep(self) -> None:
         """Store in the client's state what the next round needs, and log statistics."""
         state = self.client.state
-        if self.client.config.optimizer_state == "keep":
-            for group, module, optimizer in self._optimizers():
-                state.set_group(group, optimizer_tensors(module, optimizer))
+        for parts in self._optimizers():
+            self.client.keep_moments(*parts)
         if self.agent is not None:
             state.set_group("agent", self.agent.memory())
         numbers = self.numbers()

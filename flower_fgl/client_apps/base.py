@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -17,7 +18,6 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
 from flower_fgl.client_apps.runtime.model_store import save_best_model
 from flower_fgl.client_apps.runtime.node_checks import check_node
-from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
@@ -119,16 +119,13 @@ class FglClientApp(ClientApp, ABC):
         self.session = session or Session()
         self._open: dict[int, tuple[Client, StateStore, Context]] = {}
         self.query(DESCRIBE)(self._describe)
-        self.query(RESUME)(self._resume)
+        self.query(RESUME)(self.session.rewind)
         self.query(TARGETS)(self._targets)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
-        self.query(KEYS)(self._secure)
-        self.query(SHARES)(self._secure)
-        self.query(CHECK)(self._secure)
-        self.query(UNMASK)(self._secure)
+        for kind in (KEYS, SHARES, CHECK, UNMASK):
+            self.query(kind)(partial(answer, self.session))
 
-    # ------------------------------------------------------------------ hooks
     @abstractmethod
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train, and return the model and the upload."""
@@ -137,18 +134,24 @@ class FglClientApp(ClientApp, ABC):
         """Return the specification that :meth:`Payload.from_record` checks against."""
         return None
 
-    def personal_model(self, client: Client, download: Any) -> Backbone | None:
-        """Return the client's current model, by default the one it trained last.
+    def build(self, client: Client) -> Backbone:
+        """Build the network to train, by default the backbone; weights are overwritten."""
+        return client.build_model()
 
-        Returns
-        -------
-        Backbone or None
-            ``None`` if the client has no model yet.
+    def first_model(self, client: Client, download: Any) -> Backbone | None:
+        """Return the model of a client that has not trained yet, by default ``None``."""
+        return None
+
+    def personal_model(self, client: Client, download: Any) -> Backbone | None:
+        """Return the client's current model.
+
+        By default it is the one trained last, before the first training
+        :meth:`first_model`. ``None`` if the client has no model yet.
         """
         saved = client.state.group("model")
         if not saved:
-            return None
-        model = client.build_model()
+            return self.first_model(client, download)
+        model = self.build(client)
         load_state(model, saved)
         return model
 
@@ -191,9 +194,9 @@ class FglClientApp(ClientApp, ABC):
     def empty_model(self, client: Client) -> Backbone:
         """Build the network of the aggregated model; its weights are overwritten.
 
-        Used with ``evaluate = "global"`` and ``"both"``. By default the client's backbone.
+        Used with ``evaluate = "global"`` and ``"both"``. By default that of :meth:`build`.
         """
-        return client.build_model()
+        return self.build(client)
 
     def embed_kinds(
         self, client: Client, weights: Mapping[str, Tensor]
@@ -214,7 +217,6 @@ class FglClientApp(ClientApp, ABC):
         """
         return None
 
-    # ---------------------------------------------------------------- plumbing
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Gather a client's graph, settings and memory, see :meth:`Session.open`."""
         return self.session.open(message, context)
@@ -268,10 +270,6 @@ class FglClientApp(ClientApp, ABC):
             log_notes({owner_name(context.node_config): notes})
         elif self.session.memory is None and client.partition_id == 0:
             open_store(client.config, client.num_partitions).log_notes()
-
-    def _resume(self, message: Message, context: Context) -> Message:
-        """Rewind the client to the checkpoint's round."""
-        return rewind_client(self.session, message, context)
 
     def _targets(self, message: Message, context: Context) -> Message:
         """Send the statistics of the training numbers, before their scale is known."""
@@ -441,12 +439,11 @@ class FglClientApp(ClientApp, ABC):
     @staticmethod
     def changes_uploads(config: RunConfig) -> bool:
         """Return whether uploads are clipped, thinned out or masked before they leave."""
-        is_thinned = config.min_class_count > 1
-        return bool(config.upload_clip) or is_thinned or config.secure_aggregation
-
-    def _secure(self, message: Message, context: Context) -> Message:
-        """Answer a query of secure aggregation."""
-        return answer(self.session, message, context)
+        return bool(
+            config.upload_clip
+            or config.min_class_count > 1
+            or config.secure_aggregation
+        )
 
     def read_download(self, client: Client, content: RecordDict) -> Any:
         """Unpack and check the download."""
@@ -454,8 +451,8 @@ class FglClientApp(ClientApp, ABC):
         try:
             return self.down.from_record(content, spec)
         except PayloadError as error:
-            hint = _other_package(client)
-            raise PayloadError(f"the download is malformed: {error}{hint}") from error
+            text = f"the download is malformed: {error}{_other_package(client)}"
+            raise PayloadError(text) from error
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate the client's own model, the aggregated one, or both."""
@@ -499,13 +496,12 @@ def once(client: Client) -> int:
 
 def _other_package(client: Client) -> str:
     """Return a hint if the method or the backbone comes from another package."""
-    model = client.model_name.partition(":")[0]
-    rows: list[tuple[Kind, str]]
-    rows = [("methods", client.config.method), ("backbones", model)]
-    found = [(name, owner_of(kind, name)) for kind, name in rows]
-    owners = [f"{name} comes from {owner}" for name, owner in found if owner]
-    if not owners:
-        return ""
-    return (
-        f" {' and '.join(owners)}: the server and all clients need one version of it."
+    rows: dict[Kind, str] = {
+        "methods": client.config.method,
+        "backbones": client.model_name.partition(":")[0],
+    }
+    found = [(name, owner_of(kind, name)) for kind, name in rows.items()]
+    owners = " and ".join(
+        f"{name} comes from {owner}" for name, owner in found if owner
     )
+    return owners and f" {owners}: the server and all clients need one version of it."

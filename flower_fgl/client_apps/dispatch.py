@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, MessageType
 
@@ -58,9 +58,7 @@ class Dispatcher:
             ledger = self._session.releases(context) if is_describe else None
             if ledger is not None:
                 ledger.require()
-        except (
-            RunError
-        ) as error:  # the data owner refuses; its log names the reason too
+        except RunError as error:  # the data owner refuses; its log has the reason too
             if not is_describe:
                 self._log_once(f"{TAKES_NO_PART}: {error}")
                 raise
@@ -166,20 +164,18 @@ class Dispatcher:
 
         The text may contain numbers or paths of a data owner, so only its log has it.
         """
-        text = f"{type(error).__name__}: {error}"
-        if text not in self._logged:
-            self._logged.add(text)
-            log.error("The client half of %s raised:", method, exc_info=error)
+        kind = type(error).__name__
+        text = f"{kind}: {error}"
+        self._log_once(text, f"The client half of {method} raised:", error)
         if "graph" in context.node_config:
-            kind = type(error).__name__
             return RunError(f"{kind}. The log of its SuperNode has the whole error.")
         return RunError(text)
 
-    def _log_once(self, text: str) -> None:
-        """Log an error that every message repeats."""
+    def _log_once(self, text: str, line: str = "", error: Any = None) -> None:
+        """Log an error that every message repeats, as ``line`` with the traceback."""
         if text not in self._logged:
             self._logged.add(text)
-            log.error(text)
+            log.error(line or text, exc_info=error)
 
 
 def _logged(reply: Message) -> Message:

@@ -14,19 +14,10 @@ __all__ = ["distillation", "masked_divergence", "received_logits"]
 
 @torch.no_grad()
 def received_logits(group: Group, model: Backbone) -> Tensor:
-    """Predict the training graphs with the received weights, once per round.
+    """Predict the training graphs with the received weights in ``model``, once per round.
 
-    Parameters
-    ----------
-    group : Group
-        Owners of the graphs.
-    model : Backbone
-        Holds the received weights; left in evaluation mode.
-
-    Returns
-    -------
-    Tensor of shape (K, n, C); of one client (N, C), or (G, C) for graph classification
-        Without dropout and gradient.
+    The logits (K, n, C), of one client (N, C), or (G, C) for graph classification, are
+    without dropout and gradient; ``model`` stays in evaluation mode.
     """
     model.eval()
     logits: Tensor = model(group.inputs)

@@ -29,11 +29,12 @@ from flower_fgl.algorithms.f2l import (
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
 from flower_fgl.client_apps.fedproto import labelled_embeddings
+from flower_fgl.client_apps.fggp import TwoViews
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.f2l import ADAPTATION, F2LSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["F2LClientApp", "F2LNetwork"]
@@ -44,16 +45,12 @@ INNER_LR = 0.1
 """Learning rate (SGD) of the adaptation steps on a support set."""
 
 
-class F2LNetwork(RecordingBackbone):
+class F2LNetwork(TwoViews):
     """Store the last embeddings and logits of the client model for the episodes.
 
-    Notes
-    -----
-    1. With ``part``, the receptive field of all training nodes, training computes only
-       this part of the graph.
+    Training computes only ``part``, the receptive field of all training nodes, if given.
     """
 
-    logits: Tensor
     part: GraphInput | None = None
     is_part = False
 
@@ -66,11 +63,6 @@ class F2LNetwork(RecordingBackbone):
         """Return and keep the penultimate representation of each node or graph."""
         self.is_part = self.part is not None and graph is self.part
         return super().embed(graph)
-
-    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Return and store the logits of the classifier of all classes."""
-        self.logits = super().head(h, graph)
-        return self.logits
 
 
 class F2LClientApp(FglClientApp):
@@ -118,12 +110,9 @@ class F2LClientApp(FglClientApp):
         """Return a function that draws new episodes and returns their mean loss."""
         method_config, data = client.config.method_config, client.data.training
         module = adaptation_of(network)
+        terms = method_config.contrast_weight, method_config.distillation_weight
         weights = EpisodeWeights(
-            method_config.inner_steps,
-            INNER_LR,
-            method_config.tau,
-            method_config.contrast_weight,
-            method_config.distillation_weight,
+            method_config.inner_steps, INNER_LR, method_config.tau, *terms
         )
         generator = client.generator(server_round, "episodes")
 
@@ -187,13 +176,9 @@ def assemble_model(client: Client, download: Weights) -> F2LNetwork:
     backbone = client.build_model()
     module = build_module(client, backbone)
     network = F2LNetwork(backbone, module)
-    for part, is_module in ((backbone, False), (module, True)):
-        state = {
-            name.removeprefix(ADAPTATION): tensor
-            for name, tensor in download.tensors.items()
-            if name.startswith(ADAPTATION) == is_module
-        }
-        load_state(part, state)
+    load_state(module, part_of(download.tensors, ADAPTATION))
+    tensors = download.tensors.items()
+    load_state(backbone, {n: t for n, t in tensors if not n.startswith(ADAPTATION)})
     return network
 
 

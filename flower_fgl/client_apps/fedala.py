@@ -31,15 +31,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
 from flower_fgl.methods.fedala import FedALASettings
 from flower_fgl.nn.body_head import layer_of
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
-
-Client = AnyClient[FedALASettings]
 
 WEIGHT_LR = 1.0
 """η, step size of the blending weights W."""
@@ -52,21 +50,10 @@ MAX_PASSES = 200
 
 
 def last_layers(names: Iterable[str], number: int) -> list[str]:
-    """Return the parameters of the last layers of a backbone.
+    """Return the parameters of the last ``number`` layers of a backbone, in their order.
 
-    A layer is the classifier, or one part of the encoder.
-
-    Parameters
-    ----------
-    names : iterable of str
-        Names of the parameters, in the order of the layers.
-    number : int, at least 1
-        Layers wanted; all parameters if the backbone has fewer.
-
-    Returns
-    -------
-    list of str
-        In the order of ``names``.
+    ``names`` are in the order of the layers. A layer is the classifier, or one part of
+    the encoder; of a backbone with fewer layers all parameters are returned.
     """
     layers: dict[str, list[str]] = {}
     for name in names:
@@ -125,12 +112,7 @@ class FedALAClientApp(FedAvgClientApp):
 
     def stack_key(self, client: Client) -> tuple[bool, bool]:
         """Separate clients without an old model, and without blending weights."""
-        names = client.state.tensors
-        old, kept = (
-            any(name.startswith(f"{prefix}/") for name in names)
-            for prefix in ("model", "blend")
-        )
-        return old, kept
+        return client.state.has_group("model"), client.state.has_group("blend")
 
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train as FedAvg, but from the blended weights."""

@@ -5,12 +5,12 @@ Zhuo, Zhan and Yu, "FedAux", NeurIPS 2025.
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet, build_network
 from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedpub import keep_masks, kept_masks
 from flower_fgl.client_apps.own_network import OwnNetworkClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
@@ -20,9 +20,6 @@ from flower_fgl.protocols.fedavg import Weights
 __all__ = ["FedAuxClientApp"]
 
 Client = AnyClient[FedAuxSettings]
-
-MASK = "mask"
-"""Group of the client's state that holds the private masks."""
 
 
 class FedAuxClientApp(OwnNetworkClientApp):
@@ -49,22 +46,17 @@ class FedAuxClientApp(OwnNetworkClientApp):
         load_state(network, download.tensors)
         model = self.masked(client, network)
         loss = client.train(model, server_round)
-        names = [name for name, _ in network.named_parameters()]
-        found = {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
-        client.state.set_group(MASK, found)
+        keep_masks(client, network, model)
         personal = self.build(client)
         load_state(personal, model.eval().effective())
         return Fit(personal, Weights(network.state_dict()), loss)
 
     def masked(self, client: Client, network: FedAuxNet) -> MaskedBackbone:
         """Return the network under the client's masks, which are 1 at first."""
-        kept = client.state.group(MASK)
+        names = [name for name, _ in network.named_parameters()]
         masks = [
-            nn.Parameter(
-                kept[name].to(weight.device) if kept else torch.ones_like(weight),
-                requires_grad=name != DIRECTION,
-            )
-            for name, weight in network.named_parameters()
+            nn.Parameter(mask, requires_grad=name != DIRECTION)
+            for name, mask in zip(names, kept_masks(client, network), strict=True)
         ]
         return MaskedBackbone(network, masks, threshold=0.0)
 

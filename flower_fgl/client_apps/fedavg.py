@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
-from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
@@ -42,15 +41,11 @@ class FedAvgClientApp(GroupClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.train("finetune")(self._finetune)
+        self.train("finetune")(partial(self.handle_fit, fit=self.finetune))
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the exchanged weights of the client's backbone."""
         return client.shared(client.state_shapes())
-
-    def build(self, client: Client) -> Backbone:
-        """Build the network to train; its weights are overwritten."""
-        return client.build_model()
 
     def penalty(
         self, client: Client, model: Backbone, download: Weights
@@ -81,14 +76,11 @@ class FedAvgClientApp(GroupClientApp):
         losses = group.train(model)
         return group.fit_of_weights(model, model.state_dict(), losses)
 
-    def personal_model(
-        self, client: Client, download: Weights | None
-    ) -> Backbone | None:
-        """Return the model trained last, or the received one before the first training."""
-        own = super().personal_model(client, download)
-        if own is not None or download is None:
-            return own
-        return client.receive(download.tensors)
+    def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
+        """Return the received model."""
+        if download is None:
+            return None
+        return client.receive(download.tensors, self.build)
 
     def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Fine-tune the final global weights; keep the epoch best on validation nodes.
@@ -129,9 +121,6 @@ class FedAvgClientApp(GroupClientApp):
         train(epochs=epochs, after_epoch=keep_best)
         load_state(model, best_state)
         return losses[-1]
-
-    def _finetune(self, message: Message, context: Context) -> Message:
-        return self.handle_fit(message, context, self.finetune)
 
 
 class FedAvgTermsClientApp(FedAvgClientApp):

@@ -7,6 +7,7 @@ Correction", CVPR 2022.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from flower_fgl.algorithms.feddc import drift_penalty, gradient_correction
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.feddc import FedDCSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.described import DescribedWeights
@@ -47,8 +47,7 @@ class FedDCClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, download: ControlledWeights
     ) -> Fit:
         """Train with the penalty, then add the change to the drift."""
-        model = client.build_model()
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors)
         drift = {n: t.cpu() for n, t in client.state.group("drift").items()}
         penalty = self.drift_term(client, model, download, drift) if drift else None
         steps = 0
@@ -78,18 +77,11 @@ class FedDCClientApp(FedAvgClientApp):
         """Return a function for the penalty of the model's present weights."""
         names = [name for name, _ in model.named_parameters()]
         own, steps = client.state.group("change"), client.state.values[STEPS]
-        lists = (
-            [download.tensors[n].to(client.device) for n in names],
-            [drift[n].to(client.device) for n in names],
-            [
-                gradient_correction(
-                    own[n].cpu(),
-                    download.control[n],
-                    steps=int(steps),
-                    lr=client.config.lr,
-                ).to(client.device)
-                for n in names
-            ],
-        )
+        correct = partial(gradient_correction, steps=int(steps), lr=client.config.lr)
+        corrections = {n: correct(own[n].cpu(), download.control[n]) for n in names}
+        lists = [
+            [tensors[n].to(client.device) for n in names]
+            for tensors in (download.tensors, drift, corrections)
+        ]
         alpha = client.config.method_config.alpha
         return lambda: drift_penalty(model.parameters(), *lists, alpha=alpha)

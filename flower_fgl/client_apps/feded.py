@@ -24,15 +24,12 @@ from torch import Tensor
 
 from flower_fgl.client_apps.distillation import masked_divergence, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.feded import FedEDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedEDClientApp", "absent_distillation", "corrected_entropy", "suppression"]
-
-Client = AnyClient[FedEDSettings]
 
 LEAST_PRIOR = 1e-9
 """Lower bound of a class's share: the logarithm of an absent class would be infinite."""

@@ -6,9 +6,7 @@ Convolutional Networks", NeurIPS 2023.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -30,7 +28,6 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.secure_aggregation import pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
-from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedgcn import FedGCNSettings
@@ -81,11 +78,8 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg does, on the completed graph."""
-        if (
-            client.config.method_config.hops
-            and len(edges_of(client).own)
-            and KEPT not in client.state.values
-        ):
+        hops, is_kept = client.config.method_config.hops, KEPT in client.state.values
+        if hops and not is_kept and len(edges_of(client).own):
             log.warning(
                 "Client %d has no sums of its neighbours at other clients, because its "
                 "state was lost. It trains on its own edges.",
@@ -151,39 +145,31 @@ class FedGCNClientApp(FedAvgClientApp):
     def _complete(self, message: Message, context: Context) -> Message:
         """Store the sums of the own nodes and of their outside neighbours."""
         client, store, _ = self.open_once(message, context, last=once)
-        places = client.state.group(KEPT).get(
-            "other", torch.zeros(0, dtype=torch.int64)
-        )
+        none = torch.zeros(0, dtype=torch.int64)
+        places = client.state.group(KEPT).get("other", none)
         own, hops = listed_of(client), client.config.method_config.hops
         num_other = len(places) if hops == 2 else 0
         spec = (len(own) + num_other, client.data.graph.num_features, num_other)
         found = CompletedSums.from_record(message.content, spec)
         kept = {"other": places, "sums": found.sums, "degrees": found.degrees}
-        digest = hashlib.blake2b(digest_size=8)
-        for tensor in kept.values():
-            digest.update(tensor.contiguous().numpy().tobytes())
-        client.state.set_group(KEPT, kept)
-        client.state.values[KEPT] = digest.hexdigest()
+        client.state.set_hashed_group(KEPT, kept)
         self.keep(client, store, context)
         return Message(Empty().to_record(), reply_to=message)
 
 
 def edges_of(client: Client) -> OwnedEdges:
     """Return all edges of the client's nodes, on the CPU, sorted once per graph."""
-    data = client.data
-    key = ("owned edges",)
-    if key not in data.memo:
-        outside = data.graph.outside
-        if outside is None:
-            raise PayloadError(
-                "this client does not know its edges to nodes of other clients"
-            )
-        ids, place = torch.unique(outside.other, return_inverse=True)
-        data.memo[key] = OwnedEdges(
-            data.graph.graph.edge_index, outside.own, place, ids, outside.ids
+    outside, edges = client.data.graph.outside, client.data.graph.graph.edge_index
+    if outside is None:
+        raise PayloadError(
+            "this client does not know its edges to nodes of other clients"
         )
-    found: OwnedEdges = data.memo[key]
-    return found
+
+    def sorted_edges() -> OwnedEdges:
+        ids, place = torch.unique(outside.other, return_inverse=True)
+        return OwnedEdges(edges, outside.own, place, ids, outside.ids)
+
+    return client.cached(("owned edges",), sorted_edges)
 
 
 def listed_of(client: Client) -> Tensor:
@@ -213,21 +199,7 @@ def completed_data(client: Client) -> ClientData:
             found["degrees"],
             hops=client.config.method_config.hops,
         )
-        moved = (
-            tensor.to(client.device)
-            for tensor in (graph.x, graph.edge_index, graph.weight)
-        )
-        data.memo[KEPT,] = kept = (token, SummedGraph(*moved))
-    inputs: SummedGraph = kept[1]
-    more = inputs.num_nodes - data.graph.graph.num_nodes
-    training = data.training
-    return replace(
-        data,
-        inputs=[inputs],
-        training=TrainingSet(inputs, training.index, training.labels),
-        labels=[F.pad(y, (0, more), value=-1) for y in data.labels],
-        columns=[
-            {name: F.pad(mask, (0, more), value=False) for name, mask in masks.items()}
-            for masks in data.columns
-        ],
-    )
+        parts = (graph.x, graph.edge_index, graph.weight)
+        moved = SummedGraph(*(tensor.to(client.device) for tensor in parts))
+        data.memo[KEPT,] = kept = (token, moved)
+    return data.with_inputs([kept[1]])

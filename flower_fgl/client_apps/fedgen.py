@@ -47,30 +47,23 @@ class FedGenClientApp(FedAvgClientApp):
 
     def download_spec(self, client: Client) -> Any:
         """Return the shapes of the weights and of the generator, and C."""
-        shapes, classes = client.state_shapes(), client.data.num_classes
-        settings = client.config.method_config
-        return (
-            shapes,
-            generator_shapes(
-                classes,
-                client.build_model().hidden_channels,
-                settings.noise_channels,
-                settings.generator_channels,
-            ),
+        classes, settings = client.data.num_classes, client.config.method_config
+        generator = generator_shapes(
             classes,
+            client.build_model().hidden_channels,
+            settings.noise_channels,
+            settings.generator_channels,
         )
+        return client.state_shapes(), generator, classes
 
     def fit(  # type: ignore[override]  # the download holds the generator too
         self, client: Client, server_round: int, download: GeneratorDownload
     ) -> Fit:
         """Train for ``local-epochs`` from the received weights."""
-        model = client.build_model()
-        load_state(model, download.tensors)
-        data_loss = (
-            self.generated_loss(client, model, server_round, download)
-            if download.classes.any()
-            else None
-        )
+        model = client.receive(download.tensors)
+        data_loss = None
+        if download.classes.any():
+            data_loss = self.generated_loss(client, model, server_round, download)
         loss = client.train(model, server_round, data_loss=data_loss)
         return Fit(model, Weights(model.state_dict()), loss)
 

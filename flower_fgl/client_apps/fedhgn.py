@@ -75,11 +75,8 @@ class FedHGNClientApp(FglClientApp):
         )
         return Fit(model, upload, loss)
 
-    def personal_model(
+    def first_model(
         self, client: Client, download: AlignedWeights | None
     ) -> Backbone | None:
-        """Return the model trained last, or the received one before the first training."""
-        own = super().personal_model(client, download)
-        if own is not None or download is None:
-            return own
-        return client.receive(download.tensors)
+        """Return the received weights with the client's initial coefficients."""
+        return None if download is None else client.receive(download.tensors)

@@ -68,14 +68,12 @@ class FedKDClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> Shapes:
         """Return the shapes of the student's weights."""
-        key = "student of " + client.config.method_config.student
-        if key not in client.data.shapes:
-            client.data.shapes[key] = state_shapes(self.student(client))
-        return client.data.shapes[key]
+        key = ("student", client.config.method_config.student)
+        return client.cached(key, lambda: state_shapes(self.student(client)))
 
     def pair(self, client: Client, download: FactoredWeights) -> MutualPair:
         """Join the client's teacher and W^h with the received student."""
-        teacher = self.personal_model(client, download)
+        teacher = client.own_model()
         student = self.student(client)
         load_state(student, download.tensors)
         with seeded(derive_seed(client.config.seed, 0, SERVER, "projection")):
@@ -132,5 +130,4 @@ class FedKDClientApp(FglClientApp):
 
     def personal_model(self, client: Client, download: Any) -> Backbone:
         """Return the teacher trained last, or the initial one."""
-        own = super().personal_model(client, download)
-        return client.build_model(initialise=True) if own is None else own
+        return client.own_model()

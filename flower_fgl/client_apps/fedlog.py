@@ -27,10 +27,10 @@ prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
-from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.algorithms.fedlog.matching import PromptTask
@@ -97,25 +97,20 @@ class FedLogClientApp(FglClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.train(PRETRAIN)(self._pretrain)
+        self.train(PRETRAIN)(partial(self.handle_fit, fit=self.pretrain, last=once))
 
     def download_spec(self, client: Client) -> FedLogShapes:
         """Return the shapes of the client's network."""
         settings = client.config.method_config
         key = ("fedlog-shapes", settings, client.config.hidden_channels)
-        return client.cached(
-            key, lambda: FedLogShapes.of(open_network(client), settings)
-        )
+        return client.cached(key, lambda: FedLogShapes.of(self.build(client), settings))
 
     def pretrain(
         self, client: Client, server_round: int, download: FedLogDownload
     ) -> Fit:
         """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
-        config, method_config, data = (
-            client.config,
-            client.config.method_config,
-            client.data.training,
-        )
+        config, data = client.config, client.data.training
+        method_config = config.method_config
         classes = client.data.num_classes
         loss, prompts = 0.0, {}
         if method_config.pg:
@@ -146,7 +141,7 @@ class FedLogClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
         """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
-        kept = self.personal_model(client, None)
+        kept = cast(FedLogBranchNet | None, self.personal_model(client, None))
         network = kept or new_network(client)
         load_weights(network, download)
         if kept is None and client.config.method_config.local_pretrain_epochs:
@@ -172,33 +167,24 @@ class FedLogClientApp(FglClientApp):
             nodes = torch.where(is_rare.to(nodes.device)[:, None], start, nodes)
         return FedLogUpload(network.shared_state(), nodes)
 
-    def personal_model(
+    def build(self, client: Client) -> FedLogBranchNet:
+        """Build the client's network; its learnable nodes are overwritten."""
+        return client.build_own(build_network)
+
+    def first_model(
         self, client: Client, download: FedLogDownload | None
     ) -> FedLogBranchNet | None:
-        """Return the network trained last, or one with the received weights before that."""
-        saved = client.state.group("model")
-        if saved:
-            network = open_network(client)
-            load_state(network, saved)
-            return network
+        """Return a network with the initial learnable nodes and the received weights."""
         if download is None:
             return None
         network = new_network(client)
         load_weights(network, download)
         return network
 
-    def _pretrain(self, message: Message, context: Context) -> Message:
-        return self.handle_fit(message, context, self.pretrain, last=once)
-
-
-def open_network(client: Client) -> FedLogBranchNet:
-    """Build the client's network; its learnable nodes are to be overwritten."""
-    return client.build_own(build_network)
-
 
 def new_network(client: Client) -> FedLogBranchNet:
     """Build a network with the initial learnable nodes, the same on all clients."""
-    network = open_network(client)
+    network = client.build_own(build_network)
     nodes = initial_nodes(client, network)
     load_state(network, {f"nodes.{name}": x for name, x in nodes.items()})
     return network

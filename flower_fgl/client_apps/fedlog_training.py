@@ -40,10 +40,8 @@ class LocalLearner:
         self, client: Client, network: FedLogBranchNet, nodes: Tensor | None
     ) -> None:
         self.client, self.network = client, network
-        self.method_config, self.data = (
-            client.config.method_config,
-            client.data.training,
-        )
+        self.method_config = client.config.method_config
+        self.data = client.data.training
         classes, device = network.num_classes, client.device
         kept = client.state.group("scaling").get("gamma", torch.zeros(classes))
         self.gamma = kept.to(device)
@@ -119,10 +117,8 @@ class LocalLearner:
         h, around = self.embed_batch(index)
         head, tail = self.network.branch_log_probs(h, around, prototypes)
         alpha = self.network.head_weights(graph)[index]
-        labels, is_mixture = (
-            self.data.labels[batch],
-            self.method_config.loss_mix == "mixture",
-        )
+        is_mixture = self.method_config.loss_mix == "mixture"
+        labels = self.data.labels[batch]
         loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
         nodes = [self.network.nodes[name] for name in BRANCH_NAMES]
         kind = cast(Literal["fro", "sum"], self.method_config.norm)
@@ -149,11 +145,10 @@ class LocalLearner:
         """
         assert self.nodes is not None
         x = scale_nodes(self.nodes, self.gamma)
-        graph = (
-            prompt_pairs(x, apply_generators(self.prompts, x))
-            if self.method_config.pg
-            else self_loops(x)
-        )
+        if self.method_config.pg:
+            graph = prompt_pairs(x, apply_generators(self.prompts, x))
+        else:
+            graph = self_loops(x)
         h = self.network.embed(graph)
         around = graph.propagate(h, "mean")
         size = len(x)

@@ -16,17 +16,14 @@ from flower_fgl.algorithms.fednh import (
 )
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.own_network import OwnNetworkClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.methods.fednh import FedNHSettings
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import LocalPrototypes
 
 __all__ = ["FedNHClientApp"]
-
-Client = AnyClient[FedNHSettings]
 
 
 class FedNHClientApp(OwnNetworkClientApp):

@@ -13,15 +13,12 @@ from torch import Tensor
 
 from flower_fgl.client_apps.distillation import masked_divergence, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.fedntd import FedNTDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedNTDClientApp", "not_true_distillation"]
-
-Client = AnyClient[FedNTDSettings]
 
 
 def not_true_distillation(

@@ -47,12 +47,7 @@ from flower_fgl.client_apps.fedpano_modules import (
     training_part,
 )
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import (
-    load_state,
-    make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from flower_fgl.client_apps.runtime.training import make_optimizer
 from flower_fgl.core.errors import FglError
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
@@ -94,10 +89,9 @@ class FedPANOClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the parts that the variant shares."""
-        shapes = client.data.shapes
-        if "shared parts" not in shapes:
-            shapes["shared parts"] = state_shapes(build_parts(client).shared)
-        return shapes["shared parts"]
+        return client.cached(
+            ("shared parts",), lambda: state_shapes(build_parts(client).shared)
+        )
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Run steps 5 to 7 of Algorithm 1 ``local-epochs`` times."""
@@ -111,15 +105,12 @@ class FedPANOClientApp(FglClientApp):
         upload = Weights(parts.shared.state_dict())
         return Fit(parts.personal, upload, loss, terms=terms)
 
-    def personal_model(
-        self, client: Client, download: Weights | None
-    ) -> Backbone | None:
-        """Return the model trained last, else the received one, else ``None``."""
-        saved = client.state.group("model")
-        if saved:
-            model = build_parts(client).personal
-            load_state(model, saved)
-            return model
+    def build(self, client: Client) -> Backbone:
+        """Build the network that predicts."""
+        return build_parts(client).personal
+
+    def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
+        """Return the received model."""
         return None if download is None else assemble_modules(client, download).personal
 
     @torch.no_grad()
@@ -156,6 +147,7 @@ class Trainer:
         data = client.data.training
         self.labels = data.labels
         self.own_labels = torch.searchsorted(parts.classes, data.labels)
+        self.predicted = self.labels if parts.own is None else self.own_labels
         self.part = training_part(client, parts.personal)
         self.noise = client.generator(server_round, "noise")
         fitted = [parts.shared.encoder, parts.shared.classifier, parts.own]
@@ -169,6 +161,9 @@ class Trainer:
             name: make_optimizer(module, client.config)
             for name, module in self.modules.items()
         }
+        for name, optimizer in self.optimizers.items():
+            group = f"optimizer/{name}"
+            client.restore_moments(group, self.modules[name], optimizer)
 
     def run(self, epochs: int) -> dict[str, float]:
         """Train for full-batch steps of each kind; return the losses of the last epoch.
@@ -176,7 +171,6 @@ class Trainer:
         They are named as in ``LOSSES``, with the ``spread`` of the synthetic nodes; only
         those that the variant has.
         """
-        self.restore_moments()
         self.parts.personal.train()
         terms: dict[str, Tensor] = {}
         h = self.represent() if epochs else torch.empty(0)
@@ -191,7 +185,9 @@ class Trainer:
                 terms |= self.augment(h.detach())
             elif steps_again:
                 self.step_again(h.detach())
-        self.keep_moments()
+        for name, optimizer in self.optimizers.items():
+            group = f"optimizer/{name}"
+            self.client.keep_moments(group, self.modules[name], optimizer)
         return {name: float(value) for name, value in terms.items()}
 
     def represent(self) -> Tensor:
@@ -212,9 +208,8 @@ class Trainer:
 
     def step_again(self, h: Tensor) -> None:
         """Step on the predicting classifier by L^c, in place of L^ĉ; h: constant."""
-        labels = self.labels if self.parts.own is None else self.own_labels
         logits = self.modules["classifier"](h[self.part.index])
-        self.step("classifier", F.cross_entropy(logits, labels))
+        self.step("classifier", F.cross_entropy(logits, self.predicted))
 
     def augment(self, h: Tensor) -> dict[str, Tensor]:
         """Train φ, then the classifier on synthetic nodes; h: (M, H), constant."""
@@ -253,18 +248,16 @@ class Trainer:
 
     def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
         """Step on the predicting classifier by L^ĉ, Eq. (8); made: (n, m, H)."""
-        labels = self.labels if self.parts.own is None else self.own_labels
         logits = self.modules["classifier"](made.flatten(0, 1))
-        loss = F.cross_entropy(logits, labels.repeat_interleave(self.method_config.m))
+        labels = self.predicted.repeat_interleave(self.method_config.m)
+        loss = F.cross_entropy(logits, labels)
         self.step("classifier", loss)
         return {"synthetic": loss.detach(), "spread": spread(made)}
 
     def draw_noise(self) -> Tensor:
         """Draw ε: (n, m, 2H) for Eq. (6), (n, m, H) for variant nG."""
-        width, method_config = (
-            self.parts.shared.encoder.hidden_channels,
-            self.method_config,
-        )
+        width = self.parts.shared.encoder.hidden_channels
+        method_config = self.method_config
         is_context = self.parts.generator is not None
         shape = (len(self.labels), method_config.m, 2 * width if is_context else width)
         noise = torch.randn(shape, generator=self.noise)
@@ -278,22 +271,3 @@ class Trainer:
         self.optimizers[name].zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizers[name].step()
-
-    def restore_moments(self) -> None:
-        """Restore the optimizers' moments of the last round if the settings keep them."""
-        if self.client.config.optimizer_state == "keep":
-            for name, optimizer in self.optimizers.items():
-                kept = self.client.state.group(f"optimizer/{name}")
-                restore_optimizer(self.modules[name], optimizer, kept)
-
-    def keep_moments(self) -> None:
-        """Store the optimizers' moments if the settings keep them."""
-        if self.client.config.optimizer_state == "keep":
-            moments = {
-                f"{name}/{key}": value
-                for name, optimizer in self.optimizers.items()
-                for key, value in optimizer_tensors(
-                    self.modules[name], optimizer
-                ).items()
-            }
-            self.client.state.set_group("optimizer", moments)

@@ -18,12 +18,7 @@ __all__ = ["FedPerClientApp"]
 
 
 class FedPerClientApp(GroupClientApp):
-    """Train body and head, upload the body, keep the head.
-
-    Notes
-    -----
-    1. The heads of all clients start from the same weights, drawn once from the seed.
-    """
+    """Train body and head, upload the body; the heads start from the same weights."""
 
     stacked = True
     down = Weights
@@ -55,11 +50,6 @@ class FedPerClientApp(GroupClientApp):
         """Train body and head jointly; return the losses."""
         return group.train(model)
 
-    def personal_model(
-        self, client: Client, download: Weights | None
-    ) -> Backbone | None:
-        """Return the model trained last, or the received body with the initial head."""
-        own = super().personal_model(client, download)
-        if own is not None or download is None:
-            return own
-        return self.assemble(Group(client), [download])
+    def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
+        """Return the received body with the initial head."""
+        return None if download is None else self.assemble(Group(client), [download])

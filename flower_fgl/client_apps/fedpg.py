@@ -113,11 +113,7 @@ class FedPGClientApp(PrototypeClientApp):
             annotation = self.annotation(client, logits)
             embedding = model.embedding
             average = average_of(
-                client,
-                server_round,
-                annotation,
-                embed=lambda: embedding,
-                is_retrained=True,
+                client, server_round, annotation, lambda: embedding, is_retrained=True
             )
             unit = UnitRows(embedding)
             weights = average.weights(unit, scorer)
@@ -169,15 +165,14 @@ class FedPGClientApp(PrototypeClientApp):
         if mu == 0 or not download.present.any():
             return None
         saved = client.state.group("annotation")
-        annotation = (
-            saved["classes"].long().to(client.device)
-            if saved
-            else self.annotation(client, None)
-        )
+        if saved:
+            annotation = saved["classes"].long().to(client.device)
+        else:
+            annotation = self.annotation(client, None)
         drawn_in = int(client.state.values.get("round", 0))
         inputs = client.data.inputs[0]
         average = average_of(
-            client, drawn_in, annotation, embed=lambda: model.at_rest(inputs)
+            client, drawn_in, annotation, lambda: model.at_rest(inputs)
         )
         current = current_rows(client, model)
         target = download.values.to(client.device)
@@ -249,8 +244,8 @@ def average_of(
     client: Client,
     server_round: int,
     annotation: Tensor,
-    *,
     embed: Callable[[], Tensor],
+    *,
     is_retrained: bool = False,
 ) -> HopAverage:
     """Return the average over the neighbours that enter the prototypes of a round."""
@@ -263,12 +258,7 @@ def average_of(
     # of the client that was trained only to be evaluated.
     has_graphs = client.data.training.inputs.batch is not None
     is_stale = is_retrained and has_graphs
-    if (
-        kept is not None
-        and not is_stale
-        and kept[0] == key
-        and torch.equal(kept[1], annotation)
-    ):
+    if kept and not is_stale and kept[0] == key and torch.equal(kept[1], annotation):
         found: HopAverage = kept[2]
         return found
     same_class = method_config.neighbor_filter == "same-class"

@@ -66,10 +66,7 @@ def labelled_embeddings(
 class PrototypeClientApp(FglClientApp):
     """Base of the client halves that keep their model and exchange prototypes.
 
-    Notes
-    -----
-    1. All clients of one backbone start from the same weights, unless
-       :meth:`starts_alone` says otherwise.
+    All clients of one backbone start from the same weights, unless :meth:`starts_alone`.
     """
 
     down = Prototypes
@@ -90,26 +87,16 @@ class PrototypeClientApp(FglClientApp):
 
     def personal_model(self, client: Client, download: Prototypes) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""
-        own = super().personal_model(client, download)
-        if own is not None:
-            return own
-        return client.build_model(
-            initialise=True, own_weights=self.starts_alone(client)
-        )
+        return client.own_model(own_weights=self.starts_alone(client))
 
 
 class FedProtoClientApp(GroupClientApp, PrototypeClientApp):
-    """Pull the embeddings of each class towards its global prototype.
-
-    Notes
-    -----
-    1. The trained model computes the prototypes without dropout.
-    """
+    """Pull the embeddings of each class towards its global prototype."""
 
     stacked = True
 
     def fit_group(self, group: Group, downloads: Sequence[Prototypes]) -> GroupFit:
-        """Train, then average the embeddings of the training nodes by class."""
+        """Train, then average the embeddings by class, without dropout."""
         model = RecordingBackbone(group.build_own())
         losses = group.train(model, penalty=self.penalty(group, model, downloads))
         rows = group.rows

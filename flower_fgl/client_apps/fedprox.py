@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods.fedprox import FedProxSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedProxClientApp", "proximal_term"]
-
-Client = AnyClient[FedProxSettings]
 
 
 def proximal_term(

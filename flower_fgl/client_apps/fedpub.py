@@ -16,6 +16,7 @@ o_i                    ``proxy_embedding``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,6 +34,9 @@ from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 __all__ = ["FedPubClientApp", "mask_penalty"]
 
 Client = AnyClient[FedPubSettings]
+
+MASK = "mask"
+"""Group of the client's state that holds the private masks."""
 
 
 def mask_penalty(
@@ -90,27 +94,21 @@ class FedPubClientApp(FedAvgClientApp):
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train weights and mask together, then embed the proxy graph."""
         method_config = client.config.method_config
-        backbone = client.build_model()
-        load_state(backbone, download.tensors)
+        backbone = client.receive(download.tensors)
         masks = kept_masks(client, backbone)
         model = MaskedBackbone(backbone, masks, threshold=method_config.l1)
         weights = list(backbone.parameters())
         anchors = [weight.detach().clone() for weight in weights]
-        loss = client.train(
-            model,
-            server_round,
-            penalty=lambda: mask_penalty(
-                list(model.masks),
-                weights,
-                anchors,
-                l1=method_config.l1,
-                l2=method_config.l2,
-            ),
+        penalty = partial(
+            mask_penalty,
+            list(model.masks),
+            weights,
+            anchors,
+            l1=method_config.l1,
+            l2=method_config.l2,
         )
-        names = [name for name, _ in backbone.named_parameters()]
-        client.state.set_group(
-            "mask", {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
-        )
+        loss = client.train(model, server_round, penalty=penalty)
+        keep_masks(client, backbone, model)
         personal = client.build_model()
         load_state(personal, model.eval().effective())
         upload = EmbeddedWeights(
@@ -120,8 +118,7 @@ class FedPubClientApp(FedAvgClientApp):
 
     def received_model(self, client: Client, download: Weights) -> Backbone:
         """Return the received weights under the client's mask."""
-        backbone = client.build_model()
-        load_state(backbone, download.tensors)
+        backbone = client.receive(download.tensors)
         threshold = client.config.method_config.l1
         masks = kept_masks(client, backbone)
         model = MaskedBackbone(backbone, masks, threshold=threshold).eval()
@@ -129,13 +126,20 @@ class FedPubClientApp(FedAvgClientApp):
         return backbone
 
 
-def kept_masks(client: Client, backbone: Backbone) -> list[Tensor]:
+def kept_masks(client: AnyClient, backbone: Backbone) -> list[Tensor]:
     """Return the client's masks in the order of the parameters; at first they are 1."""
-    kept = client.state.group("mask")
+    kept = client.state.group(MASK)
     return [
         kept[name].to(weight.device) if kept else torch.ones_like(weight)
         for name, weight in backbone.named_parameters()
     ]
+
+
+def keep_masks(client: AnyClient, network: Backbone, model: MaskedBackbone) -> None:
+    """Store the masks of a network's parameters in the client's state."""
+    names = [name for name, _ in network.named_parameters()]
+    found = {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
+    client.state.set_group(MASK, found)
 
 
 @torch.no_grad()

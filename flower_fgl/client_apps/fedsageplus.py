@@ -41,7 +41,7 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
 )
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.state import StateStore
+from flower_fgl.client_apps.runtime.state import StateStore, part_of
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
@@ -67,6 +67,8 @@ GENERATOR_EPOCHS = 5
 """Adam steps of a generator in each round of generator training."""
 GENERATOR_LR = 1e-3
 """Learning rate (Adam) of the generator."""
+FEATURES = "features."
+"""Prefix of fGen's tensors in the state of the generator."""
 
 
 class FedSagePlusClientApp(FedAvgClientApp):
@@ -108,10 +110,8 @@ class FedSagePlusClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg does, on the mended graph if there is one."""
-        if (
-            client.config.method_config.gen_rounds
-            and "mended" not in client.state.values
-        ):
+        is_mended = "mended" in client.state.values
+        if client.config.method_config.gen_rounds and not is_mended:
             log.warning(
                 "Client %d has no mended graphs and trains on its original graph: "
                 "generator training failed, or the client's state was lost.",
@@ -155,13 +155,11 @@ class FedSagePlusClientApp(FedAvgClientApp):
     def _judge(self, message: Message, context: Context) -> Message:
         """Return the gradient of another client's generator."""
         client, store, _ = self.open_once(message, context, last=num_judgements)
-        method_config = client.config.method_config
-        spec = (
-            shapes_of(client),
+        sizes = (
             client.config.hidden_channels,
-            method_config.max_neighbours,
-            MAX_ITEMS,
+            client.config.method_config.max_neighbours,
         )
+        spec = (shapes_of(client), *sizes, MAX_ITEMS)
         shown = GeneratorState.from_record(message.content, spec)
         found = privatize(client, feedback_on(client, shown))
         self.keep(client, store, context, is_state_new=False)
@@ -206,8 +204,7 @@ def feature_generator(
 def open_generator(client: Client) -> NeighbourGenerator:
     """Return the client's generator as trained so far."""
     graph, saved = client.data.graph, client.state.group("generator")
-    prefix = "features."
-    own = {n[len(prefix) :]: t for n, t in saved.items() if n.startswith(prefix)}
+    own = part_of(saved, FEATURES)
     with seeded(client.seed(0, "generator")):
         network = NeighbourGenerator(
             feature_generator(client, own or None),
@@ -215,7 +212,7 @@ def open_generator(client: Client) -> NeighbourGenerator:
             hidden_channels=client.config.hidden_channels,
             num_classes=graph.num_classes,
         ).to(client.device)
-    load_state(network, {n: t for n, t in saved.items() if not n.startswith(prefix)})
+    load_state(network, {n: t for n, t in saved.items() if not n.startswith(FEATURES)})
     return network
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import replace
-
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.algorithms.fedsageplus import (
     HiddenNodes,
@@ -17,7 +13,6 @@ from flower_fgl.algorithms.fedsageplus import (
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.training import TrainingSet
 
 __all__ = ["impaired_of", "judged_features", "keep_mended", "mended_data"]
 
@@ -63,11 +58,7 @@ def keep_mended(client: Client, network: NeighbourGenerator) -> None:
         generator = client.generator(place, "mending")
         owner, x = network.mend(inputs, generator)
         kept[f"{place}/owner"], kept[f"{place}/x"] = owner, x
-    client.state.set_group("mended", kept)
-    digest = hashlib.blake2b(digest_size=8)
-    for tensor in kept.values():
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    client.state.values["mended"] = digest.hexdigest()
+    client.state.set_hashed_group("mended", kept)
 
 
 def mended_data(client: Client) -> ClientData:
@@ -90,18 +81,4 @@ def mended_data(client: Client) -> ClientData:
             for place, inputs in enumerate(data.inputs)
         ]
         data.memo["mended",] = kept = (token, made)
-    inputs: list[MendedGraph] = kept[1]
-    extra = [len(graph.generated) for graph in inputs]
-    training = data.training
-    return replace(
-        data,
-        inputs=list(inputs),
-        training=TrainingSet(inputs[0], training.index, training.labels),
-        labels=[
-            F.pad(y, (0, m), value=-1) for y, m in zip(data.labels, extra, strict=True)
-        ],
-        columns=[
-            {name: F.pad(mask, (0, m), value=False) for name, mask in masks.items()}
-            for masks, m in zip(data.columns, extra, strict=True)
-        ],
-    )
+    return data.with_inputs(kept[1])

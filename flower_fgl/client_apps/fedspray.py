@@ -27,8 +27,6 @@ from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedspray import FedSpraySettings
@@ -78,8 +76,7 @@ class FedSprayClientApp(FglClientApp):
 
     def personal_model(self, client: Client, download: Weights | None) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""
-        own = super().personal_model(client, download)
-        return own if own is not None else client.build_model(initialise=True)
+        return client.own_model()
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train the network, then encoder and proxies."""
@@ -88,7 +85,7 @@ class FedSprayClientApp(FglClientApp):
         load_state(encoder, download.tensors)
         proxies = NodeProxies(len(data.index), settings.width).to(client.device)
         load_state(proxies, client.state.group("proxies"))
-        model = TwoViews(self.personal_model(client, download))
+        model = TwoViews(client.own_model())
         reliable, teacher = self.teach(client, encoder, proxies)
 
         def term() -> Tensor:
@@ -139,11 +136,8 @@ class FedSprayClientApp(FglClientApp):
             "encoder": make_optimizer(encoder, config),
             "proxy": make_optimizer(proxies, adam, lr=config.method_config.proxy_lr),
         }
-        is_kept = config.optimizer_state == "keep"
-        if is_kept:
-            for name, optimizer in optimizers.items():
-                kept = client.state.group(f"{name}-optimizer")
-                restore_optimizer(parts[name], optimizer, kept)
+        for name, optimizer in optimizers.items():
+            client.restore_moments(f"{name}-optimizer", parts[name], optimizer)
         for _ in range(config.local_epochs):
             for optimizer in optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
@@ -157,7 +151,5 @@ class FedSprayClientApp(FglClientApp):
             loss.backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers.values():
                 optimizer.step()
-        if is_kept:
-            for name, optimizer in optimizers.items():
-                found = optimizer_tensors(parts[name], optimizer)
-                client.state.set_group(f"{name}-optimizer", found)
+        for name, optimizer in optimizers.items():
+            client.keep_moments(f"{name}-optimizer", parts[name], optimizer)

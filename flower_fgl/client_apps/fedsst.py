@@ -75,12 +75,10 @@ class FedSSTClientApp(HiddenLayersClientApp):
         with torch.no_grad():
             signal = structure_signal(first_layer(network, probe.to(client.device)))
         alpha = fusion_share(share, settings) if settings.fuses else 0.0
-        upload = DescribedWeights(
-            {
-                name: fuse(download.tensors[name], tensor.cpu(), alpha)
-                for name, tensor in self.shared_state(client, model).items()
-            },
-            {"signal": signal.cpu()[None]},
-        )
+        fused = {
+            name: fuse(download.tensors[name], tensor.cpu(), alpha)
+            for name, tensor in self.shared_state(client, model).items()
+        }
+        upload = DescribedWeights(fused, {"signal": signal.cpu()[None]})
         terms = {"epochs": float(epochs), "fusion": alpha}
         return Fit(model, upload, loss, terms=terms)

@@ -10,13 +10,10 @@ from collections.abc import Collection, Mapping
 
 from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet, build_network
 from flower_fgl.client_apps.partly_shared import PartlySharedClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.methods.fedstar import FedStarSettings
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import state_shapes
 
 __all__ = ["FedStarClientApp"]
-
-Client = AnyClient[FedStarSettings]
 
 
 class FedStarClientApp(PartlySharedClientApp):

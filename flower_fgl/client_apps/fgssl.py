@@ -16,7 +16,6 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.fgssl import FGSSLSettings
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
@@ -46,8 +45,7 @@ class FGSSLClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights with both losses."""
-        model = RecordingBackbone(client.build_model())
-        load_state(model.backbone, download.tensors)
+        model = RecordingBackbone(client.receive(download.tensors))
         terms = self.received_terms(client, server_round, model)
         loss = client.train(model, server_round, penalty=terms)
         return Fit(model.backbone, Weights(model.backbone.state_dict()), loss)
@@ -72,19 +70,13 @@ class FGSSLClientApp(FedAvgClientApp):
                 kept = distillation(own, edges, tau=settings.structure_tau)
                 out = out + settings.structure_weight * kept
             if settings.contrast_weight and has_classes:
-                weak = random_view(
-                    graph,
-                    pairs,
-                    generator,
-                    edge_drop=settings.global_edge_drop,
-                    feature_mask=settings.global_feature_mask,
+                rates = (
+                    (settings.global_edge_drop, settings.global_feature_mask),
+                    (settings.local_edge_drop, settings.local_feature_mask),
                 )
-                strong = random_view(
-                    graph,
-                    pairs,
-                    generator,
-                    edge_drop=settings.local_edge_drop,
-                    feature_mask=settings.local_feature_mask,
+                weak, strong = (
+                    random_view(graph, pairs, generator, edge_drop=e, feature_mask=f)
+                    for e, f in rates
                 )
                 with torch.no_grad():
                     target = received.embed(weak)[index]

@@ -17,7 +17,6 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.fggp import FGGPClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.fpl import FPLSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fggp import ModelAndPrototypes
@@ -48,8 +47,7 @@ class FPLClientApp(FGGPClientApp):
         self, client: Client, server_round: int, download: ModelAndPrototypes
     ) -> Fit:
         """Train with both losses, then average the embeddings of each class."""
-        model = RecordingBackbone(client.build_model())
-        load_state(model.backbone, download.tensors)
+        model = RecordingBackbone(client.receive(download.tensors))
         term = self.towards_clusters(client, model, download.prototypes)
         loss = client.train(model, server_round, penalty=term)
         data, number = client.data.training, client.data.num_classes

@@ -13,12 +13,7 @@ __all__ = ["LocalClientApp"]
 
 
 class LocalClientApp(GroupClientApp):
-    """Continue training from the client's own last weights.
-
-    Notes
-    -----
-    1. All clients of one backbone start from the same weights, as with FedAvg.
-    """
+    """Continue from the client's last weights; all clients start from the same."""
 
     stacked = True
     down = Empty
@@ -31,5 +26,4 @@ class LocalClientApp(GroupClientApp):
 
     def personal_model(self, client: Client, download: Empty | None) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""
-        own = super().personal_model(client, download)
-        return own if own is not None else client.build_model(initialise=True)
+        return client.own_model()

@@ -80,7 +80,7 @@ class MoonClientApp(FedAvgClientApp):
 
     def stack_key(self, client: Client) -> bool:
         """Separate clients in their first round: they have no previous model."""
-        return any(name.startswith("model/") for name in client.state.tensors)
+        return client.state.has_group("model")
 
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train from the received weights with the contrastive term."""

@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.algorithms.opfgl.class_statistics import (
@@ -94,7 +94,7 @@ class OPFGLClientApp(FglClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.train("personalise")(self._personalise)
+        self.train("personalise")(partial(self.handle_fit, fit=self.personalise))
 
     def download_spec(self, client: Client) -> tuple[int, int]:
         """Return the numbers of classes and features of a pseudo-graph."""
@@ -120,13 +120,8 @@ class OPFGLClientApp(FglClientApp):
             seconds["stage-2"] = time.perf_counter() - clock
         return Fit(model, Empty(), loss, seconds)
 
-    def personal_model(
-        self, client: Client, download: GraphDownload | None
-    ) -> Backbone:
-        """Return the model trained last, else that of stage 1, else an initial one."""
-        own = super().personal_model(client, download)
-        if own is not None:
-            return own
+    def first_model(self, client: Client, download: GraphDownload | None) -> Backbone:
+        """Return the model of stage 1, without a pseudo-graph an initial one."""
         if download is None or not len(download.graph.labels):
             return client.build_model(initialise=True)
         with torch.inference_mode(False):
@@ -217,9 +212,6 @@ class OPFGLClientApp(FglClientApp):
                 patience=config.patience,
             )
 
-    def _personalise(self, message: Message, context: Context) -> Message:
-        return self.handle_fit(message, context, self.personalise)
-
 
 def variant_of(client: Client) -> Variant:
     """Return the variant named by the setting ``variant``."""
@@ -279,12 +271,9 @@ def local_statistics(client: Client) -> ClassStatistics:
             operator, classes, client.data.num_classes, method_config.depth
         )
         kept = shares * least <= 1 + 1e-4  # of float32
-    return ClassStatistics(
-        (stats.mean * kept[:, None]).cpu(),
-        (stats.variance * kept[:, None]).cpu(),
-        (stats.count * kept).cpu(),
-        (stats.labelled_count * kept).cpu(),
-    )
+    rows = [part * kept[:, None] for part in (stats.mean, stats.variance)]
+    counts = [part * kept for part in (stats.count, stats.labelled_count)]
+    return ClassStatistics(*(part.cpu() for part in rows + counts))
 
 
 def distillation_weights(client: Client, variant: Variant) -> Tensor | None:

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone, state_shapes
-from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["OwnNetworkClientApp"]
 
@@ -25,19 +23,3 @@ class OwnNetworkClientApp(FedAvgClientApp):
         """Return the shapes of the network's state."""
         key = ("own-network", client.model_name, client.config.method_config)
         return client.cached(key, lambda: state_shapes(self.build(client)))
-
-    def empty_model(self, client: Client) -> Backbone:
-        """Build the method's network."""
-        return self.build(client)
-
-    def personal_model(
-        self, client: Client, download: Weights | None
-    ) -> Backbone | None:
-        """Return the model trained last, or the received one before the first training."""
-        saved = client.state.group("model")
-        state = saved or (None if download is None else download.tensors)
-        if state is None:
-            return None
-        model = self.build(client)
-        load_state(model, state)
-        return model

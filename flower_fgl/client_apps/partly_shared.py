@@ -22,10 +22,7 @@ __all__ = ["HiddenLayersClientApp", "PartlySharedClientApp"]
 class PartlySharedClientApp(FglClientApp):
     """Train all layers, upload the shared ones, keep the others.
 
-    Notes
-    -----
-    1. The kept layers of all clients start from the same weights, drawn once from the
-       seed.
+    The kept layers of all clients start from the same weights, drawn from the seed.
     """
 
     down: ClassVar[type[Payload]] = Weights
@@ -67,14 +64,9 @@ class PartlySharedClientApp(FglClientApp):
         loss = client.train(model, server_round)
         return Fit(model, Weights(self.shared_state(client, model)), loss)
 
-    def personal_model(self, client: Client, download: Any) -> Backbone | None:
-        """Return the model trained last, or the received layers with the initial ones."""
-        saved = client.state.group("model")
-        if not saved and download is None:
-            return None
-        model = self.build(client)
-        load_state(model, saved or download.tensors)
-        return model
+    def first_model(self, client: Client, download: Any) -> Backbone | None:
+        """Return the received layers, joined with the initial ones."""
+        return None if download is None else self.assemble(client, download)
 
 
 class HiddenLayersClientApp(PartlySharedClientApp):

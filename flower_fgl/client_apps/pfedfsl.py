@@ -50,10 +50,10 @@ class PFedFSLClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> tuple[Shapes, int]:
         """Return the shapes of the client's start and the maximum number of candidates."""
-        shapes = state_shapes(self.assemble(client).network)
+        shapes = state_shapes(self.build(client).network)
         return shapes, int(client.config.method_config.candidates)
 
-    def assemble(self, client: Client) -> NearestMean:
+    def build(self, client: Client) -> NearestMean:
         """Build the client's model; its weights are to be overwritten."""
         data = client.data.training
         network = client.build_model(num_outputs=client.config.hidden_channels)
@@ -68,7 +68,7 @@ class PFedFSLClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: CandidateModels) -> Fit:
         """Evaluate the candidates, train from the client's start, evaluate the result."""
-        model = self.assemble(client)
+        model = self.build(client)
         losses = []
         for number in range(1, 1 + download.num_candidates):
             load_state(model.network, download.model(number))
@@ -78,18 +78,14 @@ class PFedFSLClientApp(FglClientApp):
         scored = torch.stack([loss_of(client, model), *losses])
         return Fit(model, ScoredModel(model.network.state_dict(), scored), loss)
 
-    def personal_model(
+    def first_model(
         self, client: Client, download: CandidateModels | None
     ) -> Backbone | None:
-        """Return the model trained last, or its start before the first training."""
-        model = self.assemble(client)
-        saved = client.state.group("model")
-        if saved:
-            load_state(model, saved)
-        elif download is not None:
-            load_state(model.network, download.model(0))
-        else:
+        """Return the client's start."""
+        if download is None:
             return None
+        model = self.build(client)
+        load_state(model.network, download.model(0))
         return model
 
 

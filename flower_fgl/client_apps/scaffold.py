@@ -6,6 +6,8 @@ ICML 2020.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,6 @@ from flower_fgl.algorithms.scaffold import control_term, new_control
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.scaffold import ControlledWeights
 
@@ -41,14 +42,13 @@ class ScaffoldClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, download: ControlledWeights
     ) -> Fit:
         """Train with corrected gradients, then renew c_i."""
-        model = client.build_model()
-        load_state(model, download.tensors)
-        names = [name for name, _ in model.named_parameters()]
+        model = client.receive(download.tensors)
         zero = {name: torch.zeros_like(t) for name, t in download.control.items()}
         own = client.state.group("control") or zero
         own = {name: t.cpu() for name, t in own.items()}
         changes = [
-            (download.control[name] - own[name]).to(client.device) for name in names
+            (download.control[name] - own[name]).to(client.device)
+            for name, _ in model.named_parameters()
         ]
         steps = 0
 
@@ -59,16 +59,11 @@ class ScaffoldClientApp(FedAvgClientApp):
 
         loss = client.train(model, server_round, penalty=term)
         state = model.state_dict()
+        renew = partial(new_control, steps=steps, lr=client.config.lr)
+        control, received = download.control, download.tensors
         new = {
-            name: new_control(
-                own[name],
-                download.control[name],
-                download.tensors[name],
-                state[name].detach().cpu(),
-                steps=steps,
-                lr=client.config.lr,
-            )
-            for name in state
+            name: renew(own[name], control[name], received[name], t.detach().cpu())
+            for name, t in state.items()
         }
         client.state.set_group("control", new)
         change = {name: new[name] - own[name] for name in new}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -21,16 +22,15 @@ from flower_fgl.algorithms.topfgl import (
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
-    optimizer_tensors,
     refuse_non_finite,
-    restore_optimizer,
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.topfgl import TopFGLSettings
-from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 
@@ -68,12 +68,8 @@ class TopFGLClientApp(FedAvgClientApp):
     def build_learner(self, client: Client) -> TopologyLearner:
         """Build the learner on the client's device; its weights are overwritten."""
         config = client.config
-        key = (
-            "topfgl-learner",
-            client.model_name,
-            config.hidden_channels,
-            config.dropout,
-        )
+        sizes = config.hidden_channels, config.dropout
+        key = ("topfgl-learner", client.model_name, *sizes)
 
         def blank() -> TopologyLearner:
             width = client.build_model().hidden_channels
@@ -88,20 +84,13 @@ class TopFGLClientApp(FedAvgClientApp):
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Add edges if it is time, then train the network and the learner."""
         backbone, learner = client.build_model(), self.build_learner(client)
-        received = download.tensors
-        load_state(
-            backbone, {n: t for n, t in received.items() if not n.startswith(LEARNER)}
-        )
-        load_state(
-            learner,
-            {
-                n.removeprefix(LEARNER): t
-                for n, t in received.items()
-                if n.startswith(LEARNER)
-            },
-        )
+        names = client.state_shapes()
+        load_state(backbone, {name: download.tensors[name] for name in names})
+        load_state(learner, part_of(download.tensors, LEARNER))
         graph = client.data.training.inputs
-        encoding = self.encoding(client, graph)
+        encoding = client.cached(
+            ("topfgl-encoding",), lambda: structural_encoding(graph)
+        )
         terms: dict[str, float] = {}
         if self.is_time(client, server_round):
             self.add_edges(client, server_round, backbone, learner, encoding, terms)
@@ -109,15 +98,11 @@ class TopFGLClientApp(FedAvgClientApp):
         epochs = _LearnerEpochs(client, server_round, model, learner, encoding)
         loss = client.train(model, server_round, after_epoch=epochs)
         refuse_non_finite(learner.state_dict())
-        epochs.keep()
+        client.keep_moments("learner-optimizer", learner, epochs.optimizer)
         terms["added_edges"] = float(self.added(client).shape[1])
         state = dict(backbone.state_dict())
         state |= {LEARNER + name: t for name, t in learner.state_dict().items()}
         return Fit(model, Weights(state), loss, terms=terms)
-
-    def encoding(self, client: Client, graph: GraphInput) -> Tensor:
-        """Return h^T of the training graph, computed once."""
-        return client.cached(("topfgl-encoding",), lambda: structural_encoding(graph))
 
     def is_time(self, client: Client, server_round: int) -> bool:
         """Return whether the client adds edges in this round."""
@@ -184,24 +169,20 @@ class TopFGLClientApp(FedAvgClientApp):
         return AugmentedNet(backbone, client.data.training.inputs, self.added(client))
 
 
+@dataclass(eq=False)
 class _LearnerEpochs:
     """The learner's step after each epoch of the network."""
 
-    def __init__(
-        self,
-        client: Client,
-        server_round: int,
-        model: AugmentedNet,
-        learner: TopologyLearner,
-        encoding: Tensor,
-    ) -> None:
-        self.client, self.server_round, self.number = client, server_round, 0
-        self.model, self.learner, self.encoding = model, learner, encoding
-        self.is_kept = client.config.optimizer_state == "keep"
-        self.optimizer = make_optimizer(learner, client.config)
-        if self.is_kept:
-            kept = client.state.group("learner-optimizer")
-            restore_optimizer(learner, self.optimizer, kept)
+    client: Client
+    server_round: int
+    model: AugmentedNet
+    learner: TopologyLearner
+    encoding: Tensor
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.optimizer = make_optimizer(self.learner, self.client.config)
+        self.client.restore_moments("learner-optimizer", self.learner, self.optimizer)
 
     def __call__(self, _: float) -> None:
         """Compute Z and take one step of the learner."""
@@ -211,18 +192,11 @@ class _LearnerEpochs:
             return
         with torch.no_grad():
             logits = self.model.eval()(data.inputs)
-        with seeded(
-            client.seed(self.server_round, f"learner {self.number}"), client.device
-        ):
+        seed = client.seed(self.server_round, f"learner {self.number}")
+        with seeded(seed, client.device):
             self.learner.train()
             self.optimizer.zero_grad(set_to_none=True)
             out = self.learner(self.encoding, self.model.augmented, logits)
             loss = F.cross_entropy(out[data.index], data.labels)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-
-    def keep(self) -> None:
-        """Store the optimizer's moments, if the run keeps them."""
-        if self.is_kept:
-            found = optimizer_tensors(self.learner, self.optimizer)
-            self.client.state.set_group("learner-optimizer", found)

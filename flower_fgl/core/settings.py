@@ -418,6 +418,7 @@ class GeneralSettings:
         "compared by name, what an owner lacks is averaged among those that have it, "
         "private: nothing is told, and what belongs to one kind or relation stays local",
         choices="same name private",
+        auto=True,
     )
     num_bases: int = option(
         8,

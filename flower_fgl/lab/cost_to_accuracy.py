@@ -40,10 +40,10 @@ def cost_until(
 ) -> Cost:
     """Sum the bytes and seconds of a run until its pooled score reached ``target``.
 
-    The target is in (0, 1], or above 0 of errors; ``metric`` is by default
-    :func:`selecting_metric`. With ``evaluate-every`` above 1, the run may have reached
-    the score some rounds before the evaluation that shows it. Raises a ConfigError if
-    the target is out of range, or the run has no such node set or score.
+    The target is in (0, 1], or above 0 of errors. With ``evaluate-every`` above 1, the
+    run may have reached the score some rounds before the evaluation that shows it.
+    Raises a ConfigError if the target is out of range, or the run has no such node set
+    or score.
     """
     metric = metric or selecting_metric(run)
     scale = run.scale_of(metric)

@@ -17,12 +17,10 @@ __all__ = ["missing_classes", "results_table"]
 def results_table(
     experiment: Experiment, runs: Sequence[tuple[PlannedRun, RunFolder]]
 ) -> list[list[dict[str, str]]]:
-    """Average the finished runs of a grid over its seeds or draws.
+    """Average the finished runs of a grid over its seeds or draws, by place and title.
 
-    Returns the rows of each place (dataset, partition, …) together, by title: number of
-    runs, validation and test scores, shares in percent, mean ± standard deviation, and the
-    published value unless the runs used only part of the dataset. If some runs lack a
-    score, e.g. of an empty node set, the cell states how many have it.
+    If some runs lack a score, e.g. of an empty node set, the cell states how many have
+    it. Published values are left out if the runs used only part of the dataset.
     """
     replicate = "draws" if experiment.draws else "seeds"
     labels = {planned.row: planned.label or planned.row for planned, _ in runs}
@@ -56,7 +54,21 @@ def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]
     best = "before" if is_tuned else "own"
     found = {column for run in runs for column in run.best or {}}
     if runs[0].target:
-        return _number_columns(runs[0], best, found, is_tuned=is_tuned)
+        main = runs[0].owner_metric()
+        scores = number_scores(runs[0].target)
+        keys = [(best, "val", main), *((best, "test", name) for name in scores)]
+        keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
+        keys += [("global", "test", main)]
+        keys += [("own", "test", main)] if is_tuned else []
+        words = {"global": "global ", "own": "fine-tuned " if is_tuned else ""}
+        return [
+            (
+                f"{words.get(model, '')}{SETTING_COLUMNS.get(column, column)} "
+                f"{runs[0].scale_of(name).title}",
+                (model, column, name),
+            )
+            for model, column, name in keys
+        ]
     own = [
         (title, (best, column, "accuracy"))
         for column, title in SETTING_COLUMNS.items()
@@ -82,27 +94,6 @@ def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]
             ("fine-tuned test macro-F1", ("own", "test", "macro_f1")),
         ]
     return shown
-
-
-def _number_columns(
-    run: RunFolder, best: str, found: set[str], *, is_tuned: bool
-) -> list[tuple[str, tuple[str, str, str]]]:
-    """Return the columns of a row that predicts numbers, as :func:`_columns` does."""
-    main = run.owner_metric()
-    shown = number_scores(run.target)
-    keys = [(best, "val", main), *((best, "test", name) for name in shown)]
-    keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
-    keys += [("global", "test", main)]
-    keys += [("own", "test", main)] if is_tuned else []
-    words = {"global": "global ", "own": "fine-tuned " if is_tuned else ""}
-    return [
-        (
-            f"{words.get(model, '')}{SETTING_COLUMNS.get(column, column)} "
-            f"{run.scale_of(name).title}",
-            (model, column, name),
-        )
-        for model, column, name in keys
-    ]
 
 
 def missing_classes(runs: Sequence[RunFolder]) -> str:

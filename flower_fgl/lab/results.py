@@ -34,6 +34,7 @@ __all__ = ["Run", "RunSet", "compare", "load"]
 
 log = logging.getLogger(__name__)
 
+ABOUT = ("method", "dataset", "clients", "seed")
 TITLES = {"accuracy": "acc", "mean_accuracy": "mean acc", **EXTRA_SCORES}
 
 
@@ -85,11 +86,13 @@ class Run(RunFolder):
 
         if per not in ("client", "round"):
             raise ConfigError(f'per must be "client" or "round", got {per!r}.')
-        rows = _client_rows(self.clients) if per == "client" else _rounds(self.rounds)
-        first = ["round", "client"] if per == "client" else ["round", "phase", "status"]
-        return pd.DataFrame(
-            list(rows), columns=_columns_of(self, [*first, "evaluation", "column"], per)
-        )
+        rows = self.clients if per == "client" else self.rounds
+        found = list(_score_rows(rows, per))
+        first = [*FIRST[per], "evaluation", "column"]
+        scores = dict.fromkeys(["num_nodes", *(() if self.target else SCORE_NAMES)])
+        scores |= dict.fromkeys(key for row in found for key in row)
+        shown = [key for key in scores if key not in (*first, *LAST[per])]
+        return pd.DataFrame(found, columns=[*first, *shown, *LAST[per]])
 
     def plot(self, picture: str = "convergence") -> Figure:
         """Draw one picture of the report.
@@ -217,10 +220,12 @@ class Run(RunFolder):
     def _repr_html_(self) -> str:
         """Return the results as an HTML table, for notebooks."""
         titles, rows = self.scores()
-        parts = [_paragraph(line) for line in self.headline().split("\n")]
-        parts += [_html_table(titles, rows)] if rows else []
-        parts += [_paragraph(line) for line in (*self.owner_lines(), *self.failures())]
-        return "".join([*parts, _paragraph(f"Run folder: {self.path}")])
+        below = [*self.owner_lines(), *self.failures(), f"Run folder: {self.path}"]
+        above, below = (
+            [f"<p>{html.escape(line)}</p>" for line in lines]
+            for lines in (self.headline().split("\n"), below)
+        )
+        return "".join([*above, _html_table(titles, rows) if rows else "", *below])
 
 
 class RunSet(Sequence[Run]):
@@ -306,9 +311,9 @@ class RunSet(Sequence[Run]):
             frame = frame_of_runs(
                 (run.summary["dataset"], number, run) for number, run in enumerate(self)
             ).rename(columns={"place": "dataset", "row": "run"})
-            names = [(run.path.name, run.summary["method"]) for run in self]
-            frame.insert(2, "method", [names[number][1] for number in frame["run"]])
-            return frame.assign(run=[names[number][0] for number in frame["run"]])
+            runs = [self[number] for number in frame["run"]]
+            frame.insert(2, "method", [run.summary["method"] for run in runs])
+            return frame.assign(run=[run.path.name for run in runs])
         if per == "run":
             return pd.DataFrame([{**_about(run), **_best(run)} for run in self])
         frames = []
@@ -422,26 +427,13 @@ class RunSet(Sequence[Run]):
         metric = common_metric(self._runs)
         scale = common_scale(metric, self._runs)
         score = scale.title if scale.is_error else TITLES.get(metric, metric)
-        titles = [
-            "method",
-            "dataset",
-            "clients",
-            "seed",
-            f"val {score}",
-            f"test {score}",
-        ]
         rows = []
         for run in self:
-            about = [
-                str(run.summary[k]) for k in ("method", "dataset", "clients", "seed")
-            ]
-            scores = [
-                (run.best or {}).get(column, {}).get(metric)
-                for column in ("val", "test")
-            ]
+            best = run.best or {}
+            scores = [best.get(column, {}).get(metric) for column in ("val", "test")]
             shown = ["-" if s is None else scale.show(s) for s in scores]
-            rows.append([*about, *shown])
-        return titles, rows
+            rows.append([*(str(run.summary[key]) for key in ABOUT), *shown])
+        return [*ABOUT, f"val {score}", f"test {score}"], rows
 
     def __repr__(self) -> str:
         return self.table() if self._runs else "no runs"
@@ -545,18 +537,31 @@ def _picture(pictures: Mapping[str, Figure], name: str) -> Figure:
     return pictures[name]
 
 
-def _client_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the scores of each client, evaluation and node set."""
+FIRST = {"client": ["round", "client"], "round": ["round", "phase", "status"]}
+"""Columns of a frame before the scores."""
+LAST = {"client": ["loss"], "round": ["loss", "seconds", "bytes_up", "bytes_down"]}
+"""Columns of a frame after the scores."""
+
+
+def _score_rows(
+    rows: Sequence[Mapping[str, Any]], per: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the scores by round or client, evaluation and node set."""
     for row in rows:
+        known = {**row, "client": row.get("partition_id")}
+        if per == "round":
+            known["seconds"] = row.get("seconds", {}).get("total")
+            for way in ("up", "down"):
+                sent = row.get("bytes", {}).get(way, {})
+                known[f"bytes_{way}"] = sum(sent.values())
         for mode, columns in (row.get("metrics") or {}).items():
             for column, scores in columns.items():
                 yield {
-                    "round": row["round"],
-                    "client": row["partition_id"],
+                    **{key: known.get(key) for key in FIRST[per]},
                     "evaluation": mode,
                     "column": column,
                     **_own(scores),
-                    "loss": row.get("loss"),
+                    **{key: known.get(key) for key in LAST[per]},
                 }
 
 
@@ -565,46 +570,9 @@ def _own(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in scores.items() if name != "targets"}
 
 
-def _rounds(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the scores over all clients, by round, evaluation and node set."""
-    for row in rows:
-        sent = row.get("bytes", {})
-        costs = {
-            f"bytes_{way}": sum(sent.get(way, {}).values()) for way in ("up", "down")
-        }
-        for mode, columns in (row.get("metrics") or {}).items():
-            for column, scores in columns.items():
-                yield {
-                    "round": row["round"],
-                    "phase": row.get("phase"),
-                    "status": row.get("status"),
-                    "evaluation": mode,
-                    "column": column,
-                    **_own(scores),
-                    "loss": row.get("loss"),
-                    "seconds": row.get("seconds", {}).get("total"),
-                    **costs,
-                }
-
-
-def _columns_of(run: Run, first: list[str], per: str) -> list[str]:
-    """Return the columns of a frame; an empty frame has those of every run."""
-    rows = _client_rows(run.clients) if per == "client" else _rounds(run.rounds)
-    last = (
-        ["loss"] if per == "client" else ["loss", "seconds", "bytes_up", "bytes_down"]
-    )
-    scores = dict.fromkeys(["num_nodes"])
-    scores |= {} if run.target else dict.fromkeys(SCORE_NAMES)
-    scores |= dict.fromkeys(
-        key for row in rows for key in row if key not in (*first, *last)
-    )
-    return [*first, *scores, *last]
-
-
 def _about(run: Run) -> dict[str, Any]:
     """Return what tells a run from others."""
-    keys = ("method", "dataset", "clients", "seed")
-    return {"run": run.path.name} | {key: run.summary[key] for key in keys}
+    return {"run": run.path.name} | {key: run.summary[key] for key in ABOUT}
 
 
 def _best(run: Run) -> dict[str, Any]:
@@ -622,11 +590,6 @@ def _best(run: Run) -> dict[str, Any]:
         **{f"bytes_{way}": run.summary["bytes"][way] for way in ("up", "down")},
         "seconds": run.summary["seconds"]["total"],
     }
-
-
-def _paragraph(text: str) -> str:
-    """Return text as an HTML paragraph."""
-    return f"<p>{html.escape(text)}</p>"
 
 
 def _html_table(

@@ -13,7 +13,7 @@ import tomli_w
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.options import AUTO, Scalar
+from flower_fgl.core.options import AUTO
 from flower_fgl.core.settings import owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
@@ -24,11 +24,10 @@ from flower_fgl.lab.experiments.experiment_file import (
 from flower_fgl.lab.experiments.experiment_tables import standalone_text
 from flower_fgl.lab.grid_table import missing_classes
 from flower_fgl.lab.tables.cells import PLACE, Cell, make_cell
-from flower_fgl.lab.tables.compare import PER_RUN
+from flower_fgl.lab.tables.compare import PER_RUN, group_runs
 from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tables
 from flower_fgl.methods import drop_removed
 from flower_fgl.runs.files import flatten_config, read_text
-from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import writing
 
@@ -43,9 +42,8 @@ def copy_experiment(
 ) -> Path:
     """Write the experiment file of a grid beside its run folders, as ``<folder>.toml``.
 
-    ``file`` was read for the experiment, if any. If options changed it
-    (``is_changed``), its settings are written anew; otherwise the file is copied, with
-    what it extends. Raises a RunError if the file cannot be written or read.
+    If options changed it, its settings are written anew; otherwise the file is copied,
+    with what it extends.
     """
     path = folder / f"{folder.name}.toml"
     if file is not None and not is_changed:
@@ -63,7 +61,7 @@ def copy_experiment(
 
 def _to_table(experiment: Experiment) -> dict[str, Any]:
     """Return an experiment as its file holds it."""
-    config = {k: v for k, v in experiment.config.items() if k not in ("run-dir",)}
+    config = {k: v for k, v in experiment.config.items() if k != "run-dir"}
     table: dict[str, Any] = {
         "title": experiment.title,
         "draws": experiment.draws,
@@ -80,9 +78,8 @@ def _to_table(experiment: Experiment) -> dict[str, Any]:
 def order_runs(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], str]:
     """Order runs as the experiment files beside their folders list them, folder by folder.
 
-    Those that a file does not list, or whose file is absent or damaged, follow in the
-    order given. Also returns the title of the experiment, if all runs are of
-    experiments with the same one.
+    Other runs follow in the order given. Also returns the title of the experiment, if
+    all runs are of experiments with the same one.
     """
     ordered, titles = [], set()
     for folder, members in _by_folder(runs).items():
@@ -106,13 +103,9 @@ def tabulate_runs(
     """Group runs into cells, by the experiment file in the folder of each run folder.
 
     ``files`` are experiment files of folders without a copy, by the name of the folder.
-    The cells are in the order of the experiments, their cases and grids. Also returns
-    what they do not hold: rows and runs that are missing, one sentence each.
-
-    Raises a RunError if a run does not belong to the experiment of its folder, if runs
-    of one row have other settings or code versions, or if the tuned settings of an
-    experiment are of another study than the one beside it; a ConfigError if an
-    experiment file is damaged.
+    Also returns what the cells do not hold, one sentence each. Raises a RunError if a
+    run does not belong to the experiment of its folder, or the tuned settings of an
+    experiment are of another study than the one beside it.
     """
     folders = _by_folder(runs)
     given = {file.stem: file for file in files}
@@ -185,22 +178,25 @@ def _planned_cells(
     cells = []
     for order, (row, plan) in enumerate(plans.items()):
         if row in rows:
-            published, notes = _published_of(experiment, row), []
+            found = experiment.published
+            published = {key: of[row] for key, of in found.items() if row in of}
+            notes = []
             if published and (partial := missing_classes(rows[row])):
                 published = {}
                 notes = [f"Published values are left out: the runs have {partial}."]
-            cell = make_cell(
-                rows[row],
-                experiment=experiment.name,
-                row=plan.line,
-                title=experiment.title,
-                order=order,
-                planned_draws=experiment.draws,
-                published=published,
-                tuning=_tuning_of(experiment, row),
-                notes=notes,
+            cells.append(
+                make_cell(
+                    rows[row],
+                    experiment=experiment.name,
+                    row=plan.line,
+                    title=experiment.title,
+                    order=order,
+                    planned_draws=experiment.draws,
+                    published=published,
+                    tuning=_tuning_of(experiment, row),
+                    notes=notes,
+                )
             )
-            cells.append(cell)
     missing = [
         f"{experiment.name}, {label}: not complete: {', '.join(names)}."
         for label, names in waiting.items()
@@ -251,12 +247,6 @@ def _check_settings(plan: PlannedRun, run: RunFolder, file: Path) -> None:
         )
 
 
-def _published_of(experiment: Experiment, row: str) -> dict[str, float]:
-    """Return the published values of a row by the key of a cell."""
-    found = experiment.published
-    return {key: values[row] for key, values in found.items() if row in values}
-
-
 def _tuning_of(experiment: Experiment, row: str) -> dict[str, Any]:
     """Return how a row was tuned, empty if it was not."""
     tuning = experiment.tuning
@@ -304,24 +294,13 @@ def _unplanned_cells(
     name: str, runs: Sequence[RunFolder]
 ) -> tuple[list[Cell], list[str]]:
     """Return the cells of a folder without experiment file, by the runs' settings."""
-    leave = PER_RUN | {"method"}
-    groups: dict[str, list[RunFolder]] = {}
-    configs: dict[str, dict[str, Scalar]] = {}
-    missing = []
-    for run in runs:
-        if run.status != "completed" or run.best is None:
-            missing.append(f"{run.path.name}: not complete ({run.status}).")
-            continue
-        flat = {k: v for k, v in flatten_config(run.config) if k not in leave}
-        config = {"method": str(run.summary["method"]), **flat}
-        key = json.dumps(sorted(config.items()))
-        groups.setdefault(key, []).append(run)
-        configs[key] = config
-    labels = tell_apart(list(configs.values()), but=PLACE)
+    done = [run for run in runs if run.status == "completed" and run.best is not None]
     cells = [
         make_cell(members, experiment=name, row=label.replace(" · ", ", "), order=order)
-        for order, (label, members) in enumerate(
-            zip(labels, groups.values(), strict=True)
-        )
+        for order, (label, members) in enumerate(group_runs(done, but=PLACE))
     ]
-    return cells, missing
+    return cells, [
+        f"{run.path.name}: not complete ({run.status})."
+        for run in runs
+        if run not in done
+    ]

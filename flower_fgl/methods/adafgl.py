@@ -1,10 +1,4 @@
-"""Settings and row of AdaFGL.
-
-Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
-Heterogeneity", ICDE 2024.
-"""
-
-from __future__ import annotations
+"""Settings and row of AdaFGL, see ``algorithms.adafgl``."""
 
 from dataclasses import dataclass
 

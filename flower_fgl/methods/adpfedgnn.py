@@ -4,8 +4,6 @@ Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
 Network", IJCAI 2025.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,10 +1,4 @@
-"""Settings and row of clustered sampling.
-
-Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
-Clients Selection in Federated Learning", ICML 2021.
-"""
-
-from __future__ import annotations
+"""Settings and row of clustered sampling, see ``algorithms.clusteredsampling``."""
 
 from dataclasses import dataclass
 

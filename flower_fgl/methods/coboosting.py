@@ -1,10 +1,4 @@
-"""Settings and row of Co-Boosting.
-
-Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting",
-ICLR 2024.
-"""
-
-from __future__ import annotations
+"""Settings and row of Co-Boosting, see ``algorithms.coboosting``."""
 
 from dataclasses import dataclass, replace
 
@@ -23,9 +17,7 @@ class CoBoostingSettings(DenseSettings):
         1.0, "power of (1 − p) by which hard nodes count in the generator's loss", ge=0
     )
     perturbation: float = option(
-        0.03,
-        "ε, length of the random step that perturbs a generated node; ours",
-        ge=0,
+        0.03, "ε, length of the random step that perturbs a generated node; ours", ge=0
     )
     weight_step: float = option(
         0.01, "μ, step of the clients' weights in the ensemble", ge=0

@@ -1,9 +1,4 @@
-"""Settings and row of DENSE.
-
-Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
-"""
-
-from __future__ import annotations
+"""Settings and row of DENSE, see ``algorithms.dense``."""
 
 from dataclasses import dataclass
 from typing import Any

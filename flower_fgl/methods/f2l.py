@@ -1,9 +1,4 @@
-"""Settings and row of F²L.
-
-Wang et al., "Federated Few-shot Learning", KDD 2023.
-"""
-
-from __future__ import annotations
+"""Settings and row of F²L, see ``algorithms.f2l``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Lea
 AAAI 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

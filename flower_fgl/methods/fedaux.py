@@ -1,9 +1,4 @@
-"""Settings and row of FedAux.
-
-Zhuo, Zhan and Yu, "FedAux", NeurIPS 2025.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedAux, see ``algorithms.fedaux``."""
 
 from dataclasses import dataclass
 

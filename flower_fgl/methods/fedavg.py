@@ -4,8 +4,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 Data", AISTATS 2017.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -1,10 +1,4 @@
-"""Settings and row of FedDC.
-
-Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
-Correction", CVPR 2022.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedDC, see ``algorithms.feddc``."""
 
 from dataclasses import dataclass
 

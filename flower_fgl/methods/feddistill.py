@@ -1,10 +1,4 @@
-"""Settings and row of FedDistill.
-
-Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation
-and Augmentation under Non-IID Private Data", arXiv 1811.11479, 2018.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedDistill, see ``algorithms.feddistill``."""
 
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning" (FedVL
 called FedED), 2024.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -1,10 +1,4 @@
-"""Settings and row of FedGCN.
-
-Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
-Convolutional Networks", NeurIPS 2023.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedGCN, see ``algorithms.fedgcn``."""
 
 from dataclasses import dataclass
 

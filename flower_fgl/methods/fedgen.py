@@ -1,10 +1,4 @@
-"""Settings and row of FedGen.
-
-Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
-ICML 2021.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedGen, see ``algorithms.fedgen``."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,4 @@
-"""Settings and row of FedGTA.
-
-Li et al., "FedGTA: Topology-Aware Averaging for Federated Graph Learning", VLDB 2024.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedGTA, see ``algorithms.fedgta``."""
 
 from dataclasses import dataclass
 

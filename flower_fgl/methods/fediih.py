@@ -1,9 +1,4 @@
-"""Settings and row of FedIIH.
-
-Yu et al., "FedIIH", AAAI 2025.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedIIH, see ``algorithms.fediih``."""
 
 from dataclasses import dataclass
 

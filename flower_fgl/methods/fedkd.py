@@ -1,10 +1,4 @@
-"""Settings and row of FedKD.
-
-Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
-Communications 13, 2022.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedKD, see ``algorithms.fedkd``."""
 
 from dataclasses import dataclass
 

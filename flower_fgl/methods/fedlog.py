@@ -1,9 +1,4 @@
-"""Settings and row of FedLoG.
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedLoG, see ``algorithms.fedlog``."""
 
 from dataclasses import dataclass
 

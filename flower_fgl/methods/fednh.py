@@ -1,10 +1,4 @@
-"""Settings and row of FedNH.
-
-Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
-AAAI 2023.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedNH, see ``algorithms.fednh``."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,4 @@
-"""Settings and row of FedPANO.
-
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedPANO, see ``algorithms.fedpano``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

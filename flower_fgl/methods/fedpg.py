@@ -3,8 +3,6 @@
 Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -139,10 +137,7 @@ class FedPGSettings:
         choices="quantile cosine",
     )
     rho: float = option(
-        0.9,
-        "ρ_1, similarity from which two graphs are neighbours at hop 1",
-        gt=0,
-        le=1,
+        0.9, "ρ_1, similarity from which two graphs are neighbours at hop 1", gt=0, le=1
     )
     rho_decay: float = option(
         0.9,

@@ -4,8 +4,6 @@ Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients
 AAAI 2022.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -3,8 +3,6 @@
 Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

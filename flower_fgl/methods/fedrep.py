@@ -4,8 +4,6 @@ Collins et al., "Exploiting Shared Representations for Personalized Federated Le
 ICML 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option

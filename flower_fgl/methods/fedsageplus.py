@@ -1,10 +1,4 @@
-"""Settings and row of FedSage+.
-
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
-2021.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedSage+, see ``algorithms.fedsageplus``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

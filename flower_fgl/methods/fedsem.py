@@ -4,8 +4,6 @@ Long et al., "Multi-Center Federated Learning: Clients Clustering for Better
 Personalization", World Wide Web 26, 2023.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

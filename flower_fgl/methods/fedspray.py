@@ -1,9 +1,4 @@
-"""Settings and row of FedSpray.
-
-Fu et al., "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedSpray, see ``algorithms.fedspray``."""
 
 from dataclasses import dataclass
 

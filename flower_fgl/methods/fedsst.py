@@ -1,9 +1,4 @@
-"""Settings and row of FedSST.
-
-"FedSST", CVPR 2026.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedSST, see ``algorithms.fedsst``."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,4 @@
-"""Settings and row of FedStar.
-
-Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
-AAAI 2023.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedStar, see ``algorithms.fedstar``."""
 
 from dataclasses import dataclass
 

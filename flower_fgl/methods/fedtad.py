@@ -1,10 +1,4 @@
-"""Settings and row of FedTAD.
-
-Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
-Federated Learning", IJCAI 2024.
-"""
-
-from __future__ import annotations
+"""Settings and row of FedTAD, see ``algorithms.fedtad``."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,4 @@
-"""Settings and row of FGGP.
-
-Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
-Prototypes", AAAI 2024.
-"""
-
-from __future__ import annotations
+"""Settings and row of FGGP, see ``algorithms.prototypes.graph_views``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""Settings and row of FGSSL.
-
-Huang et al., "Federated Graph Semantic and Structural Learning", IJCAI 2023.
-"""
-
-from __future__ import annotations
+"""Settings and row of FGSSL, see ``algorithms.fgssl``."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,4 @@
-"""Settings and row of FPL.
-
-Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View",
-CVPR 2023.
-"""
-
-from __future__ import annotations
+"""Settings and row of FPL, see ``algorithms.fpl``."""
 
 from dataclasses import dataclass
 

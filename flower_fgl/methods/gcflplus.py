@@ -1,9 +1,4 @@
-"""Settings and row of GCFL+.
-
-Xie et al., "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021.
-"""
-
-from __future__ import annotations
+"""Settings and row of GCFL+, see ``algorithms.gcflplus``."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Row of local training: each client trains alone, nothing is exchanged."""
 
-from __future__ import annotations
-
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD"]

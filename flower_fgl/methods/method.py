@@ -184,21 +184,11 @@ class Method:
 
 
 def require_half(method: str, half: Any, base: type[Any]) -> None:
-    """Reject a half that is no subclass of this package's base class.
+    """Reject a ``half`` of a method that is no subclass of this package's base class.
 
-    Parameters
-    ----------
-    method : str
-        Name of its method.
-    half : Any
-        What :meth:`Method.load_strategy` or :meth:`Method.load_client_app` returned.
-    base : type
-        ``FglStrategy`` or ``FglClientApp``.
-
-    Raises
-    ------
-    ConfigError
-        If it is another class, e.g. a strategy of Flower.
+    ``half`` is what :meth:`Method.load_strategy` or :meth:`Method.load_client_app`
+    returned, and ``base`` is ``FglStrategy`` or ``FglClientApp``. Raises a ConfigError
+    for another class, e.g. a strategy of Flower.
     """
     if isinstance(half, type) and issubclass(half, base):
         return

@@ -3,8 +3,6 @@
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -4,8 +4,6 @@ Yan et al., "Toward Personalized Federated Node Classification in One-shot
 Communication", arXiv 2411.11304.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Settings that all methods with personalized averages share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -3,8 +3,6 @@
 Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -1,10 +1,4 @@
-"""Settings and row of SCAFFOLD.
-
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020.
-"""
-
-from __future__ import annotations
+"""Settings and row of SCAFFOLD, see ``algorithms.scaffold``."""
 
 from dataclasses import dataclass
 

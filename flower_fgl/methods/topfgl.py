@@ -1,9 +1,4 @@
-"""Settings and row of TopFGL.
-
-"TopFGL", ICDE 2026.
-"""
-
-from __future__ import annotations
+"""Settings and row of TopFGL, see ``algorithms.topfgl``."""
 
 from dataclasses import dataclass
 

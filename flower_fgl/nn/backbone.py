@@ -15,9 +15,12 @@ from flower_fgl.nn import conv
 from flower_fgl.nn.graph_input import GraphInput, Pooling
 from flower_fgl.nn.messages import Direction
 
-__all__ = ["Backbone", "copy_network"]
+__all__ = ["Backbone", "Parts", "copy_network"]
 
 Network = TypeVar("Network", bound=nn.Module)
+
+Parts = tuple[nn.Module, nn.Module]
+"""Encoder and classifier."""
 
 
 class Backbone(nn.Module):
@@ -161,72 +164,40 @@ class Backbone(nn.Module):
 
             self.decoder = make_decoder(link, num_classes)
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
-        """Construct encoder and classifier.
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+        """Construct encoder and classifier, with ``num_layers`` as in the constructor.
 
-        Parameters
-        ----------
-        in_channels, num_classes, num_layers : int
-            As in the constructor, validated; ``hidden_channels``, ``dropout``,
-            ``readout`` and ``has_linear_head`` are already set.
-
-        Returns
-        -------
-        encoder, classifier : torch.nn.Module
+        All sizes are validated; ``hidden_channels``, ``dropout``, ``readout`` and
+        ``has_linear_head`` are already set.
         """
         raise NotImplementedError
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Return the last hidden representation of each node.
+        """Return the last hidden representation of each node, (N, hidden_channels).
 
-        Parameters
-        ----------
-        graph : GraphInput
-            Graph with N nodes.
-
-        Returns
-        -------
-        Tensor of shape (N, hidden_channels)
-            After dropout, in training mode.
+        It is that after dropout, in training mode.
         """
         raise NotImplementedError
 
     def represent(self, graph: GraphInput) -> Tensor:
-        """Return node representations as input for a separate classifier.
+        """Return node representations (N, hidden_channels) for a separate classifier.
 
-        Parameters
-        ----------
-        graph : GraphInput
-            Graph with N nodes.
-
-        Returns
-        -------
-        Tensor of shape (N, hidden_channels)
-            As :meth:`embed_nodes`; a :class:`LayeredNet` omits the activation and
-            dropout after its last layer.
+        As :meth:`embed_nodes`; a :class:`LayeredNet` omits the activation and dropout
+        after its last layer.
         """
         return self.embed_nodes(graph)
 
     def embed(self, graph: GraphInput) -> Tensor:
         """Return the penultimate representation of each node, or of each graph.
 
-        Parameters
-        ----------
-        graph : GraphInput
-            One graph with N nodes; for a readout, a batch of G graphs.
-
-        Returns
-        -------
-        Tensor of shape (N, hidden_channels), for a readout (G, hidden_channels)
-            After dropout, in training mode; then pooled.
+        It has the shape (N, hidden_channels), for a readout, whose input is a batch of G
+        graphs, (G, hidden_channels): after dropout, in training mode; then pooled.
 
         Raises
         ------
         ValueError
-            If a network without readout gets a batch of graphs, or one with readout
-            gets a single graph.
+            If a network without readout gets a batch of graphs, or one with readout gets
+            a single graph.
         """
         if self.readout != (graph.batch is not None):
             raise ValueError(
@@ -238,19 +209,9 @@ class Backbone(nn.Module):
         return graph.pool(h, self.pooling) if self.readout else h
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Predict classes from the embeddings that :meth:`embed` returned.
+        """Predict logits (N, C) or (G, C) from the embeddings that :meth:`embed` returned.
 
-        Parameters
-        ----------
-        h : Tensor of shape (N, hidden_channels) or (G, hidden_channels), float
-            Embeddings.
-        graph : GraphInput
-            Graph of the embeddings; heads without propagation ignore it.
-
-        Returns
-        -------
-        Tensor of shape (N, C) or (G, C)
-            Logits.
+        Heads without propagation ignore the ``graph`` of the embeddings.
         """
         classifier = self.classifier
         if isinstance(classifier, nn.Linear) and classifier.weight.dim() == 3:
@@ -272,21 +233,11 @@ class Backbone(nn.Module):
         return out
 
     def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
-        """Return logits of which the caller reads only some rows.
+        """Return logits, (N, C) or (G, C), of which the caller reads only some rows.
 
-        This computes all rows; networks with an expensive head override it.
-
-        Parameters
-        ----------
-        graph : GraphInput
-            One graph, or a batch of graphs.
-        wanted : Tensor of shape (N,) or (G,), bool
-            Nodes or graphs whose rows the caller reads.
-
-        Returns
-        -------
-        Tensor of shape (N, C) or (G, C)
-            As :meth:`forward`; the other rows may hold any value.
+        ``wanted`` (N,) or (G,), bool, marks these nodes or graphs; the other rows may
+        hold any value. This computes all rows, as :meth:`forward`; networks with an
+        expensive head override it.
         """
         out: Tensor = self(graph)
         return out
@@ -294,12 +245,8 @@ class Backbone(nn.Module):
     def fixed(self) -> Backbone:
         """Return a network with the same predictions that needs only its state.
 
-        It can be saved to a file.
-
-        Returns
-        -------
-        Backbone
-            The network itself, unless its predictions also depend on a client's data.
+        It can be saved to a file. It is the network itself, unless its predictions also
+        depend on a client's data.
         """
         return self
 
@@ -318,16 +265,10 @@ def copy_network(
     """Copy a network as ``copy.deepcopy`` does, in a tenth of the time.
 
     Most of the time of ``deepcopy`` goes to the empty tables of hooks of every module.
-
-    Parameters
-    ----------
-    network : torch.nn.Module
-        Network whose parameters are leaves.
-    memo : dict of int to object, optional
-        Copies by the ``id`` of the original, as in ``deepcopy``; completed in place.
-    is_empty : bool
-        Whether the copy gets trainable parameters on the CPU without values, for a
-        network whose parameters have none (``meta`` tensors).
+    Parameters are leaves. ``memo`` are copies by the ``id`` of the original, as in
+    ``deepcopy``; completed in place. If it ``is_empty``, the copy gets trainable
+    parameters on the CPU without values, for a network whose parameters have none
+    (``meta`` tensors).
     """
     memo = {} if memo is None else memo
     if id(network) in memo:

@@ -25,32 +25,19 @@ def receptive_field(
 ) -> GraphInput | None:
     """Extract the part of a graph that the layers need for some of its nodes.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        One graph with N nodes.
-    targets : Tensor of shape (n,), int64
-        Nodes to compute, each once.
-    reach : int, positive
-        Number of consecutive layers that read neighbours
-        (:attr:`~flower_fgl.nn.backbone.Backbone.reach`).
-    is_batch : bool
-        Whether this is one of many mini-batches. Strided features are then propagated
-        once over the whole graph, and each mini-batch selects its rows.
+    ``targets`` (n,) are the nodes to compute, each once, and ``reach`` is the number of
+    consecutive layers that read neighbours
+    (:attr:`~flower_fgl.nn.backbone.Backbone.reach`). If this ``is_batch``, one of many
+    mini-batches, strided features are propagated once over the whole graph, and each
+    mini-batch selects its rows.
 
-    Returns
-    -------
-    GraphInput or None
-        Input for the network in place of ``graph``. The network then returns the rows
-        of ``targets`` in their order, and each layer computes only the nodes that later
-        layers need. ``None`` if the part covers most of the graph, a gradient flows to
-        edges or features, or ``graph`` is a subclass with its own form of features.
-
-    Notes
-    -----
-    1. Results equal those of the whole graph up to the order of sums: the operators
-       keep their entries, degrees included. Dropout draws for fewer nodes, so the same
-       seed gives other masks than on the whole graph.
+    Returns the input for the network in place of ``graph``. The network then returns the
+    rows of ``targets`` in their order, and each layer computes only the nodes that later
+    layers need. ``None`` if the part covers most of the graph, a gradient flows to edges
+    or features, or ``graph`` is a subclass with its own form of features. Results equal
+    those of the whole graph up to the order of sums: the operators keep their entries,
+    degrees included. Dropout draws for fewer nodes, so the same seed gives other masks
+    than on the whole graph.
     """
     is_plain = type(graph) is GraphInput and graph.batch is None
     if not is_plain or not graph.topology.is_constant or graph.x.requires_grad:

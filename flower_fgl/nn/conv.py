@@ -34,10 +34,7 @@ def dropout(
 
     Unless ``is_training``, return ``h`` and draw nothing. ``uniform`` takes ``h`` and
     returns uniform numbers of its shape, by default from torch's global generator.
-
-    Notes
-    -----
-    1. ``F.dropout`` draws Bernoulli numbers, which take four times as long on a CPU.
+    ``F.dropout`` draws Bernoulli numbers, which take four times as long on a CPU.
     """
     if not is_training or rate == 0:
         return h

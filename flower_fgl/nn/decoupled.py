@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.pyg import SGConv, SSGConv
 from flower_fgl.nn.topology import graph_filter
@@ -30,9 +30,7 @@ class SGC(Backbone):
     min_layers = 1
     stacks = True
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct PyG's layer and a linear head."""
         hidden = self.hidden_channels
         self.coefficients = (0.0,) * num_layers + (1.0,)
@@ -68,9 +66,7 @@ class SSGC(SGC):
     alpha: ClassVar[float] = 0.05
     """Weight of the features themselves, as in the paper's citation experiments."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct PyG's layer and a linear head."""
         hidden, alpha = self.hidden_channels, self.alpha
         self.coefficients = (alpha, *[(1 - alpha) / num_layers] * num_layers)
@@ -97,9 +93,7 @@ class APPNP(Backbone):
     alpha: ClassVar[float] = 0.1
     """Teleport probability, as in the paper."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the linear layers."""
         hidden = self.hidden_channels
         stay, move = self.alpha, 1 - self.alpha
@@ -132,9 +126,7 @@ class SIGN(Backbone):
 
     min_layers = 1
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct one branch per power and the merging layers."""
         hidden = self.hidden_channels
         count = num_layers + 1
@@ -183,9 +175,7 @@ class GAMLP(Backbone):
     steps: int = 3
     """Propagation steps K, as in FedPG's experiments."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the linear layers and the attention scorer."""
         hidden = self.hidden_channels
         encoder = nn.ModuleDict(
@@ -216,29 +206,15 @@ class GAMLP(Backbone):
 def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Weight each hop by comparing it with the mixture of the previous hops, GAMLP.
 
-    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k
-    mixes the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights are
-    softmax(e_0..e_K).
+    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k mixes
+    the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights (K + 1, N) are
+    softmax(e_0..e_K). ``hops`` (K + 1, N, p) are x_0 to x_K, ``weight`` (1, 2p) is s, the
+    part for the history, then the part for the hop, and ``bias`` (1,) b. For stacked
+    clients all three have one more dimension, before the last two of ``hops`` and
+    ``weight``.
 
-    Parameters
-    ----------
-    hops : Tensor of shape (K + 1, N, p), float
-        x_0, …, x_K.
-    weight : Tensor of shape (1, 2p), float
-        s: the part for the history, then the part for the hop.
-    bias : Tensor of shape (1,), float
-        b. For stacked clients all three have one more dimension, before the last two of
-        ``hops`` and ``weight``.
-
-    Returns
-    -------
-    Tensor of shape (K + 1, N)
-        Positive, summing to 1 over the hops.
-
-    Notes
-    -----
-    1. The product with s distributes over the mixture, so each history is mixed as one
-       number per hop instead of p.
+    The product with s distributes over the mixture, so each history is mixed as one
+    number per hop instead of p.
     """
     halves = weight.view(*weight.shape[:-2], 2, -1)
     parts = hops @ halves.transpose(-1, -2)  # (K + 1, N, 2)

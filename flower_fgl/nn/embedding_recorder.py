@@ -12,21 +12,14 @@ __all__ = ["RecordingBackbone"]
 
 
 class RecordingBackbone(Backbone):
-    """Wrap a backbone and keep the embedding of its last forward pass.
+    """Wrap a backbone, not copied, and keep the embedding of its last forward pass.
 
-    Parameters
-    ----------
-    backbone : Backbone
-        Its parameters are shared, not copied.
-    extra : torch.nn.Module, optional
-        Module that the same optimizer trains, e.g. an attention scorer.
+    ``extra`` is a module that the same optimizer trains, e.g. an attention scorer.
 
-    Notes
-    -----
-    1. ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels),
-       for a readout (G, hidden_channels).
-    2. ``items`` are the embedded graphs if the last input was a mini-batch of graphs,
-       numbered as in the whole batch; ``None`` if it was all nodes or graphs.
+    ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels), for
+    a readout (G, hidden_channels). ``items`` are the embedded graphs if the last input
+    was a mini-batch of graphs, numbered as in the whole batch; ``None`` if it was all
+    nodes or graphs.
     """
 
     def __init__(self, backbone: Backbone, extra: nn.Module | None = None) -> None:

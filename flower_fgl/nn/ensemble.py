@@ -37,12 +37,9 @@ class _EachOperator:
 
 
 class SharedInput(StackedWeights):
-    """One graph as input of a backbone with the stacked weights of K models.
+    """A single graph as input of a backbone with the stacked weights of K models.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        A single graph. What it caches serves both inputs.
+    What the graph caches serves both inputs.
     """
 
     def __init__(self, graph: GraphInput) -> None:
@@ -80,17 +77,10 @@ class SharedInput(StackedWeights):
 class Ensemble:
     """Constant networks of K clients that predict the same nodes.
 
-    Parameters
-    ----------
-    template : Backbone
-        Network of the clients' architecture; not changed.
-    states : sequence of K mappings of str to Tensor
-        The clients' weights. They are copied.
-
-    Notes
-    -----
-    1. Networks that :func:`~flower_fgl.nn.stacked.can_stack` are evaluated at once, all
-       others one after the other. Both give the same predictions up to rounding.
+    ``template`` is a network of the clients' architecture, not changed, and ``states``
+    are the clients' K weights, which are copied. Networks that
+    :func:`~flower_fgl.nn.stacked.can_stack` are evaluated at once, all others one after
+    the other. Both give the same predictions up to rounding.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.messages import edge_messages
 
@@ -38,9 +38,7 @@ class GINE(Backbone):
     min_layers = 1
     pooling = "sum"
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the input map, the MLPs, and the maps of the features of edges."""
         if not self.edge_channels:
             raise ConfigError('model = "gine" needs features of edges.')

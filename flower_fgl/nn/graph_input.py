@@ -251,17 +251,7 @@ class GraphInput:
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:
-        """Select some graphs of a batch of graphs.
-
-        Parameters
-        ----------
-        graphs : Tensor of shape (g,), int64
-            Indices of the graphs, in the desired order.
-
-        Returns
-        -------
-        GraphInput
-            A batch of these graphs only.
+        """Select graphs (g,) of a batch, in the desired order, as a batch of their own.
 
         Raises
         ------
@@ -282,19 +272,9 @@ class GraphInput:
         return out
 
     def pool(self, h: Tensor, how: Pooling) -> Tensor:
-        """Aggregate the nodes of each graph.
+        """Aggregate the rows of ``h`` (N, p) of each graph: (G, p).
 
-        Parameters
-        ----------
-        h : Tensor of shape (N, p), float
-            Node representations.
-        how : {"sum", "mean"}
-            Aggregation.
-
-        Returns
-        -------
-        Tensor of shape (G, p)
-            Zero for a graph without nodes.
+        A graph without nodes has zeros.
 
         Raises
         ------
@@ -323,10 +303,7 @@ class GraphInput:
     def with_features(self, x: Tensor) -> GraphInput:
         """Return a graph with the same edges, their cached operators, and new features.
 
-        Parameters
-        ----------
-        x : Tensor of shape (N, d'), float
-            As in the constructor; of the same dtype.
+        The features are (N, d').
 
         Raises
         ------
@@ -349,12 +326,7 @@ class GraphInput:
     ) -> GraphInput:
         """Return a graph with new edges, the same features, and their cached transpose.
 
-        Parameters
-        ----------
-        edge_index : Tensor of shape (2, E'), int64
-            As in the constructor.
-        edge_weight : Tensor of shape (E',), float, optional
-            As in the constructor.
+        Edges (2, E') and weights (E',) are as in the constructor.
 
         Raises
         ------
@@ -376,20 +348,11 @@ class GraphInput:
     def encode_nodes(
         self, key: Hashable, compute: Callable[[GraphInput], Tensor]
     ) -> Tensor:
-        """Return a constant of every node that depends only on the edges of its graph.
+        """Return a constant (N, p) that depends only on the edges of each node's graph.
 
-        It is computed once; graphs that :meth:`select` chooses take their rows of it.
-
-        Parameters
-        ----------
-        key : hashable
-            Name of the constant and its parameters.
-        compute : callable
-            Takes this input and returns a Tensor of shape (N, p).
-
-        Returns
-        -------
-        Tensor of shape (N, p)
+        It is computed once, by ``compute`` from this input, under ``key``, which names
+        the constant and its parameters; graphs that :meth:`select` chooses take their
+        rows of it.
         """
         if self._chosen_from is not None:
             whole, nodes = self._chosen_from
@@ -410,7 +373,7 @@ class GraphInput:
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Map node representations linearly; sparse features stay sparse.
+        """Map node representations linearly, (N, q); sparse features stay sparse.
 
         Parameters
         ----------
@@ -418,10 +381,6 @@ class GraphInput:
             Hidden representations; ``None`` for the graph's features.
         weight, bias : Tensor of shape (q, p), and (q,) or None, float
             As in :class:`torch.nn.Linear`.
-
-        Returns
-        -------
-        Tensor of shape (N, q)
         """
         if h is None and self._sparse is not None:
             return self._sparse.matmul(weight.t(), bias)
@@ -449,7 +408,7 @@ class GraphInput:
         kind: OperatorKind,
         coefficients: tuple[float, ...],
     ) -> Tensor:
-        """Compute ``(Σ_k c_k S^k H) Wᵀ + b``: propagate, then map linearly.
+        """Compute ``(Σ_k c_k S^k H) Wᵀ + b``, (N, q): propagate, then map linearly.
 
         Parameters
         ----------
@@ -461,10 +420,6 @@ class GraphInput:
             S.
         coefficients : tuple of float
             c_0, c_1, …; (0, 1) is one step of propagation.
-
-        Returns
-        -------
-        Tensor of shape (N, q)
         """
         if h is None and self._is_kept:
             return F.linear(self.propagated(kind, coefficients), weight, bias)

@@ -1,8 +1,4 @@
-"""Batches of graphs (disjoint unions), and selection of some of their graphs.
-
-Server and clients import this through the backbones. It handles tensors only, no
-datasets.
-"""
+"""Batches of graphs (disjoint unions), and selection of some of their graphs."""
 
 from __future__ import annotations
 
@@ -36,15 +32,9 @@ class SubBatch(NamedTuple):
 class GraphBatch:
     """Many graphs in one: consecutively numbered nodes, no edges between graphs.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Edges of all graphs.
-    batch : Tensor of shape (N,), int64
-        Graph of each node, non-decreasing.
-    num_graphs : int, optional
-        Number of graphs G, including graphs without nodes; by default one more than the
-        largest entry of ``batch``.
+    ``edge_index`` (2, E) are the edges of all graphs, and ``batch`` (N,), int64,
+    non-decreasing, the graph of each node. ``num_graphs`` G counts graphs without nodes
+    too; by default one more than the largest entry of ``batch``.
 
     Raises
     ------

@@ -19,12 +19,8 @@ def hidden_names(
 
     The input layer is each module with a parameter whose shape depends on the number of
     features. In a GIN this is the first linear map: a linear map and the sum over the
-    neighbours commute, so this map could as well precede the first layer.
-
-    Raises
-    ------
-    ConfigError
-        If the backbone has no such layer.
+    neighbours commute, so this map could as well precede the first layer. Raises a
+    ConfigError if the backbone has no other layer.
     """
     narrow, wide = (
         encoder_state(

@@ -43,14 +43,8 @@ class DotDecoder(nn.Module):
 class MLPDecoder(nn.Module):
     """Score a pair by a network of two layers on the product of its embeddings.
 
-    Parameters
-    ----------
-    channels : int
-        Width p of the embeddings and of the hidden layer.
-
-    Notes
-    -----
-    1. The elementwise product makes the score the same for both directions of a pair.
+    ``channels`` is the width p of the embeddings and of the hidden layer. The elementwise
+    product makes the score the same for both directions of a pair.
     """
 
     def __init__(self, channels: int) -> None:
@@ -68,12 +62,9 @@ class EdgeDecoder(nn.Module):
     """Classify an edge by a network of two layers on both ends and the edge's features.
 
     ``channels`` is the width p of the embeddings and of the hidden layer; there are
-    ``num_features`` a, at least 0, and C classes.
-
-    Notes
-    -----
-    1. The ends are concatenated in the order source, target: an edge has a direction here,
-       whatever the direction in which messages are passed.
+    ``num_features`` a, at least 0, and C classes. The ends are concatenated in the order
+    source, target: an edge has a direction here, whatever the direction in which messages
+    are passed.
     """
 
     def __init__(self, channels: int, num_features: int, num_classes: int) -> None:
@@ -113,25 +104,18 @@ def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
 
 
 def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
-    """Find the sides of the nodes, and whether the graph is bipartite.
+    """Find the sides of the nodes, (N,), int64, and whether the graph is bipartite.
 
-    Undirected ``edges`` (2, E) are given once or in both directions.
+    Undirected ``edges`` (2, E) are given once or in both directions. A connected
+    component without odd cycles has two sides, an isolated node has its own. In any other
+    component all nodes have the same side. The graph is bipartite if no component has an
+    odd cycle, and there are at least ``MIN_CYCLES`` independent cycles: a forest has none
+    and says nothing about sides.
 
-    Returns
-    -------
-    Tensor of shape (N,), int64
-        Number of each node's side. A connected component without odd cycles has two, an
-        isolated node has its own. In any other component all nodes have the same.
-    bool
-        Whether no component has an odd cycle, and there are at least ``MIN_CYCLES``
-        independent cycles. A forest has none: it says nothing about sides.
-
-    Notes
-    -----
-    1. In the bipartite double cover each node v has two copies, and each edge (u, v) joins
-       one copy of u with the other copy of v. A walk from one copy of a node to another
-       node's same copy has an even number of edges. The copies of a node are connected if
-       and only if its component has an odd cycle.
+    In the bipartite double cover each node v has two copies, and each edge (u, v) joins
+    one copy of u with the other copy of v. A walk from one copy of a node to another
+    node's same copy has an even number of edges. The copies of a node are connected if
+    and only if its component has an odd cycle.
     """
     row, col = edges.numpy()
     cover = scipy.sparse.coo_array(
@@ -157,6 +141,9 @@ def draw_negatives(
 ) -> Tensor:
     """Draw distinct pairs of different nodes that are not known, uniformly.
 
+    Returns pairs (2, n) of (smaller node, larger node), in random order; n is ``number``,
+    or the number of all pairs that are not known if that is smaller.
+
     Parameters
     ----------
     known : Tensor of shape (E,), int64
@@ -168,12 +155,6 @@ def draw_negatives(
     side : Tensor of shape (N,), int64, optional
         Side of each node of a bipartite graph, see :func:`graph_sides`: two nodes of one
         side are no pair. By default any two nodes are.
-
-    Returns
-    -------
-    Tensor of shape (2, n), int64
-        Pairs (smaller node, larger node), in random order; n is ``number``, or the number
-        of all pairs that are not known if that is smaller.
     """
     known = torch.unique(known)
     between = None if side is None else _PairsBetween(side)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from flower_fgl.nn import conv
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
@@ -23,9 +23,7 @@ class LayeredNet(Backbone):
     linear map.
     """
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the layers."""
         hidden = self.hidden_channels
         widths = [in_channels] + [hidden] * (num_layers - 1)
@@ -37,32 +35,13 @@ class LayeredNet(Backbone):
         return encoder, self.make_layer(hidden, num_classes, is_last=True)
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Construct a layer.
-
-        Parameters
-        ----------
-        width, out : int
-            Input and output channels.
-        is_last : bool
-            Whether it is the head.
-        """
+        """Construct a layer of input and output channels; ``is_last`` is the head."""
         raise NotImplementedError
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Run a layer, without activation.
+        """Run a layer of :meth:`make_layer`, without activation: (N, out).
 
-        Parameters
-        ----------
-        layer : torch.nn.Module
-            A layer that :meth:`make_layer` returned.
-        graph : GraphInput
-            Graph with N nodes.
-        h : Tensor of shape (N, width), float, or None
-            Node representations; ``None`` for the graph's features.
-
-        Returns
-        -------
-        Tensor of shape (N, out)
+        ``h`` are node representations (N, width), or ``None`` for the graph's features.
         """
         raise NotImplementedError
 
@@ -255,9 +234,7 @@ class GCNII(Backbone):
     theta: ClassVar[float] = 0.5
     """The paper's λ."""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct two linear maps and the layers between them."""
         hidden = self.hidden_channels
         convs = [
@@ -265,10 +242,7 @@ class GCNII(Backbone):
             for number in range(1, num_layers + 1)
         ]
         encoder = nn.ModuleDict(
-            {
-                "input": nn.Linear(in_channels, hidden),
-                "convs": nn.ModuleList(convs),
-            }
+            {"input": nn.Linear(in_channels, hidden), "convs": nn.ModuleList(convs)}
         )
         return encoder, nn.Linear(hidden, num_classes)
 

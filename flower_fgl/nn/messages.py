@@ -37,13 +37,9 @@ class Ways(NamedTuple):
 class Messages:
     """Edges from source to target with features, sorted by target.
 
-    Parameters
-    ----------
-    index : Tensor of shape (2, M), int64
-        Source and target of each edge, in any order. Two nodes may have several edges, and
-        a node edges to itself.
-    x : Tensor of shape (M, a), float
-        Features of the edges; a may be 0.
+    ``index`` (2, M), int64, are source and target of each edge, in any order. Two nodes
+    may have several edges, and a node edges to itself. ``x`` (M, a) are the features of
+    the edges; a may be 0.
     """
 
     def __init__(self, index: Tensor, x: Tensor) -> None:
@@ -128,11 +124,8 @@ def edge_messages(h: Tensor, edges: Messages, layer: nn.Linear) -> Tensor:
     """Compute ``Σ_{(j→i)} ReLU(h_j + W_e x + b_e)``, the sum in PyG's ``GINEConv``.
 
     ``h`` is (N, p), as is the result, and ``layer`` maps the features of edges (M, a) to
-    (M, p).
-
-    Notes
-    -----
-    1. More than 2^27 numbers are computed in parts, again for the gradient of each part.
+    (M, p). More than 2^27 numbers are computed in parts, again for the gradient of each
+    part.
     """
     most = max(1, MOST_NUMBERS // h.shape[1])
     number = edges.index.shape[1]

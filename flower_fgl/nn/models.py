@@ -203,9 +203,9 @@ def local_names(
 ) -> frozenset[str]:
     """Return the tensors of a backbone that never leave an owner; the same for every d.
 
-    ``build`` makes the backbone for a feature width. With ``first_layer`` the layers
-    that read the features stay local: those with a tensor whose shape depends on d.
-    With ``head`` the classifier stays local.
+    ``build`` makes the backbone for a feature width. With ``first_layer`` the layers that
+    read the features stay local: those with a tensor whose shape depends on d. With
+    ``head`` the classifier stays local.
     """
     shapes = state_shapes(build(in_channels))
     kept = set(classifier_state(shapes)) if head else set()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import described
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 
 __all__ = ["Factory", "ModuleBackbone", "backbone_class"]
@@ -24,19 +24,15 @@ returns a module that maps ``x`` (N, in_channels) and ``edge_index`` (2, E) to e
 class ModuleBackbone(Backbone):
     """A module of another library as the encoder, and a linear classifier.
 
-    Notes
-    -----
-    1. The module gets dense features. Each graph's are made dense once.
-    2. Nothing follows the module's output but the classifier: no activation, no dropout.
+    The module gets dense features. Each graph's are made dense once. Nothing follows the
+    module's output but the classifier: no activation, no dropout.
     """
 
     min_layers = 1
     factory: ClassVar[Factory]
     name: ClassVar[str]
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Call the factory; check what it returns."""
         what = f"The factory of the backbone {described('backbones', self.name)}"
         sizes = {

@@ -58,15 +58,9 @@ class NeighbourLists:
     ) -> tuple[Tensor, Tensor]:
         """Draw up to ``limit`` neighbours of each of n nodes, without replacement.
 
-        A node with at most that many keeps all; for other nodes every set of that size
-        is equally likely. The generator draws on the CPU.
-
-        Returns
-        -------
-        target : Tensor of shape (m,), int64
-            Positions in ``nodes``, ascending.
-        entry : Tensor of shape (m,), int64
-            Positions in ``neighbour``.
+        A node with at most that many keeps all; for other nodes every set of that size is
+        equally likely. The generator draws on the CPU. Returns positions in ``nodes``
+        (m,), ascending, and in ``neighbour`` (m,).
         """
         first = self.start[nodes]
         degree = self.start[nodes + 1] - first
@@ -111,21 +105,16 @@ class _Drawn(NamedTuple):
 
 
 class NeighborSampler:
-    """Draw the inputs of a batch's layers from a graph.
+    """Draw the inputs of a batch's layers from one graph.
 
-    Parameters
-    ----------
-    graph : GraphInput
-        One graph with N nodes, without edge weights that require grad.
+    The graph has no edge weights that require grad.
 
-    Notes
-    -----
-    1. The entries that a node's row of an operator keeps are multiplied by the node's
-       degree over their number. A row times any representations is then unbiased. The
-       entry of the node itself is always kept. The network's nonlinear functions make
-       its output biased, as in any neighbour sampling.
-    2. The first layer reads propagated features. Of strided features they are computed
-       once for the whole graph, so that this layer is exact and draws nothing.
+    The entries that a node's row of an operator keeps are multiplied by the node's degree
+    over their number. A row times any representations is then unbiased. The entry of the
+    node itself is always kept. The network's nonlinear functions make its output biased,
+    as in any neighbour sampling. The first layer reads propagated features. Of strided
+    features they are computed once for the whole graph, so that this layer is exact and
+    draws nothing.
     """
 
     def __init__(self, graph: GraphInput) -> None:

@@ -18,12 +18,9 @@ def bound(h: Tensor, how: RepNorm) -> Tensor:
     """Bound representations (N, H) in length or range.
 
     ``l2`` scales each row to unit length and keeps rows of zeros; ``tanh`` applies tanh
-    to each entry; ``none`` returns ``h``.
-
-    Notes
-    -----
-    1. A node without features and neighbours may have a row of zeros. Its gradient is
-       not divided by the length: division by a tiny length would make it enormous.
+    to each entry; ``none`` returns ``h``. A node without features and neighbours may have
+    a row of zeros. Its gradient is not divided by the length: division by a tiny length
+    would make it enormous.
     """
     if how == "tanh":
         return h.tanh()

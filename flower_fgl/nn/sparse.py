@@ -16,6 +16,7 @@ __all__ = [
     "EdgePattern",
     "Operator",
     "SparseOperator",
+    "apply_function",
     "csr_matrix",
     "index_sum",
     "lay_out_for_sparse",
@@ -33,18 +34,9 @@ class Operator(Protocol):
     """A matrix that multiplies node representations from the left."""
 
     def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply a matrix and add a bias to every row.
+        """Multiply ``dense`` (N, p) to (M, p) and add ``bias`` (p,) to every row.
 
-        Parameters
-        ----------
-        dense : Tensor of shape (N, p)
-            Strided; may require grad.
-        bias : Tensor of shape (p,), optional
-            May require grad.
-
-        Returns
-        -------
-        Tensor of shape (M, p)
+        Both may require grad.
         """
 
 
@@ -54,12 +46,9 @@ def csr_matrix(
     """Sort entries into a CSR matrix with the narrowest index type that fits.
 
     ``row``, ``column`` and ``value`` (n,) are in any order; products add up entries at
-    one position. Indices are int32, or int64 beyond 2³¹ − 1.
-
-    Notes
-    -----
-    1. The kernels of CPU (MKL) and GPU (cuSPARSE) accept int32 indices without
-       conversion; these take a third less memory than int64.
+    one position. Indices are int32, or int64 beyond 2³¹ − 1. The kernels of CPU (MKL) and
+    GPU (cuSPARSE) accept int32 indices without conversion; these take a third less memory
+    than int64.
     """
     order, start, column = _sorted_rows(row, column, shape)
     return narrow_csr(start, column, value[order], shape)
@@ -106,11 +95,8 @@ def transpose_csr(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Transpose a CSR matrix (M, N), given by the parts of :func:`narrow_csr`, on the CPU.
 
-    Columns may be in any order within a row. The parts of the result are sorted.
-
-    Notes
-    -----
-    1. SciPy counts the entries of each column: linear time, a tenth of that of sorting.
+    Columns may be in any order within a row. The parts of the result are sorted. SciPy
+    counts the entries of each column: linear time, a tenth of that of sorting.
     """
     parts = (value.numpy(), column.numpy(), start.numpy())
     turned = scipy.sparse.csr_array(parts, shape=shape).tocsc()
@@ -139,16 +125,14 @@ def _pass_beta_warning() -> None:
 class SparseOperator:
     """A constant sparse matrix and its transpose, which the backward pass needs.
 
+    The first backward pass computes the transpose, once. A symmetric matrix serves as its
+    own transpose and is stored once. torch's own backward of a CSR product transposes in
+    every pass.
+
     Parameters
     ----------
     matrix : Tensor of shape (M, N), sparse CSR
         Must not be changed afterwards.
-
-    Notes
-    -----
-    1. The first backward pass computes the transpose, once. A symmetric matrix serves
-       as its own transpose and is stored once. torch's own backward of a CSR product
-       transposes in every pass.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -222,8 +206,7 @@ class SparseOperator:
 
     def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply ``dense`` (N, p) and add ``bias`` (p,); differentiable in both."""
-        out: Tensor = _Product.apply(self, False, dense, bias)  # type: ignore[no-untyped-call]
-        return out
+        return apply_function(_Product, self, False, dense, bias)
 
 
 class _Product(torch.autograd.Function):
@@ -246,9 +229,8 @@ class _Product(torch.autograd.Function):
         # calling apply again makes second derivatives available for gradient matching
         to_dense = to_bias = None
         if ctx.needs_input_grad[2]:
-            to_dense = _Product.apply(  # type: ignore[no-untyped-call]
-                ctx.operator, not ctx.is_transposed, grad, None
-            )
+            turned = not ctx.is_transposed
+            to_dense = apply_function(_Product, ctx.operator, turned, grad, None)
         if ctx.needs_input_grad[3]:
             to_bias = grad.sum(0)
         return None, None, to_dense, to_bias
@@ -270,19 +252,9 @@ def _multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
 class EdgePattern:
     """Positions of the entries of sparse matrices whose values change or train.
 
+    ``row`` and ``column`` (n,) of matrices (M, N) are in any order; the values are sorted
+    by row and column, and ``order`` (n,) is the given entry at each place of them.
     Products read the rows of the dense matrices in place and store no row per entry.
-
-    Parameters
-    ----------
-    row, column : Tensor of shape (n,), int64
-        Position of each entry, in any order.
-    shape : (int, int)
-        Rows M and columns N.
-
-    Attributes
-    ----------
-    order : Tensor of shape (n,), int64
-        The given entry at each place of the values, which are sorted by row and column.
     """
 
     def __init__(self, row: Tensor, column: Tensor, shape: tuple[int, int]) -> None:
@@ -296,16 +268,14 @@ class EdgePattern:
 
         ``left`` (M, p) and ``right`` (N, p) may require grad.
         """
-        out: Tensor = _EdgeDots.apply(self, left, right)  # type: ignore[no-untyped-call]
-        return out
+        return apply_function(_EdgeDots, self, left, right)
 
     def matmul(self, value: Tensor, dense: Tensor) -> Tensor:
         """Multiply the matrix of values (n,) in sorted order by ``dense`` (N, p).
 
         Both may require grad.
         """
-        out: Tensor = _EdgeSums.apply(self, False, value, dense)  # type: ignore[no-untyped-call]
-        return out
+        return apply_function(_EdgeSums, self, False, value, dense)
 
     def matrix(self, value: Tensor) -> Tensor:
         """Return the CSR matrix (M, N) of values in sorted order."""
@@ -340,9 +310,9 @@ class _EdgeDots(torch.autograd.Function):
         (grad,) = outputs
         to_left = to_right = None
         if ctx.needs_input_grad[1]:
-            to_left = _EdgeSums.apply(ctx.pattern, False, grad, right)  # type: ignore[no-untyped-call]
+            to_left = apply_function(_EdgeSums, ctx.pattern, False, grad, right)
         if ctx.needs_input_grad[2]:
-            to_right = _EdgeSums.apply(ctx.pattern, True, grad, left)  # type: ignore[no-untyped-call]
+            to_right = apply_function(_EdgeSums, ctx.pattern, True, grad, left)
         return None, to_left, to_right
 
 
@@ -365,31 +335,19 @@ class _EdgeSums(torch.autograd.Function):
         to_value = to_dense = None
         if ctx.needs_input_grad[2]:
             rows, columns = (dense, grad) if ctx.is_turned else (grad, dense)
-            to_value = _EdgeDots.apply(ctx.pattern, rows, columns)  # type: ignore[no-untyped-call]
+            to_value = apply_function(_EdgeDots, ctx.pattern, rows, columns)
         if ctx.needs_input_grad[3]:
-            to_dense = _EdgeSums.apply(  # type: ignore[no-untyped-call]
-                ctx.pattern, not ctx.is_turned, value, grad
-            )
+            turned = not ctx.is_turned
+            to_dense = apply_function(_EdgeSums, ctx.pattern, turned, value, grad)
         return None, None, to_value, to_dense
 
 
 class EdgeOperator:
-    """A sparse matrix given by its entries, differentiable in their values.
+    """A sparse matrix given by its entries (n,), differentiable in their values.
 
-    Parameters
-    ----------
-    row, column : Tensor of shape (n,), int64
-        Position of each entry.
-    value : Tensor of shape (n,), float
-        The entries; may require grad.
-    num_rows : int
-        Number of rows M.
-
-    Notes
-    -----
-    1. Each product gathers and scatters one row per entry and takes n·p floats of
-       memory. Use it for small graphs with learnable weights, and
-       :class:`SparseOperator` for constant matrices.
+    Each product gathers and scatters one row per entry and takes n·p floats of memory.
+    Use it for small graphs with learnable weights, and :class:`SparseOperator` for
+    constant matrices.
     """
 
     def __init__(
@@ -405,6 +363,12 @@ class EdgeOperator:
         return out if bias is None else out + bias
 
 
+def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Call an autograd function that returns one tensor; torch does not type ``apply``."""
+    out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out
+
+
 def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
     """Sum the rows of ``values`` that share an ``index``, which is their output row.
 
@@ -416,16 +380,12 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
 def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
     """Store the weights that multiply sparse features in column-major order.
 
-    A sparse matrix times a transposed weight, and its gradient, then need no
-    transposing copy. With thousands of features these copies take longer than the
-    products. Values, shapes and results stay the same. Call this before an optimizer is
-    constructed; weights of shape (·, num_features) are changed in place.
-
-    Notes
-    -----
-    1. Fused optimizers read tensors in memory order. Moments and gradients set by hand
-       must therefore have the layout of their parameter; autograd and the optimizer
-       ensure this for the ones that they create.
+    A sparse matrix times a transposed weight, and its gradient, then need no transposing
+    copy. With thousands of features these copies take longer than the products. Values,
+    shapes and results stay the same. Call this before an optimizer is constructed;
+    weights of shape (·, num_features) are changed in place. Fused optimizers read tensors
+    in memory order. Moments and gradients set by hand must therefore have the layout of
+    their parameter; autograd and the optimizer ensure this for the ones that they create.
     """
     for parameter in model.parameters():
         if parameter.dim() == 2 and parameter.shape[1] == num_features:

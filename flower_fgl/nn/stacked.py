@@ -78,18 +78,9 @@ class StackedWeights(GraphInput):
 class StackedInput(StackedWeights):
     """The graphs of K clients as input of a backbone with stacked weights.
 
-    Parameters
-    ----------
-    graphs : sequence of GraphInput
-        Graphs of the clients, without edge weights that require grad, with the same
-        feature width, layout and dtype.
-
-    Attributes
-    ----------
-    num_clients, num_rows : int
-        K, and the rows n of each client.
-    real : Tensor of shape (K, n), bool
-        Rows that are nodes; the other rows are padding.
+    The graphs have no edge weights, and the same feature width, layout and dtype.
+    ``num_rows`` is n, and ``real`` (K, n), bool, are the rows that are nodes; the other
+    rows are padding.
 
     Raises
     ------
@@ -226,26 +217,13 @@ def stack_model(
     *,
     is_spare: bool = False,
 ) -> Backbone:
-    """Build one backbone with the weights of K clients.
+    """Build one backbone with the weights of K clients, of shapes (K, ...).
 
-    Parameters
-    ----------
-    template : Backbone
-        A client's network, see :func:`can_stack`.
-    states : mapping of str to Tensor, or a sequence of K of them
-        One state for all clients, or one for each. They are copied.
-    num_clients : int
-        K.
-    uniform : callable
-        Source of the numbers of dropout: takes representations (K, n, p) and returns
-        numbers of that shape.
-    is_spare : bool
-        Whether to change ``template`` itself instead of a copy.
-
-    Returns
-    -------
-    Backbone
-        Its parameters have the shapes (K, ...), and the memory layout of the template's.
+    ``template`` is a client's network, see :func:`can_stack`; it is changed itself if it
+    ``is_spare``. ``states`` are one state for all clients, or one for each; they are
+    copied, to the memory layout of the template's. ``uniform`` is the source of the
+    numbers of dropout: it takes representations (K, n, p) and returns numbers of that
+    shape.
     """
     model = template if is_spare else copy_network(template)
     model.uniform = uniform

@@ -57,11 +57,8 @@ class Topology:
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a propagation operator (N, N), computed once if it is constant.
 
-        Parameters
-        ----------
-        kind : {"normalised", "mean", "sum"}
-            ``normalised`` adds a self-loop of weight 1 where a node has none. ``mean``
-            and ``sum`` add none, and an isolated node gets 0.
+        ``normalised`` adds a self-loop of weight 1 where a node has none. ``mean`` and
+        ``sum`` add none, and an isolated node gets 0.
         """
         if not self.is_constant:
             row, column, value = self._entries(kind)
@@ -128,23 +125,16 @@ def graph_filter(
     coefficients: tuple[float, ...],
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Apply a polynomial of an operator by Horner's rule.
+    """Apply a polynomial of an operator by Horner's rule: ``Σ_k c_k S^k h + b``, (N, p).
 
     Parameters
     ----------
     operator : Operator
         S, of shape (N, N).
-    h : Tensor of shape (N, p), float
-        Node representations.
+    h, bias : Tensor of shape (N, p), and (p,) or None, float
+        Node representations, and b, added to every row.
     coefficients : tuple of float
-        c_0, …, c_K; the last is not 0.
-    bias : Tensor of shape (p,), float, optional
-        Added to every row.
-
-    Returns
-    -------
-    Tensor of shape (N, p)
-        ``Σ_k c_k S^k h + b``, by K products.
+        c_0, …, c_K; the last is not 0. They take K products.
     """
     *lower, highest = coefficients
     out = h if highest == 1 else highest * h

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.relations import RelationPairs, relation_sum
 from flower_fgl.nn.sparse import index_sum
@@ -100,9 +100,7 @@ class TypedNet(Backbone):
 
     weight_of_relation: ClassVar[str] = ""
 
-    def make(
-        self, in_channels: int, num_classes: int, num_layers: int
-    ) -> tuple[nn.Module, nn.Module]:
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the shared parts first, so that their draws depend on no schema."""
         if self.typed is None:
             raise ConfigError(

@@ -1,8 +1,4 @@
-"""Payloads of ADPFedGNN: masked weights up, full weights down.
-
-Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
-Network", IJCAI 2025.
-"""
+"""Payloads of ADPFedGNN: masked weights up, full weights down."""
 
 from __future__ import annotations
 
@@ -40,15 +36,7 @@ MASKED_LAYOUT: Layout = {
 
 
 class Sizes(NamedTuple):
-    """Expected shapes and weight of a payload.
-
-    Parameters
-    ----------
-    weights, networks : mapping of str to tuple of int
-        Shapes of θ, and of the agent and the estimator.
-    weight : float
-        n_i, the client's weight in the average.
-    """
+    """Shapes of θ, of agent and estimator, and n_i, the client's weight in the average."""
 
     weights: Shapes
     networks: Shapes
@@ -64,12 +52,8 @@ class Sizes(NamedTuple):
 class SharedWeights(TensorPayload):
     """All global weights: 4·(P + P_mi + P_q) bytes.
 
-    Parameters
-    ----------
-    weights : mapping of str to Tensor, float32
-        θ^global, P numbers.
-    networks : mapping of str to Tensor, float32
-        θ_μ and θ_σ (P_mi) and θ_q (P_q), those that the settings use.
+    ``weights`` is θ^global; ``networks`` are θ_μ and θ_σ (P_mi) and θ_q (P_q), those that
+    the settings use.
     """
 
     weights: Mapping[str, Tensor]
@@ -87,18 +71,8 @@ class MaskedWeights(Payload):
     """A client's masked weights: 4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4 bytes.
 
     M ≤ ⌊qP⌋ of the P weights are sent. A mask of ones only (first round, or no
-    decoupling) is omitted: 4·P + 4·(P_mi + P_q) + 4 bytes.
-
-    Parameters
-    ----------
-    values : Tensor of shape (P,), float32
-        θ_i, zero outside the mask.
-    mask : Tensor of shape (P,), bool
-        M^g_i, the weights that are sent.
-    networks : mapping of str to Tensor, float32
-        As in :class:`SharedWeights`.
-    weight : int
-        n_i, which the server already knows.
+    decoupling) is omitted: 4·P + 4·(P_mi + P_q) + 4 bytes. ``values`` (P,) is θ_i, zero
+    outside ``mask`` M^g_i (P,); ``weight`` is n_i, which the server already knows.
     """
 
     values: Tensor

@@ -14,14 +14,7 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
 
-__all__ = [
-    "ANY",
-    "ArrayPayload",
-    "Field",
-    "Layout",
-    "check_ascending",
-    "read_arrays",
-]
+__all__ = ["ANY", "ArrayPayload", "Field", "Layout", "check_ascending", "read_arrays"]
 
 Field = tuple[torch.dtype, *tuple[int | str | tuple[int, ...], ...]]
 """Type of a tensor, and its sizes: numbers, choices of numbers, names, or ``ANY``."""
@@ -39,8 +32,7 @@ def read_arrays(
     """Unpack an ArrayRecord that has exactly the tensors of a layout.
 
     A name of a size stands for the number in ``sizes``, or for the size of the first
-    tensor that has it. A PayloadError says which tensor is missing, unexpected or
-    malformed.
+    tensor that has it.
     """
     tensors = read_tensors(content, record, dict.fromkeys(layout, ()), is_checked=False)
     known = dict(sizes)

@@ -86,9 +86,9 @@ HEADER = re.compile(
 )
 MAX_HEADER, MAX_DIMENSIONS = 256, 8
 MAX_METRICS, MAX_NAME = 256, 64
+"""Largest number of metrics in a reply, and of characters in a part of their names."""
 STATELESS = "stateless"
 """Metric of a data owner's reply after round 1 that trained without an earlier state."""
-"""Largest number of metrics in a reply, and of characters in a part of their names."""
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
 SCORE_SET = frozenset(SCORES)
@@ -118,7 +118,7 @@ class Payload(ABC):
         Parameters
         ----------
         content : RecordDict
-            Content of the message; records with other names are ignored.
+            Records with other names are ignored.
         spec : object
             Expected content, known to both sides, e.g. the shapes of the weights.
 
@@ -133,17 +133,10 @@ class Payload(ABC):
     def read_alike(
         cls, contents: Mapping[int, RecordDict], spec: Any
     ) -> dict[int, Self]:
-        """Read many messages of one specification at once, as far as that is faster.
+        """Read many messages of one specification, by partition-id, if that is faster.
 
         Messages that :meth:`from_record` would refuse are left out, and any others may
         be: :meth:`from_record` reads them.
-
-        Parameters
-        ----------
-        contents : mapping of int to RecordDict
-            Contents by partition-id.
-        spec : object
-            As in :meth:`from_record`.
         """
         return {}
 
@@ -268,12 +261,7 @@ class TensorPayload(Payload):
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Pack tensors into an ArrayRecord.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor
-        Tensors on any device; bfloat16 is not supported.
+    """Pack tensors, on any device, into an ArrayRecord; bfloat16 is not supported.
 
     Notes
     -----
@@ -305,6 +293,14 @@ def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | 
     """
     record = content.get(name)
     return record if isinstance(record, kind) else None
+
+
+def config_record(content: RecordDict, name: str) -> ConfigRecord:
+    """Return a record of settings; a message without it raises a PayloadError."""
+    record = find_record(content, name, ConfigRecord)
+    if record is None:
+        raise PayloadError(f'The message has no config record "{name}".')
+    return record
 
 
 def round_settings(content: RecordDict) -> ConfigRecord:
@@ -373,24 +369,9 @@ def check_tensor(
     shape: tuple[int, ...] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return ``tensor`` if it has the expected shape and type.
+    """Return ``tensor`` if it has the expected shape and type, else raise a PayloadError.
 
-    Parameters
-    ----------
-    name : str
-        Name for error messages.
-    tensor : Tensor
-        Received tensor.
-    shape : tuple of int, optional
-        Expected shape.
-    dtype : torch.dtype
-        Expected type; floating-point numbers must also be finite, and at most
-        ``LARGEST`` in absolute value.
-
-    Raises
-    ------
-    PayloadError
-        If shape or type differ, or a number is not finite or too large.
+    Floating-point numbers must also be finite, and at most ``LARGEST`` in absolute value.
     """
     if shape is not None and tuple(tensor.shape) != tuple(shape):
         raise PayloadError(
@@ -418,29 +399,11 @@ def read_tensors(
     *,
     is_checked: bool = True,
 ) -> dict[str, Tensor]:
-    """Unpack an ArrayRecord of tensors.
+    """Unpack an ArrayRecord of tensors, in the order of ``shapes``, by default any.
 
-    Parameters
-    ----------
-    content : RecordDict
-        Content of the message.
-    record : str
-        Name of the record.
-    shapes : mapping of str to tuple of int, optional
-        Expected entries with their shapes; by default any.
-    is_checked : bool
-        Whether the numbers must be float32 and finite. False for a client's own state
-        and for payloads with their own checks.
-
-    Returns
-    -------
-    dict of str to Tensor
-        Tensors in the order of ``shapes``.
-
-    Raises
-    ------
-    PayloadError
-        If the record is missing, or an entry is missing, unexpected or malformed.
+    With ``is_checked`` the numbers must be float32 and finite; without it, it is for a
+    client's own state and for payloads with their own checks. A PayloadError says that
+    the record is missing, or an entry is missing, unexpected or malformed.
     """
     arrays = find_record(content, record, ArrayRecord)
     if arrays is None:
@@ -468,11 +431,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(name: str, bits: Tensor, size: int) -> Tensor:
-    """Undo :func:`pack_bits` for a mask of ``size`` entries, as a tensor (size,), bool.
-
-    A PayloadError says that there are more or fewer bytes, or that a bit beyond the mask
-    is set.
-    """
+    """Undo :func:`pack_bits` for a mask of ``size`` entries; no other bit may be set."""
     check_tensor(name, bits, shape=(-(-size // 8),), dtype=torch.uint8)
     flat = np.unpackbits(bits.numpy())
     if flat[size:].any():
@@ -524,8 +483,8 @@ def write_metrics(
 ) -> MetricRecord:
     """Pack the metrics of a reply, which :func:`read_metrics` reads.
 
-    ``scores`` are by mode and column, ``seconds`` by part of the time. Of ``terms``,
-    those of the loss and other numbers, the ones that are not finite are left out.
+    Of ``terms``, those of the loss and other numbers, the ones that are not finite are
+    left out.
     """
     flat = write_scores(
         {
@@ -545,11 +504,7 @@ def write_metrics(
 
 @dataclass(frozen=True)
 class ReplyMetrics:
-    """The checked metrics of a reply: scores as in :func:`write_scores`, and the worker.
-
-    ``seconds`` are parts of the training time, ``terms`` terms of the loss and other
-    numbers of the training, and ``worker`` is the process that handled the message.
-    """
+    """The checked metrics of a reply, and the process that handled the message."""
 
     scores: dict[str, dict[str, dict[str, Any]]]
     seconds: dict[str, float]
@@ -560,12 +515,9 @@ class ReplyMetrics:
 def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
     """Read the metrics of a reply except its loss, see :func:`read_loss`.
 
-    Raises
-    ------
-    PayloadError
-        If there are too many metrics, or one has an unknown or long name, is no number,
-        or is out of range. Only the scores of a set without nodes may be NaN. Scores of
-        numbers are checked by ``read_number_scores``.
+    Raises a PayloadError if there are too many metrics, or one has an unknown or long name,
+    is no number, or is out of range. Only the scores of a set without nodes may be NaN.
+    Scores of numbers are checked by ``read_number_scores``.
     """
     if len(metrics) > MAX_METRICS:
         raise PayloadError(f"{len(metrics)} metrics, expected at most {MAX_METRICS}")
@@ -627,14 +579,7 @@ def _read_number(key: str, value: object) -> float:
 
 
 def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, Any]]]:
-    """Invert :func:`write_scores`; other metrics are checked and left out.
-
-    Raises
-    ------
-    PayloadError
-        If a metric is missing or unexpected, the number of nodes is no count, or a
-        score lies outside [0, 1]. A score must be NaN exactly if there is no node.
-    """
+    """Invert :func:`write_scores`; other metrics are checked and left out."""
     return read_metrics(metrics).scores
 
 
@@ -661,10 +606,7 @@ def _check_scores(where: str, values: Mapping[str, Any]) -> None:
 
 
 def read_loss(metrics: MetricRecord) -> float:
-    """Return the training loss of a reply; NaN if the client's floors withhold it.
-
-    A PayloadError says that it is not finite, or above ``LARGEST``.
-    """
+    """Return the training loss of a reply; NaN if the client's floors withhold it."""
     if "loss" not in metrics:
         return math.nan
     return _read_number("loss", metrics["loss"])
@@ -680,23 +622,9 @@ def read_payload(
     *,
     beside: Collection[str] = (),
 ) -> Kind:
-    """Read a reply's payload; a reply with further records is refused.
+    """Read a reply's payload by ``spec``, see :meth:`Payload.from_record`.
 
-    Parameters
-    ----------
-    kind : type of Payload
-        Expected payload.
-    content : RecordDict
-        Content of the message.
-    spec : object
-        See :meth:`Payload.from_record`.
-    beside : collection of str
-        Names of the records that the message has besides those of the payload.
-
-    Raises
-    ------
-    PayloadError
-        If there are unexpected records, or the payload is malformed.
+    A reply with other records than its own and those ``beside`` it is refused.
     """
     odd = sorted(set(content) - {*kind.records, *beside})
     if odd:
@@ -705,10 +633,7 @@ def read_payload(
 
 
 def check_size(content: RecordDict, max_mb: float) -> None:
-    """Refuse a message above ``max-message-mb`` (10⁶ bytes), before its records are read.
-
-    It raises a PayloadError.
-    """
+    """Refuse a message above ``max-message-mb`` (10⁶ bytes) before it is read."""
     size = sum(record_bytes(content).values())
     if size > max_mb * MEGABYTE:
         raise PayloadError(

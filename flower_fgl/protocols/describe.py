@@ -1,13 +1,13 @@
 """Payloads of the describe query before round 1.
 
-A client replies with a :class:`Description`, or with a :class:`Rejection` if it cannot take
-part. Data owners with their own graph files may number classes in any order and need no
+Data owners with their own graph files may number classes in any order and need no
 partition-id: the server assigns both. Every later message to such a client carries the
 :class:`ClassAgreement`, so that the client need not store it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
-from flower_fgl.protocols.base import INFO, Payload
+from flower_fgl.protocols.base import INFO, Payload, config_record
 
 __all__ = [
     "AGREEMENT",
@@ -70,86 +70,37 @@ _INTEGERS = {
 
 @dataclass(frozen=True)
 class Description(Payload):
-    """Description of a client for the server; contains no node, edge or feature.
+    """Description of a client for the server; contains no node, edge or feature."""
 
-    Parameters
-    ----------
-    partition_id, num_partitions : int
-        The client's number and the number of clients; -1 and 0 if the server is to
-        number a data owner.
-    num_nodes, num_edges : int
-        Size of its graph, in nodes and undirected edges. In graph classification,
-        ``num_nodes`` counts the graphs of all splits, ``num_edges`` their edges.
-    num_train, num_val, num_test : int
-        Nodes (or graphs) in its masks.
-    num_features : int
-        Feature width d.
-    class_names : tuple of str
-        Length C, in the client's own order; or T names of labels or numbers.
-    class_counts : tuple of int
-        Training nodes (or graphs) per class; empty without ``share-class-counts``.
-    model : str
-        Backbone of the client.
-    partition_sha256 : str
-        Hash of the partition of its graph; empty for a data owner's own file.
-    public_key : bytes
-        With secure aggregation, the key (32 bytes) that encrypts shares to this client,
-        with an identity and its signature if the owner has one (128 bytes); else empty.
-    name : str
-        Name of the data owner in logs; empty for a partition of a dataset.
-    scale : {"none", "rows", "columns"}
-        Scaling of the client's features.
-    feature_names : tuple of str
-        Length d, in the client's own order; empty without ``share-feature-names``, or if
-        the columns have no names.
-    features_sha256 : str
-        Hash of the names in their order; empty if the columns have no names.
-    num_edge_features : int
-        With ``setting = "edge"``, width a of the features of edges; their names follow
-        those of the nodes' features. The record has it only if it is not 0.
-    num_entries : int
-        With ``weight-by = "entries"``, known training labels or numbers of all targets,
-        at least ``num_train``. The record has it only then.
-    prepared : str
-        Hash of the recipe and vocabulary of the client's file, see ``flower-fgl prepare``.
-        The record has it only if the file was made so.
-    target_kind : {"classes", "labels", "numbers"}
-        What ``class_names`` names; the record has it only if it is not ``classes``.
-    target_units : tuple of str
-        Length T: units of the numbers. The record has them only if one is given.
-    schema : str
-        With a typed graph, its schema as far as ``schema-align`` tells it: names hashed
-        with ``same``, without private relations and those without edges with ``name``,
-        ``"private"`` with ``private``. The record has it only then.
-    type_features : tuple of str
-        With ``schema-align = "name"``, hash of the names of the features of each kind of
-        nodes, empty for a kind without names.
-    """
-
-    partition_id: int
-    num_partitions: int
-    num_nodes: int
-    num_edges: int
-    num_train: int
+    partition_id: int  # -1 if the server is to number a data owner
+    num_partitions: int  # number of clients, 0 if such an owner does not state it
+    num_nodes: int  # in graph classification, the graphs of all splits
+    num_edges: int  # undirected; in graph classification, those of all graphs
+    num_train: int  # nodes (or graphs) in the masks
     num_val: int
     num_test: int
-    num_features: int
-    class_names: tuple[str, ...]
-    class_counts: tuple[int, ...]
-    model: str
-    partition_sha256: str = ""
-    public_key: bytes = b""
-    name: str = ""
-    scale: str = "none"
-    feature_names: tuple[str, ...] = ()
-    features_sha256: str = ""
-    num_edge_features: int = 0
-    num_entries: int = 0
-    prepared: str = ""
-    target_kind: TargetKind = CLASSES
-    target_units: tuple[str, ...] = ()
+    num_features: int  # feature width d
+    class_names: tuple[str, ...]  # length C, in the client's own order; or T targets
+    class_counts: tuple[int, ...]  # training nodes; empty without share-class-counts
+    model: str  # backbone
+    partition_sha256: str = ""  # empty for a data owner's own file
+    public_key: bytes = b""  # see PublicKey; empty without secure aggregation
+    name: str = ""  # of the data owner; empty for a partition of a dataset
+    scale: str = "none"  # of the features: "none", "rows" or "columns"
+    feature_names: tuple[str, ...] = ()  # length d; only with share-feature-names
+    features_sha256: str = ""  # of the names in their order; empty without names
+    num_edge_features: int = 0  # with setting = "edge"; named after the nodes' features
+    num_entries: int = 0  # with weight-by = "entries": known labels or numbers to train
+    prepared: str = ""  # hash of recipe and vocabulary of flower-fgl prepare
+    target_kind: TargetKind = CLASSES  # what class_names names
+    target_units: tuple[str, ...] = ()  # of T numbers, if any is given
     schema: str = ""
+    """Schema of a typed graph as far as ``schema-align`` tells it: names hashed with
+    ``same``, without private relations and those without edges with ``name``, and
+    ``"private"`` with ``private``."""
     type_features: tuple[str, ...] = ()
+    """With ``schema-align = "name"``, hash of the names of the features of each kind of
+    nodes, empty for a kind without names."""
     records = (INFO,)
 
     @property
@@ -169,137 +120,119 @@ class Description(Payload):
         return Target(self.target_kind, self.class_names, self.target_units)
 
     def to_record(self) -> RecordDict:
-        """Pack into the record ``info``."""
+        """Pack into the record ``info``; some entries only if they say something."""
         values: dict[str, Any] = {
             key: int(getattr(self, key.replace("-", "_"))) for key in _INTEGERS
         }
-        values["class-names"] = list(self.class_names)
-        values["class-counts"] = list(self.class_counts)
-        values["model"] = self.model
-        values["partition-sha256"] = self.partition_sha256
-        values["public-key"] = self.public_key
-        values["name"], values["scale"] = self.name, self.scale
-        values["feature-names"] = list(self.feature_names)
-        values["features-sha256"] = self.features_sha256
-        if self.num_edge_features:
-            values[EDGE_FEATURES] = self.num_edge_features
-        if self.num_entries:
-            values[ENTRIES] = self.num_entries
-        if self.prepared:
-            values[PREPARED] = self.prepared
-        if self.target_kind != CLASSES:
-            values[KIND] = self.target_kind
-        if self.target_units:
-            values[UNITS] = list(self.target_units)
-        if self.schema:
-            values[SCHEMA] = self.schema
-        if self.type_features:
-            values[TYPE_FEATURES] = list(self.type_features)
+        values |= {
+            "class-names": list(self.class_names),
+            "class-counts": list(self.class_counts),
+            "model": self.model,
+            "partition-sha256": self.partition_sha256,
+            "public-key": self.public_key,
+            "name": self.name,
+            "scale": self.scale,
+            "feature-names": list(self.feature_names),
+            "features-sha256": self.features_sha256,
+        }
+        optional = {
+            EDGE_FEATURES: self.num_edge_features,
+            ENTRIES: self.num_entries,
+            PREPARED: self.prepared,
+            KIND: "" if self.target_kind == CLASSES else self.target_kind,
+            UNITS: list(self.target_units),
+            SCHEMA: self.schema,
+            TYPE_FEATURES: list(self.type_features),
+        }
+        values |= {key: value for key, value in optional.items() if value}
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack and check counts and lengths.
-
-        A PayloadError says that an entry is missing, of the wrong type, negative, too
-        large or too long, or inconsistent with another: more training nodes than nodes,
-        or more training nodes of all classes than in all.
-        """
-        info = _record(content, INFO)
+        """Unpack; refuse entries that are malformed, out of range or contradictory."""
+        info = config_record(content, INFO)
         values: dict[str, Any] = {}
-        is_numbered = info.get("partition-id") != UNNUMBERED
         for key, most in _INTEGERS.items():
             lowest = UNNUMBERED if key == "partition-id" else 0
             number = _read_integer(info, key, lowest=lowest, most=most)
             values[key.replace("-", "_")] = number
-        num_edge_features = 0
-        if EDGE_FEATURES in info:
-            num_edge_features = _read_integer(
-                info, EDGE_FEATURES, lowest=1, most=MAX_FEATURES
-            )
-        names = _read_names(info)
-        least = values["num_train"]
-        num_entries = (
-            _read_integer(info, ENTRIES, lowest=least, most=least * len(names))
-            if ENTRIES in info
-            else 0
-        )
-        class_counts = _read_counts(info.get("class-counts"), len(names))
-        for what, found, whole in (
-            ("num-train", values["num_train"], "num_nodes"),
-            ("class-counts", sum(class_counts), "num_train"),
+        names, least = _read_class_names(info), values["num_train"]
+        for key, lowest, most in (
+            (EDGE_FEATURES, 1, MAX_FEATURES),
+            (ENTRIES, least, least * len(names)),
         ):
-            if found > values[whole]:
+            if key in info:
+                number = _read_integer(info, key, lowest=lowest, most=most)
+                values[key.replace("-", "_")] = number
+        values["class_counts"] = _read_counts(info.get("class-counts"), len(names))
+        for key in ("model", "partition-sha256", "name", "scale", "features-sha256"):
+            values[key.replace("-", "_")] = _read_text(info, key)
+        width = values["num_features"] + values.get("num_edge_features", 0)
+        kind = _read_kind(info)
+        schema, type_features = _read_schema(info)
+        found = cls(
+            **values,
+            class_names=names,
+            public_key=info.get("public-key"),  # type: ignore[arg-type]
+            feature_names=_read_lines(
+                info, "feature-names", f"{width} different names or none", (0, width)
+            ),
+            prepared=_read_text(info, PREPARED) if PREPARED in info else "",
+            target_kind=kind,
+            target_units=_read_lines(
+                info,
+                UNITS,
+                f"{len(names)} units of numbers or none",
+                (0, len(names)) if kind == NUMBERS else (0,),
+                differ=False,
+            ),
+            schema=schema,
+            type_features=type_features,
+        )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Refuse entries that are malformed or contradict each other."""
+        for what, number, whole in (
+            ("num-train", self.num_train, "num_nodes"),
+            ("class-counts", sum(self.class_counts), "num_train"),
+        ):
+            if number > getattr(self, whole):
                 raise PayloadError(
-                    f'"{what}" counts {found} nodes, but {whole} is {values[whole]}.'
+                    f'"{what}" counts {number} nodes, but {whole} is '
+                    f"{getattr(self, whole)}."
                 )
-        if is_numbered and values["partition_id"] >= values["num_partitions"]:
+        if self.partition_id >= self.num_partitions:
             raise PayloadError(
-                f'"partition-id" must be below {values["num_partitions"]}, got '
-                f"{values['partition_id']}."
+                f'"partition-id" must be below {self.num_partitions}, got '
+                f"{self.partition_id}."
             )
-        model, sha256 = _read_text(info, "model"), _read_text(info, "partition-sha256")
-        public_key = info.get("public-key")
-        if not isinstance(public_key, bytes) or len(public_key) not in KEY_SIZES:
+        key = self.public_key
+        if not isinstance(key, bytes) or len(key) not in KEY_SIZES:
             raise PayloadError(
-                f'"public-key" must have {KEY_SIZES} bytes, got {str(public_key)[:50]}.'
+                f'"public-key" must have {KEY_SIZES} bytes, got {str(key)[:50]}.'
             )
-        scale = _read_text(info, "scale")
-        if scale not in SCALES:
-            raise PayloadError(f'"scale" must be one of {SCALES}, got {scale!r}.')
-        feature_names = _read_feature_names(info)
-        num_names = values["num_features"] + num_edge_features
-        if len(feature_names) not in (0, num_names):
-            raise PayloadError(
-                f'"feature-names" must be {num_names} names or none, got '
-                f"{len(feature_names)}."
-            )
-        features_sha256 = _read_text(info, "features-sha256")
-        expected = hash_names(feature_names) if feature_names else features_sha256
-        if features_sha256 != expected or len(expected) not in (0, 64):
+        if self.scale not in SCALES:
+            raise PayloadError(f'"scale" must be one of {SCALES}, got {self.scale!r}.')
+        expected, names = self.features_sha256, self.feature_names
+        if (names and hash_names(names) != expected) or len(expected) not in (0, 64):
             raise PayloadError(
                 '"features-sha256" must be the hash of the feature names, or empty.'
             )
-        prepared = _read_text(info, PREPARED) if PREPARED in info else ""
-        if len(prepared) not in (0, 64):
+        if len(self.prepared) not in (0, 64):
             raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
-        kind = _read_kind(info)
-        schema, type_features = _read_schema(info)
-        return cls(
-            schema=schema,
-            type_features=type_features,
-            feature_names=feature_names,
-            features_sha256=features_sha256,
-            class_names=names,
-            class_counts=class_counts,
-            model=model,
-            partition_sha256=sha256,
-            public_key=public_key,
-            name=_read_text(info, "name"),
-            scale=scale,
-            num_edge_features=num_edge_features,
-            num_entries=num_entries,
-            prepared=prepared,
-            target_kind=kind,
-            target_units=_read_units(info, kind, len(names)),
-            **values,
-        )
 
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of all texts."""
-        names = sum(
-            len(name.encode()) for name in (*self.class_names, *self.feature_names)
-        )
-        texts = [self.model, self.partition_sha256, self.name, self.scale]
-        texts += self.target_units
+        texts = [*self.class_names, *self.feature_names, *self.target_units, self.name]
+        texts += [self.model, self.partition_sha256, self.scale]
+        texts += [self.features_sha256, self.prepared, self.schema, *self.type_features]
         texts += [self.target_kind] * (self.target_kind != CLASSES)
-        texts += [self.schema, *self.type_features]
-        names += len(self.features_sha256) + len(self.prepared)
-        text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         numbers = len(_INTEGERS) + len(self.class_counts)
         numbers += bool(self.num_edge_features) + bool(self.num_entries)
-        return 8 * numbers + names + text
+        return 8 * numbers + sum(map(_size, texts)) + len(self.public_key)
 
 
 @dataclass(frozen=True)
@@ -312,21 +245,13 @@ class Rejection(Payload):
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``info``."""
-        return RecordDict(
-            {
-                INFO: ConfigRecord(
-                    {
-                        "name": self.name,
-                        "unfit": " ".join(self.reason.split())[:MAX_TEXT],
-                    }
-                )
-            }
-        )
+        reason = " ".join(self.reason.split())[:MAX_TEXT]
+        return RecordDict({INFO: ConfigRecord({"name": self.name, "unfit": reason})})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; a PayloadError says that an entry is missing or no line of text."""
-        info = _record(content, INFO)
+        info = config_record(content, INFO)
         return cls(_read_text(info, "name"), _read_text(info, "unfit"))
 
     @classmethod
@@ -337,7 +262,7 @@ class Rejection(Payload):
     @property
     def num_bytes(self) -> int:
         """Bytes of the two texts."""
-        return len(self.name.encode()) + len(self.reason.encode())
+        return _size(self.name) + _size(self.reason)
 
 
 @dataclass(frozen=True)
@@ -372,48 +297,82 @@ class ClassAgreement(Payload):
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; a PayloadError says that an entry is missing or out of range."""
-        info = _record(content, AGREEMENT)
+        info = config_record(content, AGREEMENT)
         most = MAX_PARTITIONS
         number = _read_integer(info, "partition-id", lowest=0, most=most)
         total = _read_integer(info, "num-partitions", lowest=1, most=most)
         if number >= total:
             raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
+        sizes = range(MAX_FEATURES + 1)
+        features = _read_lines(info, "feature-names", "different names or none", sizes)
         schema, _ = _read_schema(info)
-        names, features = _read_names(info), _read_feature_names(info)
-        return cls(number, total, names, features, schema)
+        return cls(number, total, _read_class_names(info), features, schema)
 
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of the names."""
-        names = (*self.class_names, *self.feature_names)
-        return 16 + len(self.schema) + sum(len(name.encode()) for name in names)
+        texts = (*self.class_names, *self.feature_names, self.schema)
+        return 16 + sum(map(_size, texts))
 
 
-def _record(content: RecordDict, name: str) -> ConfigRecord:
-    info = content.config_records.get(name)
-    if info is None:
-        raise PayloadError(f'The message has no config record "{name}".')
-    return info
+def _size(text: str) -> int:
+    """Return the bytes of a text."""
+    return len(text.encode())
 
 
 def _read_integer(info: ConfigRecord, key: str, *, lowest: int, most: int) -> int:
+    """Read an integer in a range."""
     value: Any = info.get(key)
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or not lowest <= value <= most:
+    if type(value) is not int or not lowest <= value <= most:
         raise PayloadError(
             f'"{key}" must be an integer from {lowest} to {most}, got {value!r}.'
         )
-    return int(value)
+    return value
+
+
+def _is_line(value: object) -> bool:
+    """Return whether a value is one line of text."""
+    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
 def _read_text(info: ConfigRecord, key: str) -> str:
+    """Read one line of text."""
     value = info.get(key)
-    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+    if not _is_line(value):
         raise PayloadError(
             f'"{key}" must be one line of at most {MAX_TEXT} characters, got '
             f"{str(value)[:50]!r}."
         )
-    return value
+    return str(value)
+
+
+def _read_lines(
+    info: ConfigRecord,
+    key: str,
+    expected: str,
+    sizes: Container[int],
+    *,
+    differ: bool = True,
+) -> tuple[str, ...]:
+    """Read a list of lines of text, by default none."""
+    values: Any = info.get(key, [])
+    if (
+        not isinstance(values, list)
+        or len(values) not in sizes
+        or not all(map(_is_line, values))
+        or (differ and len(set(values)) < len(values))
+    ):
+        raise PayloadError(
+            f'"{key}" must be {expected}, each one line of at most {MAX_TEXT} '
+            f"characters, got {str(values)[:50]}."
+        )
+    return tuple(values)
+
+
+def _read_class_names(info: ConfigRecord) -> tuple[str, ...]:
+    """Read the class names: at least one."""
+    expected = f"1 to {MAX_CLASSES} different names"
+    return _read_lines(info, "class-names", expected, range(1, MAX_CLASSES + 1))
 
 
 def _read_kind(info: ConfigRecord) -> TargetKind:
@@ -424,51 +383,6 @@ def _read_kind(info: ConfigRecord) -> TargetKind:
             f'"{KIND}" must be one of {", ".join(KINDS)}, got {str(info.get(KIND))[:50]!r}.'
         )
     return found[0]
-
-
-def _read_units(info: ConfigRecord, kind: TargetKind, width: int) -> tuple[str, ...]:
-    """Read the unit of each number; none for other kinds."""
-    values = info.get(UNITS, [])
-    units = values if isinstance(values, list) else [None]
-    is_text = all(
-        isinstance(u, str) and len(u) <= MAX_TEXT and u.isprintable() for u in units
-    )
-    if not is_text or len(units) not in ((0, width) if kind == NUMBERS else (0,)):
-        raise PayloadError(f'"{UNITS}" must be {width} units of numbers, or none.')
-    return tuple(map(str, units))
-
-
-def _read_names(info: ConfigRecord) -> tuple[str, ...]:
-    """Read the class names: at least one, all different."""
-    values: Any = info.get("class-names")
-    if not isinstance(values, list) or not 0 < len(values) <= MAX_CLASSES:
-        raise PayloadError(
-            f'"class-names" must be a list of 1 to {MAX_CLASSES} names, got {values!r}.'
-        )
-    for name in values:
-        is_text = isinstance(name, str) and name.isprintable()
-        if not is_text or len(name) > MAX_TEXT:
-            raise PayloadError(
-                '"class-names" must be strings, each one line of at most '
-                f"{MAX_TEXT} characters, got {name!r}."
-            )
-    if len(set(values)) < len(values):
-        raise PayloadError('"class-names" must differ.')
-    return tuple(values)
-
-
-def _read_feature_names(info: ConfigRecord) -> tuple[str, ...]:
-    """Read the feature names: none, or different lines of text."""
-    values = info.get("feature-names", [])
-    is_list = isinstance(values, list) and all(isinstance(v, str) for v in values)
-    names: list[str] = values if is_list else []  # type: ignore[assignment]
-    is_text = all(len(name) <= MAX_TEXT and name.isprintable() for name in names)
-    if not is_list or not is_text or len(set(names)) < len(names):
-        raise PayloadError(
-            '"feature-names" must be different lines of text of at most '
-            f"{MAX_TEXT} characters each."
-        )
-    return tuple(names)
 
 
 def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
@@ -496,9 +410,9 @@ def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
 def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:
     """Read the training nodes per class: one count per class, or none at all."""
     if isinstance(values, list) and len(values) in (0, num_classes):
-        counts = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
-        if len(counts) == len(values) and min(counts, default=0) >= 0:
+        counts = [v for v in values if type(v) is int and v >= 0]
+        if len(counts) == len(values):
             return tuple(counts)
     raise PayloadError(
-        f'"class-counts" must be {num_classes} counts or none, got {values!r}.'
+        f'"class-counts" must be {num_classes} counts or none, got {str(values)[:50]}.'
     )

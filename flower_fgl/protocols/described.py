@@ -16,12 +16,7 @@ __all__ = ["DescribedWeights"]
 class DescribedWeights(TensorPayload):
     """Weights of a client and its description: 4·(P + v) bytes for v numbers.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        θ_i, the P weights, by parameter name.
-    descriptor : mapping of str to Tensor, float32
-        The v numbers of the description, by name.
+    ``tensors`` holds θ_i, the P weights, and ``descriptor`` the v numbers, both by name.
     """
 
     tensors: Mapping[str, Tensor]

@@ -104,20 +104,8 @@ def check_clipped(
 ) -> None:
     """Reject an upload that :func:`clip_and_add_noise` cannot have produced.
 
-    Parameters
-    ----------
-    upload, download : Payload
-        The upload, and the download that the client received.
-    clip : float, positive
-        S, the clipping norm.
-    noise : float, at least 0
-        z, standard deviation of the noise in units of S.
-
-    Raises
-    ------
-    PayloadError
-        If the upload is farther from its reference point than S, or with noise than
-        S + z·S·(√d + 8) for d numbers; plus the rounding of float32.
+    Raises a PayloadError if it is farther from its reference point than S, or with noise
+    than S + z·S·(√d + 8) for d numbers; plus the rounding of float32.
 
     Notes
     -----
@@ -143,11 +131,10 @@ def check_clipped(
 def origin_of(
     numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Return the reference point around which each tensor of an upload is clipped.
+    """Return the reference point around which each tensor of :func:`numbers_of` is clipped.
 
-    Weights by name (entries of a mapping) are clipped around the download's tensor of the
-    same path and shape, all other numbers around zero. Both are given by
-    :func:`numbers_of`.
+    For weights by name (entries of a mapping) it is the download's tensor of the same path
+    and shape, for all other numbers zero.
     """
     return [
         known[place].detach().cpu()
@@ -195,12 +182,11 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def pld_epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return an upper bound of the ε of T releases by privacy loss distributions.
+    """Return an upper bound of the ε of T releases, see :func:`epsilon`.
 
-    The bound of ``dp-accounting``: the privacy loss of one release is rounded up to a
-    grid and composed numerically (Doroshenko et al., "Connect the Dots", PETS 2022). The
-    arguments are those of :func:`epsilon`. An ImportError says that the package
-    ``dp-accounting`` (``pip install 'flower-fgl[privacy]'``) is missing.
+    ``dp-accounting`` rounds the privacy loss of one release up to a grid and composes it
+    numerically (Doroshenko et al., "Connect the Dots", PETS 2022). An ImportError says
+    that the package (``pip install 'flower-fgl[privacy]'``) is missing.
     """
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -209,17 +195,13 @@ def pld_epsilon(noise: float, releases: int, delta: float) -> float:
     # the grid keeps its relative width, so that a tiny noise needs no more memory
     exact = epsilon(noise, releases, delta)
     one = privacy_loss_distribution.from_gaussian_mechanism(
-        noise / SENSITIVITY,
-        value_discretization_interval=max(1e-4, exact * 1e-4),
+        noise / SENSITIVITY, value_discretization_interval=max(1e-4, exact * 1e-4)
     )
     return float(one.self_compose(releases).get_epsilon_for_delta(delta))
 
 
 def accounted_epsilon(noise: float, releases: int, delta: float) -> tuple[float, str]:
-    """Return the ε of T releases, as :func:`epsilon`, and the accountant that computed it.
-
-    The accountant is ``pld``, or ``exact`` without the package ``dp-accounting``.
-    """
+    """Return ε by :func:`pld_epsilon` and ``pld``, or without it ε and ``exact``."""
     try:
         return pld_epsilon(noise, releases, delta), "pld"
     except ImportError:
@@ -229,8 +211,7 @@ def accounted_epsilon(noise: float, releases: int, delta: float) -> tuple[float,
 def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
     """Collect all floating-point tensors of a payload by path.
 
-    Tensors may be nested in mappings, sequences and dataclasses: ``/tensors/conv.weight``
-    is an entry of the field ``tensors``. ``path`` is that of ``value`` itself, for nested
+    ``/tensors/conv.weight`` is an entry of the field ``tensors``. ``path`` is for nested
     calls.
     """
     if isinstance(value, Tensor):
@@ -244,9 +225,7 @@ def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
 def refuse_unbounded(value: Any, path: str = "") -> None:
     """Reject a payload with real numbers that :func:`numbers_of` does not find.
 
-    Integers, masks and texts are neither clipped nor noised, see ``docs/security.md``. A
-    TypeError says that it holds anything but these and real tensors in dataclasses,
-    mappings and sequences.
+    Integers, masks and texts are neither clipped nor noised, see ``docs/security.md``.
     """
     if isinstance(value, Tensor):
         is_known = not value.is_complex()

@@ -1,8 +1,4 @@
-"""Payload of FedAvg and related methods: the weights of a model.
-
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017.
-"""
+"""Payload of FedAvg and related methods: the weights of a model."""
 
 from __future__ import annotations
 
@@ -24,15 +20,10 @@ __all__ = ["Weights"]
 
 @dataclass(frozen=True)
 class Weights(TensorPayload, AdditivePayload):
-    """All weights of a model: 4·P bytes for its P parameters, up and down.
+    """All weights of a model, by parameter name: 4·P bytes for its P parameters.
 
-    With secure aggregation the upload has 8·(P + 2) bytes: the weights times the
-    client's weight in the average, this weight, and a check entry.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        State of the model, by parameter name.
+    With secure aggregation the upload has 8·(P + 2) bytes: the weights times the client's
+    weight in the average, this weight, and a check entry.
     """
 
     tensors: Mapping[str, Tensor]

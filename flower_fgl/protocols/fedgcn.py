@@ -1,8 +1,5 @@
 """Payloads of FedGCN's exchanges before round 1.
 
-Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
-Convolutional Networks", NeurIPS 2023.
-
 Letters: d features, B nodes with a sum, b own and h outside nodes of one client.
 """
 
@@ -49,16 +46,13 @@ class Boundary(ArrayPayload):
 
     Parameters
     ----------
-    own : Tensor of shape (b,), int64
-        Identifiers of the client's nodes with an outside neighbour, ascending.
+    own, outside : Tensor of shape (b,) and (h,), int64
+        Identifiers of the client's nodes with an outside neighbour, and of these
+        neighbours, ascending.
     is_listed : Tensor of shape (b,), uint8
         1 if the sum of the node may be formed, 0 if the owner leaves it out.
-    outside : Tensor of shape (h,), int64
-        Identifiers of their outside neighbours, ascending.
-    own_edges : Tensor of shape (b,), int32
-        Number of edges of each of ``own`` to nodes of other clients, at least 1.
-    outside_edges : Tensor of shape (h,), int32
-        Number of edges of each of ``outside`` to nodes of this client, at least 1.
+    own_edges, outside_edges : Tensor of shape (b,) and (h,), int32
+        Number of edges of each node to nodes of the other side, at least 1.
     """
 
     own: Tensor
@@ -93,13 +87,7 @@ class Boundary(ArrayPayload):
 
 @dataclass(frozen=True)
 class ListedNodes(ArrayPayload):
-    """All nodes with a sum, the same list for every client: 8·B bytes.
-
-    Parameters
-    ----------
-    ids : Tensor of shape (B,), int64
-        Identifiers, ascending.
-    """
+    """Identifiers of all nodes with a sum, ascending, for every client: 8·B bytes."""
 
     ids: Tensor
     records = ("listed",)
@@ -111,19 +99,11 @@ class ListedNodes(ArrayPayload):
 class NeighbourSums(AdditivePayload, ArrayPayload):
     """A client's part of the sums: 4·r·(d + 2) bytes for the r rows that it knows.
 
-    With secure aggregation the upload has 8·(B·d + B + 1) bytes: all rows, zero where the
-    client knows nothing, the degrees, and a check entry.
-
-    Parameters
-    ----------
-    rows : Tensor of shape (r,), int32
-        Positions in the list of nodes, ascending.
-    sums : Tensor of shape (r, d), float32
-        c_k(v).
-    degrees : Tensor of shape (r,), float32
-        d̃_v of the client's own nodes, 0 for others.
-    num_listed : int
-        B; not sent.
+    ``rows`` (r,) are ascending positions in the list of B nodes, ``sums`` (r, d) are
+    c_k(v), and ``degrees`` (r,) are d̃_v of the client's own nodes, 0 for others.
+    ``num_listed`` is B and not sent. With secure aggregation the upload has 8·(B·d + B +
+    1) bytes: all rows, zero where the client knows nothing, the degrees, and a check
+    entry.
     """
 
     rows: Tensor
@@ -168,12 +148,8 @@ class NeighbourSums(AdditivePayload, ArrayPayload):
 class CompletedSums(ArrayPayload):
     """The sums of one client's nodes and neighbours: 4·(n·d + h) bytes.
 
-    Parameters
-    ----------
-    sums : Tensor of shape (n, d), float32
-        Sums of the client's listed nodes, with 2 hops then of the h listed outside nodes.
-    degrees : Tensor of shape (h,), float32
-        d̃ of these outside nodes; empty with 1 hop.
+    ``sums`` (n, d) are those of the client's listed nodes, with 2 hops then of the h
+    listed outside nodes, whose d̃ are ``degrees`` (h,), empty with 1 hop.
     """
 
     sums: Tensor

@@ -1,8 +1,4 @@
-"""Download of FedGen: weights, the generator, and the distribution of the classes.
-
-Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
-ICML 2021.
-"""
+"""Download of FedGen: weights, the generator, and the distribution of the classes."""
 
 from __future__ import annotations
 
@@ -24,15 +20,8 @@ __all__ = ["GeneratorDownload"]
 class GeneratorDownload(TensorPayload):
     """Weights, generator and class distribution: 4·(P + P_G + C) bytes.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        The P weights of the model, by parameter name.
-    generator : mapping of str to Tensor, float32
-        The P_G numbers of the generator, by name.
-    classes : Tensor of shape (C,), float32
-        Probability with which clients draw each class; all 0 before the generator has
-        been trained.
+    ``classes`` (C,) are the probabilities with which clients draw each class; all 0
+    before the generator has been trained.
     """
 
     tensors: Mapping[str, Tensor]

@@ -1,7 +1,4 @@
-"""Upload of FedGTA: weights, moments of the propagated labels, and a confidence.
-
-Li et al., "FedGTA: Topology-Aware Averaging for Federated Graph Learning", VLDB 2024.
-"""
+"""Upload of FedGTA: weights, moments of the propagated labels, and a confidence."""
 
 from __future__ import annotations
 

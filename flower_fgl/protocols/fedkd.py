@@ -1,8 +1,4 @@
-"""Payload of FedKD: the student's weights, matrices as truncated factors.
-
-Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
-Communications 13, 2022.
-"""
+"""Payload of FedKD: the student's weights, matrices as truncated factors."""
 
 from __future__ import annotations
 
@@ -26,12 +22,7 @@ class FactoredWeights(Payload):
     """Weights of a model: 4·r(m + n + 1) bytes for an (m, n) matrix of rank r.
 
     A matrix whose factors would not be smaller is sent whole, as all vectors are: 4 bytes
-    per number.
-
-    Parameters
-    ----------
-    factors : mapping of str to Tensor, float32
-        As :func:`flower_fgl.algorithms.fedkd.compress` returns them.
+    per number. ``factors`` are those of :func:`flower_fgl.algorithms.fedkd.compress`.
     """
 
     factors: Mapping[str, Tensor]
@@ -48,11 +39,7 @@ class FactoredWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
-        """Unpack; ``spec`` holds the shapes of the whole weights.
-
-        Raises a PayloadError if a weight is missing or unexpected, has the wrong shape
-        or type, or a number is not finite or too large.
-        """
+        """Unpack and check; ``spec`` holds the shapes of the whole weights."""
         found = read_tensors(content, "weights")
         kept: dict[str, Tensor] = {}
         for name, shape in spec.items():

@@ -1,7 +1,4 @@
-"""Payloads and network of FedLoG: weights, learnable nodes, prompt generators.
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Payloads and network of FedLoG: weights, learnable nodes, prompt generators."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
 
 
 def build_network(
-    method_config: FedLogSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: FedLogSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedLogBranchNet:
     """Build FedLoG's network; torch's global generator draws its weights.
 
@@ -68,20 +64,10 @@ def build_network(
 
 @dataclass(frozen=True)
 class FedLogShapes:
-    """Expected shapes of FedLoG's payloads.
+    """Expected shapes of FedLoG's payloads, and the largest sum of a client's class rates.
 
-    Parameters
-    ----------
-    weights : mapping of str to tuple of int
-        φ, θ^H and θ^T.
-    nodes : tuple of int, or None
-        (C·s, d); ``None`` without local generalization.
-    prompts : mapping of str to tuple of int, or None
-        Shapes of one prompt generator; ``None`` without prompts.
-    num_classes : int
-        C.
-    most : float
-        Largest sum of a client's class rates: 1 without noise.
+    ``weights`` are those of φ, θ^H and θ^T; ``nodes`` is (C·s, d), ``None`` without local
+    generalization; ``prompts`` those of one prompt generator, ``None`` without prompts.
     """
 
     weights: Shapes
@@ -95,6 +81,7 @@ class FedLogShapes:
         """Return the shapes for a network and its settings."""
         size, width = network.nodes["head"].shape
         has_prompts = method_config.lg and method_config.pg
+        is_noisy = method_config.class_rate_noise == "gauss"  # r_k^c·(1 + a·N(0, 1))
         with torch.device("meta"):
             generator = make_generator(width) if has_prompts else None
         return cls(
@@ -102,7 +89,7 @@ class FedLogShapes:
             (size, width) if method_config.lg else None,
             None if generator is None else state_shapes(generator),
             network.num_classes,
-            _largest_sum(method_config),
+            1 + TAIL * method_config.noise_scale if is_noisy else 1.0,
         )
 
     @property
@@ -116,12 +103,8 @@ class FedLogShapes:
 class PromptUpload(TensorPayload):
     """Upload before round 1: 4·(C + P_pg) bytes; P_pg = 0 without generators.
 
-    Parameters
-    ----------
-    rates : Tensor of shape (C,), float32
-        r_k, class distribution of the client, possibly with noise.
-    prompts : mapping of str to Tensor, float32
-        PG_k, P_pg numbers; empty without prompts.
+    ``rates`` is r_k (C,), the client's class distribution, possibly with noise;
+    ``prompts`` is PG_k, empty without prompts.
     """
 
     rates: Tensor
@@ -155,17 +138,11 @@ class PromptUpload(TensorPayload):
 
 @dataclass(frozen=True)
 class FedLogUpload(TensorPayload):
-    """Upload of a round: 4·(P_enc + P_cls + C·s·d) bytes.
+    """Upload of a round, φ_k and θ_k and X_k: 4·(P_enc + P_cls + C·s·d) bytes.
 
-    The learnable nodes of one branch are sent: the head branch, or the tail branch if the
-    second letter of ``synthetic-mode`` is T. Without local generalization none are sent.
-
-    Parameters
-    ----------
-    weights : mapping of str to Tensor, float32
-        φ_k and θ_k, P_enc + P_cls numbers.
-    nodes : Tensor of shape (C·s, d), float32, or None
-        X_k^H or X_k^T.
+    The learnable nodes (C·s, d) of one branch are sent: the head branch, or the tail
+    branch if the second letter of ``synthetic-mode`` is T. Without local generalization
+    none are sent.
     """
 
     weights: Mapping[str, Tensor]
@@ -182,17 +159,9 @@ class FedLogUpload(TensorPayload):
 class FedLogDownload(TensorPayload):
     """Download of a round: 4·(P_enc + P_cls + C·s·d) bytes, once 4·C·P_pg more.
 
-    The message before round 1 is empty. Synthetic nodes exist after the first
-    aggregation; the first download with synthetic nodes also contains the generators.
-
-    Parameters
-    ----------
-    weights : mapping of str to Tensor, float32
-        φ and θ, P_enc + P_cls numbers; empty before round 1.
-    nodes : Tensor of shape (C·s, d), float32, or None
-        X^g, the global synthetic nodes.
-    prompts : mapping of str to Tensor of shape (C, ...), float32
-        PG^1 … PG^C, stacked; empty if the client has them or does not need them yet.
+    The message before round 1 is empty. The global synthetic nodes X^g (C·s, d) exist
+    after the first aggregation. The first download with them also contains the stacked
+    generators PG^1 … PG^C.
     """
 
     weights: Mapping[str, Tensor] = field(default_factory=dict)
@@ -209,9 +178,3 @@ class FedLogDownload(TensorPayload):
             spec.stacked if content.get(PROMPTS) else {},
         )
         return super().from_record(content, shapes)
-
-
-def _largest_sum(method_config: FedLogSettings) -> float:
-    """Return the largest sum of one client's class rates r_k^c·(1 + a·N(0, 1))."""
-    is_noisy = method_config.class_rate_noise == "gauss"
-    return 1 + TAIL * method_config.noise_scale if is_noisy else 1.0

@@ -1,8 +1,4 @@
-"""Upload of FedNH: weights of the body, and class means with their counts.
-
-Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
-AAAI 2023.
-"""
+"""Upload of FedNH: weights of the body, and class means with their counts."""
 
 from __future__ import annotations
 
@@ -17,14 +13,9 @@ __all__ = ["ModelAndMeans"]
 
 @dataclass(frozen=True)
 class ModelAndMeans(Weights):
-    """Weights and counted class means: 4·(P + M·(p + 1)) bytes for M means.
+    """Weights of body and scale, and counted class means: 4·(P + M·(p + 1)) bytes.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Weights of the body and the scale, by parameter name.
-    means : LocalPrototypes
-        Means of the classes (C, 1, p), with the number of nodes behind each.
+    The M means are of shape (C, 1, p).
     """
 
     means: LocalPrototypes

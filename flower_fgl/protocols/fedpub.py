@@ -1,7 +1,4 @@
-"""Upload of FED-PUB, and the proxy graph on which the server compares models.
-
-Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
-"""
+"""Upload of FED-PUB, and the proxy graph on which the server compares models."""
 
 from __future__ import annotations
 
@@ -23,15 +20,7 @@ BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
 
 @dataclass(frozen=True)
 class EmbeddedWeights(TensorPayload):
-    """Upload of a client: weights and mean proxy embedding, 4·(P + p) bytes.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        θ_i, the P weights before masking, by parameter name.
-    embedding : Tensor of shape (p,), float32
-        o_i, mean embedding of the proxy graph's nodes.
-    """
+    """Weights θ_i before masking, and mean proxy embedding o_i: 4·(P + p) bytes."""
 
     tensors: Mapping[str, Tensor]
     embedding: Tensor
@@ -42,19 +31,8 @@ class EmbeddedWeights(TensorPayload):
 def proxy_graph(seed: int, num_features: int) -> tuple[Tensor, Tensor]:
     """Draw the random proxy graph on which models are compared, Baek et al., Sec. 4.1.
 
-    Parameters
-    ----------
-    seed : int
-        Seed of the run, which server and clients know.
-    num_features : int
-        Feature width d.
-
-    Returns
-    -------
-    x : Tensor of shape (500, d), float32
-        Standard normal features.
-    edge_index : Tensor of shape (2, 2E), int64
-        Undirected edges, each within one of the five blocks.
+    Returns standard normal features (500, d) and the undirected edges (2, 2E), each
+    within one of the five blocks.
     """
     generator = torch_generator(seed, 0, SERVER, "proxy")
     pairs = torch.rand((BLOCKS, BLOCK_SIZE, BLOCK_SIZE), generator=generator)

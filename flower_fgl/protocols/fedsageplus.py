@@ -1,8 +1,4 @@
-"""Payloads of FedSage+ for the training of the neighbour generators.
-
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
-2021.
-"""
+"""Payloads of FedSage+ for the training of the neighbour generators."""
 
 from __future__ import annotations
 
@@ -39,16 +35,9 @@ NODES: Layout = {"counts": (torch.uint8, "M"), "inputs": (torch.float32, "M", "p
 def generator_shapes(
     settings: FedSagePlusSettings, *, in_channels: int, num_features: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the feature generator fGen's P_f weights, by name.
+    """Return the shapes of the P_f weights of the feature generator fGen, by name.
 
-    Parameters
-    ----------
-    settings : FedSagePlusSettings
-        Settings with the hidden widths.
-    in_channels : int
-        Embedding width p.
-    num_features : int
-        Feature width d.
+    ``in_channels`` is the embedding width p.
     """
     widths = [
         in_channels,
@@ -67,11 +56,8 @@ def generator_shapes(
 class FeatureGradient(TensorPayload):
     """Gradient of fGen from other clients: 4·P_f bytes, or 0 without a gradient.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Gradient by parameter name. It is empty in a download if no gradient arrived, and
-        in an upload if the generator gives no finite gradient.
+    It is empty in a download if no gradient arrived, and in an upload if the generator
+    gives no finite one.
     """
 
     tensors: Mapping[str, Tensor]
@@ -91,19 +77,12 @@ class FeatureGradient(TensorPayload):
 class GeneratorState(Payload):
     """Generator that other clients judge: 4·(P_f + M·p) + M bytes for M nodes.
 
-    A client without hidden neighbours sends nothing: 0 bytes.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Weights of fGen; empty if ``counts`` is.
-    inputs : Tensor of shape (M, p), float32
-        Embeddings of the nodes with hidden neighbours, plus standard normal noise. This
-        noise is part of the method and hides nothing: its seed follows from the run's
-        seed, which the server and all clients know, so they can subtract it.
-    counts : Tensor of shape (M,), uint8
-        Number of hidden neighbours of each of these nodes, from 1 to
-        ``max-neighbours``: as many are generated. It is an integer and never noised.
+    ``tensors`` are the weights of fGen. The nodes are those with hidden neighbours:
+    ``counts`` (M,) has from 1 to ``max-neighbours`` of each, an integer that is never
+    noised. ``inputs`` (M, p) are their embeddings, plus standard normal noise. This noise
+    is part of the method and hides nothing: its seed follows from the run's seed, which
+    the server and all clients know. A client without hidden neighbours sends nothing: 0
+    bytes.
 
     Notes
     -----

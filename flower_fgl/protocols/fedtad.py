@@ -1,8 +1,4 @@
-"""Upload of FedTAD: weights, and the reliability of every class.
-
-Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
-Federated Learning", IJCAI 2024.
-"""
+"""Upload of FedTAD: weights, and the reliability of every class."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Payload of FGGP: weights and prototypes, in both directions.
-
-Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
-Prototypes", AAAI 2024.
-"""
+"""Payload of FGGP: weights and prototypes, in both directions."""
 
 from __future__ import annotations
 
@@ -19,14 +15,8 @@ __all__ = ["ModelAndPrototypes"]
 class ModelAndPrototypes(Weights):
     """A model and class prototypes: 4·(P + M·p) bytes.
 
-    An upload has one prototype per class, M ≤ C; a download one per cluster of a class.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        State of the model, by parameter name.
-    prototypes : Prototypes
-        Prototypes of the classes (C, 1, p), or of the clusters (C, K, p) for K clients.
+    An upload has one prototype per class (C, 1, p), M ≤ C; a download one per cluster of
+    a class (C, K, p), for K clients.
     """
 
     prototypes: Prototypes

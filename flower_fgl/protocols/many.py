@@ -1,8 +1,4 @@
-"""Pack and read the arrays of many clients at once.
-
-The records are those that ``write_tensors`` writes, byte for byte. A record that is not
-read here goes to ``read_tensors``, which names what is wrong with it.
-"""
+"""Pack and read the arrays of many clients, byte for byte as ``write_tensors`` does."""
 
 from __future__ import annotations
 
@@ -46,12 +42,11 @@ def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[Array
 def read_alike(
     contents: Mapping[int, RecordDict], record: str, shapes: Shapes
 ) -> dict[int, dict[str, Tensor]]:
-    """Read one ArrayRecord of every client, if it is exactly as expected.
+    """Read one ArrayRecord of every client, if it is exactly as expected, by partition-id.
 
-    Returns the float32 entries in the order of ``shapes``, by partition-id; rows of one
-    array for all clients. Clients are left out whose record is missing, differs in a
-    name, type, shape, header or length, or holds a number that is not finite or larger
-    than ``LARGEST``: :func:`~flower_fgl.protocols.base.read_tensors` refuses those.
+    The float32 entries, in the order of ``shapes``, are rows of one array for all clients.
+    Clients whose record :func:`~flower_fgl.protocols.base.read_tensors` would refuse are
+    left out.
     """
     if not shapes:
         return {}

@@ -26,8 +26,8 @@ def read_number_scores(
 ) -> NumberScores:
     """Read and check what :meth:`NumberScores.as_record` returned.
 
-    ``std`` has the spread of each target, NaN if the server does not know it. Raises a
-    PayloadError that begins with ``where`` if an entry is missing or out of range.
+    ``std`` has the spread of each target, NaN if the server does not know it. A
+    PayloadError begins with ``where``.
     """
     width = len(std)
     lists = ("n", "mse") if width > WIDE else ("n", "mse", "mae", "sst", "spearman")
@@ -49,7 +49,10 @@ def read_number_scores(
     for name, values in each.items():
         _check_errors(f"{where}/{name}", name, values, n)
     for name in single[1:]:
-        _check_mean(f"{where}/{name}", name, record[name], any(n))
+        (low, high), value = RANGES[name], record[name]
+        may_lack = not any(n) or name in ("r2", "spearman")
+        if not (low <= value <= high or (may_lack and math.isnan(value))):
+            raise PayloadError(f'"{where}/{name}" cannot be {value!r}.')
     targets = PerTarget(n, **each)
     known = () if any(map(math.isnan, std)) else tuple(std)
     number = int(record["num_nodes"])
@@ -78,11 +81,3 @@ def _check_errors(
                 f'"{where}" is {value!r} for {number} values, which no finite prediction '
                 "has. Training diverged: use a smaller learning rate."
             )
-
-
-def _check_mean(where: str, name: str, value: float, has_values: bool) -> None:
-    """Reject a mean over targets that no evaluation can produce."""
-    low, high = RANGES[name]
-    may_lack = not has_values or name in ("r2", "spearman")
-    if not (low <= value <= high or (may_lack and math.isnan(value))):
-        raise PayloadError(f'"{where}" cannot be {value!r}.')

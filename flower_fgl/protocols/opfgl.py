@@ -1,8 +1,4 @@
-"""Payloads of O-pFGL: class statistics up, a pseudo-graph down.
-
-Yan et al., "Toward Personalized Federated Node Classification in One-shot
-Communication", arXiv 2411.11304.
-"""
+"""Payloads of O-pFGL: class statistics up, a pseudo-graph down."""
 
 from __future__ import annotations
 
@@ -30,12 +26,7 @@ from flower_fgl.protocols.base import (
 )
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
-__all__ = [
-    "GraphDownload",
-    "LocalStatistics",
-    "StatisticsSpec",
-    "no_pseudo_graph",
-]
+__all__ = ["GraphDownload", "LocalStatistics", "StatisticsSpec", "no_pseudo_graph"]
 
 STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"
@@ -50,20 +41,15 @@ GRAPH_LAYOUT: Layout = {
     "features": (torch.float32, "s", "d"),
     "adjacency": (torch.float32, "s", "s"),
 }
+SUMMANDS = ("count", "sum", "squares", "owners", "labelled")
 MIN_COUNT = 2
 """n_min, smallest number of nodes of a class whose statistics a client uploads."""
 
 
 class StatisticsSpec(NamedTuple):
-    """Expected content of :class:`LocalStatistics`.
+    """Expected C and D of :class:`LocalStatistics`, and what the client described.
 
-    Parameters
-    ----------
-    classes, width : int
-        Number of classes C, width D.
-    num_nodes, num_train : int
-        Nodes and training nodes that the client described; a node belongs to at most
-        one class, and only training nodes count as labelled.
+    A node belongs to at most one class, and only training nodes count as labelled.
     """
 
     classes: int
@@ -80,11 +66,6 @@ class LocalStatistics(AdditivePayload):
     labelled nodes of the class. A bitmap marks the classes that are present, ⌈C/8⌉ bytes
     of record overhead. With secure aggregation the upload is 8·C·(2D + 3) bytes of masked
     sums, whatever classes the client has.
-
-    Parameters
-    ----------
-    statistics : ClassStatistics
-        Statistics on the CPU; classes with count 0 are not sent.
     """
 
     statistics: ClassStatistics
@@ -105,27 +86,15 @@ class LocalStatistics(AdditivePayload):
 
     def summands(self, weight: float) -> dict[str, Tensor]:
         """Return N, Nμ, (N − 1)s² + Nμ², number of clients and labelled nodes per class."""
-        count, total, squares, owners = additive_sums(self.statistics)
+        sums = additive_sums(self.statistics)
         labelled = self.statistics.labelled_count.double()
-        return {
-            "count": count,
-            "sum": total,
-            "squares": squares,
-            "owners": owners,
-            "labelled": labelled,
-        }
+        return dict(zip(SUMMANDS, (*sums, labelled), strict=True))
 
     @classmethod
     def summand_shapes(cls, spec: StatisticsSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of :meth:`summands`."""
         one, wide = (spec.classes,), (spec.classes, spec.width)
-        return {
-            "count": one,
-            "sum": wide,
-            "squares": wide,
-            "owners": one,
-            "labelled": one,
-        }
+        return dict(zip(SUMMANDS, (one, wide, wide, one, one), strict=True))
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: StatisticsSpec) -> Self:
@@ -144,16 +113,14 @@ class LocalStatistics(AdditivePayload):
             check_tensor(f"{STATISTICS}/{name}", tensor, shape=(number, width))
             out[name] = torch.zeros((classes, width))
             out[name][held] = tensor
-        counts = tensors["counts"]
-        check_tensor(
-            f"{STATISTICS}/counts", counts, shape=(number, 2), dtype=torch.int32
-        )
+        counts, shape = tensors["counts"], (number, 2)
+        check_tensor(f"{STATISTICS}/counts", counts, shape=shape, dtype=torch.int32)
         _check_counts(counts, spec)
         both = torch.zeros((classes, 2), dtype=torch.int64)
         both[held] = counts.long()
-        count, labelled = both.unbind(dim=1)
-        check_statistics(out["mean"], out["variance"], count)
-        return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
+        found = ClassStatistics(out["mean"], out["variance"], *both.unbind(dim=1))
+        check_statistics(found.mean, found.variance, found.count)
+        return cls(found)
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove classes that are not shared, or have too few labelled nodes."""
@@ -183,13 +150,7 @@ class LocalStatistics(AdditivePayload):
 
 @dataclass(frozen=True)
 class GraphDownload(Payload):
-    """The pseudo-graph: 4·(s·d + s + s²) bytes for s nodes; 0 before it exists.
-
-    Parameters
-    ----------
-    graph : PseudoGraph
-        Graph on the CPU.
-    """
+    """The pseudo-graph: 4·(s·d + s + s²) bytes for s nodes; 0 before it exists."""
 
     graph: PseudoGraph
     records = (PSEUDO_GRAPH,)

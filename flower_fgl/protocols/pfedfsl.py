@@ -1,19 +1,18 @@
-"""Payloads of pFedFSL: models of other clients down, a model and losses up.
-
-Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
-"""
+"""Payloads of pFedFSL: models of other clients down, a model and losses up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
+import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
+from flower_fgl.protocols.arrays import read_arrays
+from flower_fgl.protocols.base import Shapes, TensorPayload
 
 __all__ = ["CandidateModels", "ScoredModel"]
 
@@ -22,13 +21,7 @@ MODELS_RECORD, WEIGHTS, LOSSES = "models", "weights", "losses"
 
 @dataclass(frozen=True)
 class CandidateModels(TensorPayload):
-    """A client's initial model and m candidates: 4·P·(1 + m) bytes.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor of shape (1 + m, ...), float32
-        Weights by name; index 0 is the initial model, the others are candidates.
-    """
+    """A client's initial model, and m candidates after it: 4·P·(1 + m) bytes."""
 
     tensors: Mapping[str, Tensor]
     records = (MODELS_RECORD,)
@@ -37,26 +30,16 @@ class CandidateModels(TensorPayload):
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
         """Unpack; ``spec`` = (shapes of one model, largest number of candidates q)."""
         shapes, limit = spec
-        tensors = read_tensors(content, MODELS_RECORD)
-        if set(tensors) != set(shapes):
-            odd = sorted(set(tensors) ^ set(shapes))
+        layout: dict[str, Any] = {
+            n: (torch.float32, "m", *s) for n, s in shapes.items()
+        }
+        found = cls(read_arrays(content, MODELS_RECORD, layout))
+        if not 0 <= found.num_candidates <= limit:
             raise PayloadError(
-                f'Record "{MODELS_RECORD}": missing or unexpected entries {odd}.'
+                f'Record "{MODELS_RECORD}" must hold 1 to {1 + limit} models, got '
+                f"{1 + found.num_candidates}."
             )
-        counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
-        number = counts.pop()
-        if counts or not 1 <= number <= 1 + limit:
-            raise PayloadError(
-                f'Record "{MODELS_RECORD}" must hold 1 to {1 + limit} models, the same '
-                f"number of each tensor, got {sorted({number, *counts})}."
-            )
-        for name, shape in shapes.items():
-            if tuple(tensors[name].shape) != (number, *shape):
-                raise PayloadError(
-                    f'"{MODELS_RECORD}/{name}" must have shape {(number, *shape)}, got '
-                    f"{tuple(tensors[name].shape)}."
-                )
-        return cls({name: tensors[name] for name in shapes})
+        return found
 
     def model(self, number: int) -> dict[str, Tensor]:
         """Return the weights of one model; 0 is the initial model."""
@@ -72,12 +55,7 @@ class CandidateModels(TensorPayload):
 class ScoredModel(TensorPayload):
     """A trained model, and the losses of it and of m candidates: 4·(P + 1 + m) bytes.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Weights by name.
-    losses : Tensor of shape (1 + m,), float32
-        Loss of this model and of each candidate on the client's training nodes.
+    The losses are those on the client's training nodes.
     """
 
     tensors: Mapping[str, Tensor]

@@ -32,15 +32,10 @@ Table = tuple[int, int, int]
 
 
 class CountedTable(NamedTuple):
-    """Expected content of :class:`LocalPrototypes`.
+    """Expected content of :class:`LocalPrototypes`: (C, H, p), and nodes of the client.
 
-    Parameters
-    ----------
-    table : tuple of three int
-        Number of classes C, hops H and width p.
-    most : int
-        Nodes (or graphs) that the client described; each stands behind at most one
-        prototype of a hop.
+    Each of the ``most`` nodes (or graphs) that the client described stands behind at most
+    one prototype of a hop.
     """
 
     table: Table

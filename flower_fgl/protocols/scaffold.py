@@ -1,8 +1,4 @@
-"""Download of SCAFFOLD: weights and the server's control variate.
-
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020.
-"""
+"""Download of SCAFFOLD: weights and the server's control variate."""
 
 from __future__ import annotations
 
@@ -18,15 +14,7 @@ __all__ = ["ControlledWeights"]
 
 @dataclass(frozen=True)
 class ControlledWeights(TensorPayload):
-    """Weights and control variate: 8·P bytes.
-
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        x, by parameter name.
-    control : mapping of str to Tensor, float32
-        c, of the same names and shapes.
-    """
+    """Weights x and control variate c, of the same names and shapes: 8·P bytes."""
 
     tensors: Mapping[str, Tensor]
     control: Mapping[str, Tensor]

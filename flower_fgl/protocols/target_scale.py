@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.target_scale import Moments, TargetScale
-from flower_fgl.protocols.base import LARGEST, Payload, find_record
+from flower_fgl.protocols.base import LARGEST, Payload, config_record
 
 __all__ = ["SCALE", "STATISTICS", "TARGETS", "AgreedScale", "TargetStatistics"]
 
@@ -45,11 +45,7 @@ class TargetStatistics(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
-        """Unpack; ``spec`` is T and the client's number of training items.
-
-        A PayloadError says that the lengths differ from T, a number is not finite or too
-        large, a count is out of range, or a mean or deviation contradicts it.
-        """
+        """Unpack and check; ``spec`` is T and the client's number of training items."""
         width, most = spec
         means, m2s = (_numbers(content, STATISTICS, k, width) for k in ("mean", "m2"))
         counts: Any = content.config_records[STATISTICS].get("count")
@@ -99,7 +95,7 @@ class AgreedScale(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: int) -> Self:
-        """Unpack; ``spec`` is T. A PayloadError names a wrong length or number."""
+        """Unpack and check; ``spec`` is T."""
         mean, std = (_numbers(content, SCALE, key, spec) for key in ("mean", "std"))
         if min(std) <= 0:
             raise PayloadError('"std" must be above 0.')
@@ -115,10 +111,7 @@ def _numbers(
     content: RecordDict, record: str, key: str, width: int
 ) -> tuple[float, ...]:
     """Read the finite numbers of a record, one per target."""
-    info = find_record(content, record, ConfigRecord)
-    if info is None:
-        raise PayloadError(f'The message has no config record "{record}".')
-    values: Any = info.get(key)
+    values: Any = config_record(content, record).get(key)
     if (
         not isinstance(values, list)
         or len(values) != width

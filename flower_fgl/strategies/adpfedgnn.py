@@ -1,8 +1,5 @@
 """Server half of ADPFedGNN: average the weights that the clients' masks share.
 
-Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
-Network", IJCAI 2025.
-
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================
@@ -57,17 +54,12 @@ class ADPFedGNN(FglStrategy):
     """
 
     config: RunConfig[ADPFedGNNSettings]
-
     down = SharedWeights
     up = MaskedWeights
     scores_uploads = False
 
     def prepare(self) -> None:
-        """Draw the initial weights.
-
-        Raises a RunError if the clients' models differ or are not among
-        ``MASKABLE_BACKBONES``.
-        """
+        """Draw the initial weights; all clients need the same maskable backbone."""
         names = sorted({client.model for client in self.federation.clients.values()})
         if len(names) > 1 or read_model(names[0]).name not in MASKABLE_BACKBONES:
             raise RunError(

@@ -94,22 +94,9 @@ def robust_mean(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Combine model states by the setting ``aggregation``, other than ``mean``.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Settings ``aggregation``, ``trimmed_share``, ``krum_attackers``, ``krum_keep`` and
-        ``norm_bound``.
-    states : sequence of mapping of str to Tensor, float32
-        One state per client, with equal names and shapes.
-    weights : sequence of float
-        n_i, which only ``norm-clip`` uses: the other rules give each client one vote.
-    reference : mapping of str to Tensor, float32
-        The weights that the clients started from.
-
-    Returns
-    -------
-    tuple of dict of str to Tensor, and dict of str to float
-        The combined state, and numbers for the log of the round.
+    Only ``norm-clip`` uses ``weights``: the other rules give each client one vote.
+    ``reference`` holds the weights that the clients started from. Returns the combined
+    state, and numbers for the log of the round.
     """
     if config.aggregation == "median":
         return robust_means.median(states), {}
@@ -139,18 +126,9 @@ def mean_of_sums(
     sums : mapping of str to Tensor, float64
         Σ n_i as ``weight``, Σ n_i θ_i as ``weights/<name>``.
     expected : float
-        Σ n_i computed from the clients' descriptions.
+        Σ n_i computed from the clients' descriptions, else a PayloadError is raised.
     names : iterable of str
         Names of the weights.
-
-    Returns
-    -------
-    dict of str to Tensor, float32
-
-    Raises
-    ------
-    PayloadError
-        If Σ n_i is not positive or differs from ``expected``.
     """
     total = float(sums["weight"])
     if total != expected or not total > 0:
@@ -164,12 +142,7 @@ def mean_of_sums(
 def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
     """Return the mean Euclidean distance between two clients' parameters, FedPANO Fig. 4.
 
-    ``2/(n(n−1)) Σ_{i<j} ‖θ_i − θ_j‖``.
-
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        At least two, one per client, with equal names and shapes.
+    ``2/(n(n−1)) Σ_{i<j} ‖θ_i − θ_j‖`` of at least two states with equal names and shapes.
 
     Notes
     -----

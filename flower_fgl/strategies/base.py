@@ -17,7 +17,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.strategies.federation import client_lines
 from flower_fgl.strategies.hooks import ServerHooks
@@ -29,7 +28,7 @@ from flower_fgl.strategies.rounds.checkpointing import (
     stored_scale,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
-from flower_fgl.strategies.rounds.messenger import Recorder, Upload
+from flower_fgl.strategies.rounds.messenger import Upload
 from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
@@ -48,16 +47,8 @@ class FglStrategy(ServerHooks):
     A method overrides and calls what :class:`ServerHooks` defines.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        recorder: Recorder | None = None,
-        checkpoints: Checkpoints | None = None,
-    ) -> None:
-        super().__init__(config, recorder, checkpoints)
-        self._late_joiners = LateJoiners()
+    _late_joiners: LateJoiners
 
-    # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
         log.info(
@@ -83,10 +74,7 @@ class FglStrategy(ServerHooks):
         config: ConfigRecord | None = None,
         grid: Grid | None = None,
     ) -> list[Message]:
-        """Address one training message to each sampled client.
-
-        ``arrays``, ``config`` and ``grid`` belong to Flower's interface and are not read.
-        """
+        """Address one training message to each sampled client."""
         partition_ids = self.sample(server_round)
         if self.secure is not None:
             with self.loop.log.failing():
@@ -102,11 +90,8 @@ class FglStrategy(ServerHooks):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, drop unusable ones, aggregate the rest.
 
-        Returns
-        -------
-        tuple of None and MetricRecord or None
-            Number of usable replies and training loss; ``None`` with fewer than
-            ``min-replies``. The aggregated model stays in the strategy.
+        Returns number of usable replies and training loss, ``None`` with fewer than
+        ``min-replies``. The aggregated model stays in the strategy.
         """
         seconds = self.loop.log.seconds
         clock = time.perf_counter()
@@ -135,10 +120,7 @@ class FglStrategy(ServerHooks):
     def _aggregate(
         self, server_round: int, uploads: dict[int, Upload]
     ) -> dict[int, Upload]:
-        """Aggregate; if that fails, name the uploads to blame and leave them out.
-
-        Returns the uploads that were aggregated.
-        """
+        """Aggregate without the uploads to blame if that fails; return those aggregated."""
         try:
             self._keep_finite(lambda: self.aggregate(server_round, uploads))
         except PayloadError as error:
@@ -155,10 +137,7 @@ class FglStrategy(ServerHooks):
         return uploads
 
     def _keep_finite(self, aggregate: Callable[[], None]) -> None:
-        """Aggregate; restore the former state if that fails or gives non-finite numbers.
-
-        Both raise a PayloadError.
-        """
+        """Aggregate; raise a PayloadError and restore the state unless all is finite."""
         before, numbers = self.server_state(), dict(self.loop.log.numbers)
         try:
             aggregate()
@@ -202,13 +181,7 @@ class FglStrategy(ServerHooks):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Store the scores of an evaluation exchange.
-
-        Returns
-        -------
-        MetricRecord or None
-            The pooled main score by ``<mode>/<column>``; ``None`` without any score.
-        """
+        """Store the scores of an exchange; return the main ones by ``<mode>/<column>``."""
         self.messenger.read_evaluations(self.messenger.by_sender(replies))
         return self._pooled_scores()
 
@@ -328,7 +301,7 @@ class FglStrategy(ServerHooks):
         self.federation = discover(grid, self.config, before)
         if self.config.predicts_numbers:
             self._agree_on_scale()
-        self._late_joiners.refused |= self.federation.turned_away
+        self._late_joiners = LateJoiners(set(self.federation.turned_away))
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self.messenger, type(self), self.up)
             self.messenger.secure = self.secure
@@ -350,7 +323,6 @@ class FglStrategy(ServerHooks):
         unknown = [math.nan] * self.federation.target.width
         self.messenger.spreads = unknown if known is None else known.std.tolist()
 
-    # ----------------------------------------------------------------- one round
     def run_round(self, server_round: int, *, is_last: bool) -> MetricRecord | None:
         """Train, aggregate, evaluate, record; return ``None`` if the round failed.
 
@@ -415,7 +387,6 @@ class FglStrategy(ServerHooks):
                 ", ".join(map(str, sorted(loop.unscored))),
             )
 
-    # ------------------------------------------------------------ the best model
     def _keep_best(self, server_round: int) -> None:
         """Copy the aggregated model if no round before had a better validation score.
 

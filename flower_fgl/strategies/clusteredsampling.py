@@ -1,8 +1,5 @@
 """Server half of clustered sampling: FedAvg with a lower-variance client sampling.
 
-Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
-Clients Selection in Federated Learning", ICML 2021.
-
 ===========  ==========================================================
 symbol       here
 ===========  ==========================================================

@@ -1,8 +1,4 @@
-"""Server half of Co-Boosting: DENSE with harder nodes and a weighted ensemble.
-
-Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting",
-ICLR 2024.
-"""
+"""Server half of Co-Boosting: DENSE with harder nodes and a weighted ensemble."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Server half of DENSE: distil the clients' models into one, in a single round.
-
-Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
-"""
+"""Server half of DENSE: distil the clients' models into one, in a single round."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.dense import DenseSettings
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.distiller import Distiller
@@ -40,7 +36,6 @@ class Dense(FedAvg):
     """
 
     config: RunConfig[DenseSettings]
-
     scores_uploads = False
     distiller: ClassVar[type[Distiller]] = Distiller
 
@@ -76,20 +71,9 @@ class Dense(FedAvg):
         return network
 
     def complete_round(self, server_round: int) -> bool:
-        """Send the distilled model; clients fine-tune it and reply with scores.
-
-        Returns
-        -------
-        bool
-            Whether at least ``min-replies`` clients did.
-        """
-        self.loop.trained.clear()  # the model of the upload is not the one to score
-        self.loop.log.forget_replies()
-        messages = self.train_messages(
-            server_round, self.contributors, action="finetune", brings_upload=False
-        )
-        found = self.read_uploads(self.messenger.exchange(messages), Empty)
-        return len(found) >= self.config.min_replies
+        """Send the distilled model; clients fine-tune it and reply with scores."""
+        # the model of the upload is not the one to score
+        return self.train_again(server_round, self.contributors, "finetune")
 
     def finish(self) -> None:
         """Do nothing: the clients have fine-tuned."""

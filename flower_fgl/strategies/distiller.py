@@ -1,7 +1,4 @@
-"""Distillation of an ensemble into one network on generated nodes, for DENSE.
-
-Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
-"""
+"""Distillation of an ensemble into one network on generated nodes, for DENSE."""
 
 from __future__ import annotations
 
@@ -38,17 +35,7 @@ LOG_EPOCHS = 50
 
 @dataclass(frozen=True)
 class Batch:
-    """Generated nodes of the pool.
-
-    Parameters
-    ----------
-    graph : GraphInput
-        Features (b, d) and edges.
-    labels : Tensor of shape (b,), int64
-        Classes that the generator was asked for.
-    logits : Tensor of shape (K, b, C), float
-        Predictions of the clients' models.
-    """
+    """Generated nodes (b, d) with edges, their classes (b,), and logits (K, b, C)."""
 
     graph: GraphInput
     labels: Tensor
@@ -56,22 +43,10 @@ class Batch:
 
 
 class Distiller:
-    """Train a generator against the ensemble, and the student on its nodes.
+    """Train a generator against the ensemble, and the student, in place, on its nodes.
 
-    Parameters
-    ----------
-    models : sequence of Backbone
-        The K clients' models, of one architecture; they are copied.
-    student : Backbone
-        Trained in place.
-    sizes : (int, int)
-        Number of features d and of classes C.
-    settings : DenseSettings
-        The method's settings.
-    generator : torch.Generator
-        Source of noise, classes and initial weights.
-    seed : int
-        Seed of the student's dropout.
+    The K models, of one architecture, are copied. ``sizes`` are d and C, ``generator``
+    draws noise, classes and initial weights, ``seed`` is that of the student's dropout.
     """
 
     def __init__(
@@ -101,7 +76,6 @@ class Distiller:
             student.parameters(), lr=settings.student_lr, momentum=MOMENTUM
         )
 
-    # ------------------------------------------------------------------ hooks
     def teaching_loss(self, ensemble: Tensor, labels: Tensor) -> Tensor:
         """Return the generator's cross-entropy on the ensemble."""
         return F.cross_entropy(ensemble, labels)
@@ -117,7 +91,6 @@ class Distiller:
     def reweigh(self, epoch: int) -> None:
         """Change the weights of the clients' models; by default they stay equal."""
 
-    # -------------------------------------------------------------- distillation
     def predict(self, graph: GraphInput) -> Tensor:
         """Return the logits (K, b, C) of the clients' models."""
         return self.ensemble.predict(graph)

@@ -1,7 +1,4 @@
-"""Server half of F²L: average the client model and the adaptation module.
-
-Wang et al., "Federated Few-shot Learning", KDD 2023.
-"""
+"""Server half of F²L: average the client model and the adaptation module."""
 
 from __future__ import annotations
 
@@ -30,6 +27,3 @@ class F2L(FedAvg):
         """Return the averaged client model, which classifies without the module."""
         tensors = self.weights.tensors
         return {n: t for n, t in tensors.items() if not n.startswith(ADAPTATION)}
-
-    def finish(self) -> None:
-        """Do nothing: clients adapt the averaged model themselves, without an exchange."""

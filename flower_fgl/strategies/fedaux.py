@@ -1,7 +1,4 @@
-"""Server half of FedAux: average the clients whose directions are alike.
-
-Zhuo, Zhan and Yu, "FedAux", NeurIPS 2025.
-"""
+"""Server half of FedAux: average the clients whose directions are alike."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ class FedAux(PersonalMix):
     """
 
     config: RunConfig[FedAuxSettings]
-
     up = Weights
 
     def build(self, model: str) -> nn.Module:

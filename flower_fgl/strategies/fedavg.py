@@ -1,8 +1,4 @@
-"""FedAvg's server half, which several methods share.
-
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017.
-"""
+"""FedAvg's server half, which several methods share."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ from flower_fgl.algorithms.server_optimizer import server_step
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
-from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.body_head import BODY
 from flower_fgl.nn.models import local_names
@@ -45,10 +40,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def common_model(config: RunConfig, federation: Federation) -> str:
-    """Return the name of the backbone that all clients have.
-
-    Raises a RunError if clients have different backbones.
-    """
+    """Return the name of the backbone that all clients have, else raise a RunError."""
     models = {client.model for client in federation.clients.values()}
     if len(models) > 1:
         raise RunError(
@@ -69,8 +61,7 @@ def draw_model(
 ) -> Backbone:
     """Build a backbone with weights from torch's global generator.
 
-    ``num_outputs`` replaces the number of classes as width of the output, ``in_channels``
-    the number of features as width of the input.
+    ``num_outputs`` replaces the number of classes, ``in_channels`` that of features.
     """
     width = in_channels or federation.num_features
     # local_names asks for more features, of nodes and of edges
@@ -95,11 +86,7 @@ def build_own(
     model: str,
     **settings: Any,
 ) -> Network:
-    """Build a method's own network, as ``Client.build_own`` does on a client.
-
-    ``build`` takes the method's settings, the backbone's name and the sizes, and
-    ``settings``.
-    """
+    """Build a method's own network, as ``Client.build_own`` does on a client."""
     return build(
         config.method_config,
         model=model,
@@ -125,6 +112,8 @@ class FedAvg(FglStrategy):
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
+    has_global: ClassVar[bool] = True
+    """Whether the averaged weights are a model that classifies for all clients."""
     moments: Mapping[str, Tensor] = MappingProxyType({})
 
     def prepare(self) -> None:
@@ -151,12 +140,7 @@ class FedAvg(FglStrategy):
         if not config.owners or not config.keeps_layers:
             return frozenset()
         return local_names(
-            lambda width: draw_model(
-                config,
-                self.federation,
-                model,
-                in_channels=width,
-            ),
+            lambda width: draw_model(config, self.federation, model, in_channels=width),
             self.federation.num_features,
             first_layer=config.feature_align == "project",
             head=config.has_local_heads,
@@ -210,22 +194,15 @@ class FedAvg(FglStrategy):
         sums: Mapping[str, Tensor],
         weights: Mapping[int, float],
     ) -> None:
-        """Replace the weights by ``Σ n_k θ_k / Σ n_k``.
-
-        Raises a PayloadError if Σ n_k differs from the clients' descriptions.
-        """
+        """Replace the weights by ``Σ n_k θ_k / Σ n_k``."""
         mean = mean_of_sums(sums, sum(weights.values()), self.shapes)
         self.move_to(mean, server_round)
 
     def move_to(self, mean: Mapping[str, Tensor], server_round: int) -> None:
         """Replace the weights by a mean, or by the step of ``server-optimizer`` to it.
 
-        Parameters
-        ----------
-        mean : mapping of str to Tensor, float32
-            Mean of the clients' weights. Buffers, e.g. running variances, are replaced.
-        server_round : int
-            Round, for Flower's factor of FedAdam.
+        Buffers, e.g. running variances, are replaced. Flower's FedAdam depends on the
+        round.
         """
         kind = self.config.server_optimizer
         if kind == "none":
@@ -254,9 +231,12 @@ class FedAvg(FglStrategy):
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
         config = self.config
-        is_partial = bool(config.owners) and config.keeps_layers
-        if self.federation.schema is not None:
-            is_partial |= config.schema_align != "same" or config.node_embedding
+        if not self.has_global or (config.owners and config.keeps_layers):
+            return None
+        is_typed = self.federation.schema is not None
+        is_partial = is_typed and (
+            config.schema_align != "same" or config.node_embedding
+        )
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
@@ -279,9 +259,8 @@ class FedAvg(FglStrategy):
         self.moments = moments
 
     def finish(self) -> None:
-        """Fine-tune on every client if ``finetune-epochs`` is set."""
-        settings: FedAvgSettings = self.config.method_config
-        if not settings.finetune_epochs:
+        """Fine-tune on every client if the method has ``finetune-epochs``, above 0."""
+        if not getattr(self.config.method_config, "finetune_epochs", 0):
             return
         number, able = self.config.rounds + 1, self.federation.trainable
         with self.phase("finetune", number, is_scored=True):

@@ -1,8 +1,4 @@
-"""Server half of FedDC: average the corrected weights, and the changes of a round.
-
-Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
-Correction", CVPR 2022.
-"""
+"""Server half of FedDC: average the corrected weights, and the changes of a round."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Server half of FedDistill: average the clients' mean logits of each class.
-
-Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation
-and Augmentation under Non-IID Private Data", arXiv 1811.11479, 2018.
-"""
+"""Server half of FedDistill: average the clients' mean logits of each class."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from flwr.app import RecordDict
@@ -25,36 +26,13 @@ __all__ = ["Federation", "client_lines", "node_label"]
 
 @dataclass(frozen=True)
 class Federation:
-    """The clients of a run.
+    """The clients of a run, by partition-id, ascending, and Flower's node ids of them.
 
-    Parameters
-    ----------
-    clients : mapping of int to Description
-        By partition-id, ascending.
-    nodes : mapping of int to int
-        Flower's node id of each partition-id.
-    refused : tuple of Rejection
-        Data owners that do not take part, with the reason.
-    turned_away : frozenset of int
-        Ids of nodes that described themselves and are not clients.
-    scale : AgreedScale or None
-        Scale of the numbers to predict, from the statistics of the clients; else ``None``.
-    schema : Schema or None
-        Kinds and relations of typed graphs: with ``schema-align = "same"`` with hashed
-        names, with ``name`` all that some client has, with ``private`` none. ``None`` for
-        plain graphs.
-
-    Attributes
-    ----------
-    has_parts : bool
-        Whether clients have typed graphs, each with some of the kinds and relations.
-    partitions : dict of int to int
-        Partition-id of each of Flower's node ids.
-    trainable : list of int
-        Partition-ids of the clients that have training nodes.
-    agreements : dict of int to ClassAgreement
-        Number and class names that every message to a data owner repeats; empty for
-        partitions of a dataset.
+    ``refused`` are data owners that do not take part; ``turned_away`` are ids of nodes
+    that described themselves and are no clients. ``scale`` is that of the numbers to
+    predict, if the clients agreed on one. ``schema`` has the kinds and relations of typed
+    graphs: with ``schema-align = "same"`` with hashed names, with ``name`` all that some
+    client has, with ``private`` none. It is ``None`` for plain graphs.
     """
 
     clients: Mapping[int, Description]
@@ -63,39 +41,46 @@ class Federation:
     turned_away: frozenset[int] = frozenset()
     scale: AgreedScale | None = None
     schema: Schema | None = None
-    has_parts: bool = field(init=False)
-    partitions: dict[int, int] = field(init=False)
-    trainable: list[int] = field(init=False)
-    agreements: dict[int, ClassAgreement] = field(init=False)
 
     def __post_init__(self) -> None:
         first = next(iter(self.clients.values()), None)
-        text = "" if first is None else first.schema
-        is_told = text not in ("", PRIVATE) and not text.startswith(HASHED)
-        object.__setattr__(self, "has_parts", is_told)
-        if first is not None and text and self.schema is None:
+        if first is not None and first.schema and self.schema is None:
             told = [c.told for c in self.clients.values()] if self.has_parts else []
             parts = [one for one in told if one is not None]
             schema = Schema.union(parts) if parts else first.told or Schema("", ())
             object.__setattr__(self, "schema", schema)
-        schema_text = self.schema.to_text() if self.schema and self.has_parts else ""
-        facts = {
-            "partitions": {node: pid for pid, node in self.nodes.items()},
-            "trainable": [pid for pid, c in self.clients.items() if c.num_train > 0],
-            "agreements": {
-                pid: ClassAgreement(
-                    pid,
-                    client.num_partitions,
-                    client.class_names,
-                    client.feature_names,
-                    schema_text,
-                )
-                for pid, client in self.clients.items()
-                if client.is_owned or schema_text
-            },
+
+    @cached_property
+    def has_parts(self) -> bool:
+        """Whether clients have typed graphs, each with some of the kinds and relations."""
+        text = next((client.schema for client in self.clients.values()), "")
+        return text not in ("", PRIVATE) and not text.startswith(HASHED)
+
+    @cached_property
+    def partitions(self) -> dict[int, int]:
+        """Partition-id of each of Flower's node ids."""
+        return {node: pid for pid, node in self.nodes.items()}
+
+    @cached_property
+    def trainable(self) -> list[int]:
+        """Partition-ids of the clients that have training nodes."""
+        return [pid for pid, client in self.clients.items() if client.num_train > 0]
+
+    @cached_property
+    def agreements(self) -> dict[int, ClassAgreement]:
+        """What every message to a data owner, or of a typed graph's parts, repeats."""
+        schema = self.schema.to_text() if self.schema and self.has_parts else ""
+        return {
+            pid: ClassAgreement(
+                pid,
+                client.num_partitions,
+                client.class_names,
+                client.feature_names,
+                schema,
+            )
+            for pid, client in self.clients.items()
+            if client.is_owned or schema
         }
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, described: Mapping[int, Description], **more: Any) -> Federation:

@@ -1,8 +1,4 @@
-"""FedGCN's server half: sums over the edges between clients, then FedAvg.
-
-Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
-Convolutional Networks", NeurIPS 2023.
-"""
+"""FedGCN's server half: sums over the edges between clients, then FedAvg."""
 
 from __future__ import annotations
 
@@ -49,11 +45,7 @@ class FedGCN(FedAvg):
     config: RunConfig[FedGCNSettings]
 
     def prepare(self) -> None:
-        """Build the initial model; form the sums unless the run is resumed.
-
-        Raises a RunError if the clients' models differ, a client did not take part, or
-        an edge between clients is not known to both of them.
-        """
+        """Build the initial model; form the sums unless the run is resumed."""
         super().prepare()
         if self.config.method_config.hops and not self.is_resumed:
             with self.phase(SUMS, 0, min_replies=0):
@@ -148,22 +140,17 @@ class FedGCN(FedAvg):
 
 
 def positions(wanted: Tensor, ids: Tensor) -> Tensor:
-    """Return the positions in ``ids`` of those of ``wanted`` that are there, in order.
-
-    Both hold identifiers, int64, ascending.
-    """
+    """Return the positions of ``wanted`` identifiers in ``ids``, both ascending."""
     kept = wanted[torch.isin(wanted, ids)]
     return torch.searchsorted(ids, kept)
 
 
 def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
-    """Check that both owners list the edges between clients, and list the nodes.
+    """Check that both owners list the edges between clients; return the nodes with a sum.
 
-    Returns the identifiers of all nodes with a sum, (B,), int64, ascending.
-
-    Raises a RunError if two clients own one node, a client names a neighbour that no
-    client owns, or the owner of a node counts more or fewer edges to it than the other
-    clients do.
+    They are identifiers (B,), ascending. A RunError says that two clients own one node, a
+    client names a neighbour that no client owns, or the owner of a node counts more or
+    fewer edges to it than the other clients do.
     """
     own = torch.cat([border.own for border in borders.values()])
     owned, counts = torch.unique(own, return_counts=True)
@@ -175,36 +162,32 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
             "needs its own id in the whole federation."
         )
     named = torch.unique(torch.cat([border.outside for border in borders.values()]))
-    for kind, lost in (
-        ("outside", named[~torch.isin(named, owned)]),
-        ("own", owned[~torch.isin(owned, named)]),
-    ):
-        if len(lost):
-            raise RunError(
-                f"The clients {_holders(borders, lost, kind)} have edges to {len(lost)} "
-                "nodes of other clients that no client owns, or whose owner does not list "
-                "the edge. Both owners must list an edge, with the same two ids; leave out "
-                "edges to nodes outside the federation. If a node config has id-key, all "
-                "owners need the same key file."
-                if kind == "outside"
-                else f"{len(lost)} nodes of the clients {_holders(borders, lost, kind)} "
-                "have an edge to another client that the other client does not list. Both "
-                "owners must list an edge, with the same two ids."
-            )
-    both = torch.zeros(2, len(owned), dtype=torch.int64)
+    lost = named[~torch.isin(named, owned)]
+    if len(lost):
+        raise RunError(
+            f"The clients {_holders(borders, lost, 'outside')} have edges to {len(lost)} "
+            "nodes of other clients that no client owns, or whose owner does not list "
+            "the edge. Both owners must list an edge, with the same two ids; leave out "
+            "edges to nodes outside the federation. If a node config has id-key, all "
+            "owners need the same key file."
+        )
+    lost = owned[~torch.isin(owned, named)]
+    if len(lost):
+        raise RunError(
+            f"{len(lost)} nodes of the clients {_holders(borders, lost, 'own')} have an "
+            "edge to another client that the other client does not list. Both owners must "
+            "list an edge, with the same two ids."
+        )
+    both, kinds = torch.zeros(2, len(owned), dtype=torch.int64), ("own", "outside")
     for border in borders.values():
-        for row, kind in enumerate(("own", "outside")):
+        for row, kind in enumerate(kinds):
             place = torch.searchsorted(owned, getattr(border, kind))
             both[row].index_add_(0, place, getattr(border, f"{kind}_edges").long())
     unequal = owned[both[0] != both[1]]
     if len(unequal):
-        found = {
-            pid
-            for kind in ("own", "outside")
-            for pid in _holders(borders, unequal, kind)
-        }
+        found = [pid for kind in kinds for pid in _holders(borders, unequal, kind)]
         raise RunError(
-            f"{len(unequal)} nodes have edges among the clients {sorted(found)} that "
+            f"{len(unequal)} nodes have edges among the clients {sorted(set(found))} that "
             "only one of the two owners lists. Both owners must list an edge, with the "
             "same two ids."
         )

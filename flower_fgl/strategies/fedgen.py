@@ -1,8 +1,4 @@
-"""Server half of FedGen: FedAvg, and a generator that the clients' heads teach.
-
-Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
-ICML 2021.
-"""
+"""Server half of FedGen: FedAvg, and a generator that the clients' heads teach."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.ensemble import Ensemble
-from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
@@ -52,9 +47,7 @@ class FedGen(FedAvg):
     """
 
     config: RunConfig[FedGenSettings]
-
     down = GeneratorDownload
-    up = Weights
 
     def prepare(self) -> None:
         """Build the initial model and generator."""
@@ -111,10 +104,7 @@ class FedGen(FedAvg):
     def train_generator(
         self, server_round: int, states: Mapping[int, Mapping[str, Tensor]]
     ) -> None:
-        """Minimise the ensemble's loss and the diversity loss, Eq. (4).
-
-        Raises a PayloadError if a weight is no longer finite.
-        """
+        """Minimise the ensemble's loss and the diversity loss, Eq. (4)."""
         settings = self.config.method_config
         clients = Ensemble(self.network, list(states.values()))
         counts = self.counts(list(states))
@@ -123,8 +113,8 @@ class FedGen(FedAvg):
         size = settings.generated
         graph = GraphInput(torch.zeros(size, 1), torch.zeros(2, 0, dtype=torch.int64))
         self.generator.train()
-        numbers: dict[str, float] = {}
-        for step in range(settings.server_steps):
+        numbers: dict[str, Tensor] = {}
+        for _ in range(settings.server_steps):
             labels = torch.multinomial(total, size, replacement=True, generator=draw)
             noise = torch.randn(size, settings.noise_channels, generator=draw)
             made = self.generator(labels, noise)
@@ -134,15 +124,11 @@ class FedGen(FedAvg):
             total_loss = loss + settings.diversity_weight * diversity
             total_loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-            if step + 1 == settings.server_steps:
-                numbers = {
-                    "ensemble": float(loss.detach()),
-                    "diversity": float(diversity.detach()),
-                }
+            numbers = {"ensemble": loss.detach(), "diversity": diversity.detach()}
         self.generator.eval()
         if not all(t.isfinite().all() for t in self.generator.sent_state().values()):
             raise PayloadError("the trained generator is not finite")
-        self.log(**numbers)
+        self.log(**{name: float(number) for name, number in numbers.items()})
 
     def server_state(self) -> Snapshot:
         """Return the weights, the generator and Adam's moments."""

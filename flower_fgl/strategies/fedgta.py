@@ -1,7 +1,4 @@
-"""Server half of FedGTA: average the clients whose label moments are alike.
-
-Li et al., "FedGTA: Topology-Aware Averaging for Federated Graph Learning", VLDB 2024.
-"""
+"""Server half of FedGTA: average the clients whose label moments are alike."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ class FedGTA(PersonalMix):
     """
 
     config: RunConfig[FedGTASettings]
-
     up = MomentWeights
 
     def descriptor_shapes(self) -> Shapes:

@@ -38,6 +38,7 @@ class FedHGN(FedAvg):
 
     down = AlignedWeights
     up = AlignedWeights
+    has_global = False
 
     def prepare(self) -> None:
         """Build the shared weights, and require settings that keep coefficients local."""

@@ -1,7 +1,4 @@
-"""Server half of FedIIH: average each factor's weights by its own similarity.
-
-Yu et al., "FedIIH", AAAI 2025, as its published code computes it.
-"""
+"""Server half of FedIIH: average each factor's weights by its own similarity."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Server half of FedKD: average the students, and send their mean in factors.
-
-Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
-Communications 13, 2022.
-"""
+"""Server half of FedKD: average the students, and send their mean in factors."""
 
 from __future__ import annotations
 
@@ -38,7 +34,6 @@ class FedKD(FglStrategy):
     """
 
     config: RunConfig[FedKDSettings]
-
     down = FactoredWeights
     up = FactoredWeights
 

@@ -1,7 +1,5 @@
 """FedLoG's server half: average models, aggregate synthetic nodes and generators.
 
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================
@@ -73,7 +71,6 @@ class FedLog(FglStrategy):
     """
 
     config: RunConfig[FedLogSettings]
-
     down = FedLogDownload
     up = FedLogUpload
 
@@ -108,10 +105,7 @@ class FedLog(FglStrategy):
         self.sent = FedLogDownload(self.weights)
 
     def pretrain(self) -> None:
-        """Collect class rates and PG_k, and average PG^c: round 0.
-
-        Raises a RunError if fewer than ``min-replies`` clients replied.
-        """
+        """Collect class rates and PG_k, and average PG^c: round 0."""
         able, least = self.federation.trainable, max(1, self.config.min_replies)
         with self.phase(PRETRAIN, 0, min_replies=least) as log:
             messages = self.train_messages(0, able, action=PRETRAIN, is_scored=False)

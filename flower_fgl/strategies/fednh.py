@@ -1,30 +1,56 @@
-"""Server half of FedNH: average the bodies, and move the class prototypes.
-
-Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
-AAAI 2023.
-"""
+"""Server half of FedNH: average the bodies, and move the class prototypes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flower_fgl.algorithms.fednh import PROTOTYPES, build_network, move_prototypes
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fednh import FedNHSettings
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fednh import ModelAndMeans
-from flower_fgl.protocols.prototypes import CountedTable
+from flower_fgl.protocols.prototypes import CountedTable, LocalPrototypes
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, build_own
 
-__all__ = ["FedNH"]
+__all__ = ["FedNH", "WeightsAndMeans"]
 
 
-class FedNH(FedAvg):
+class WeightsAndMeans(FedAvg):
+    """Average weights, and combine one of them, a table, from counted class means."""
+
+    up = ModelAndMeans
+    table: ClassVar[str] = PROTOTYPES
+    """Name of the table of shape (C, p)."""
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the other weights, and at most one mean of each class."""
+        sent = dict(self.shapes)
+        classes, width = sent.pop(self.table)
+        most = self.federation.clients[partition_id].num_train
+        return sent, CountedTable((classes, 1, width), most)
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Average the weights and combine the means."""
+        old = self.weights.tensors[self.table]
+        super().aggregate(server_round, uploads)
+        means, counts = LocalPrototypes.stack(u.payload.means for u in uploads.values())
+        new = self.combine(old, means[:, :, 0], counts[:, :, 0], uploads)
+        mean = {**self.weights.tensors, self.table: new}
+        self.weights = Weights({name: mean[name] for name in self.shapes})
+
+    @abstractmethod
+    def combine(
+        self, old: Tensor, means: Tensor, counts: Tensor, clients: Iterable[int]
+    ) -> Tensor:
+        """Return the new table of the means (K, C, p), and counts (K, C), of clients."""
+
+
+class FedNH(WeightsAndMeans):
     """Average bodies and scales, and move each class prototype towards its mean.
 
     Notes
@@ -35,32 +61,12 @@ class FedNH(FedAvg):
 
     config: RunConfig[FedNHSettings]
 
-    down = Weights
-    up = ModelAndMeans
-
     def build(self, model: str) -> nn.Module:
         """Draw the initial network and spread the prototypes."""
         return build_own(build_network, self.config, self.federation, model)
 
-    def upload_spec(self, partition_id: int) -> Any:
-        """Return the shapes of the weights, and at most one mean of each class."""
-        classes, width = self.shapes[PROTOTYPES]
-        most = self.federation.clients[partition_id].num_train
-        sent = {
-            name: shape for name, shape in self.shapes.items() if name != PROTOTYPES
-        }
-        return sent, CountedTable((classes, 1, width), most)
-
-    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Average the bodies and move the prototypes."""
-        old = self.weights.tensors[PROTOTYPES]
-        super().aggregate(server_round, uploads)
-        means = [upload.payload.means for upload in uploads.values()]
-        new = move_prototypes(
-            old,
-            torch.stack([m.values[:, 0] for m in means]),
-            torch.stack([m.counts[:, 0] for m in means]),
-            rho=self.config.method_config.rho,
-        )
-        mean = {**self.weights.tensors, PROTOTYPES: new}
-        self.weights = Weights({name: mean[name] for name in self.shapes})
+    def combine(
+        self, old: Tensor, means: Tensor, counts: Tensor, clients: Iterable[int]
+    ) -> Tensor:
+        """Move the prototypes towards the means."""
+        return move_prototypes(old, means, counts, rho=self.config.method_config.rho)

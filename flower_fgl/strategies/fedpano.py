@@ -1,22 +1,7 @@
 """Server half of FedPANO: average graph network, generic classifier and generator.
 
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-
-===============================  ==================================================
-symbol                           argument or attribute
-===============================  ==================================================
-θ_*^g, θ_*^s, φ_*                ``encoder.*``, ``classifier.*``, ``generator.*`` of
-                                 ``FedPANO.weights``
-size of V_i                      ``Upload.num_examples``, by ``weight-by``
-===============================  ==================================================
-
-===============================================  ===========================
-Algorithm 1, server                              function
-===============================================  ===========================
-initialise θ_*^g, θ_*^s, φ_*                     ``FedPANO.build``
-aggregate by Eq. (10)                            ``FedAvg.aggregate``
-===============================================  ===========================
+θ_*^g, θ_*^s and φ_* are ``encoder.*``, ``classifier.*`` and ``generator.*`` of
+``FedPANO.weights``; ``FedAvg.aggregate`` computes Eq. (10).
 """
 
 from __future__ import annotations
@@ -42,6 +27,7 @@ class FedPANO(FedAvg):
     """
 
     config: RunConfig[FedPANOSettings]
+    has_global = False
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial shared parts."""
@@ -55,9 +41,3 @@ class FedPANO(FedAvg):
             dropout=config.dropout,
             method_config=config.method_config,
         )
-
-    def global_state(self) -> None:
-        """Return ``None``: there is no global model, each client has its own classifier."""
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""

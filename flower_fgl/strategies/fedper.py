@@ -1,8 +1,4 @@
-"""Server half of FedPer and FedRep: average the bodies; heads stay on the clients.
-
-Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
-2019.
-"""
+"""Server half of FedPer and FedRep: average the bodies; heads stay on the clients."""
 
 from __future__ import annotations
 
@@ -23,15 +19,11 @@ class FedPer(FedAvg):
        different sizes.
     """
 
+    has_global = False
+
     def build(self, model: str) -> nn.Module:
         """Draw the initial backbone and remove its head."""
         network = draw_model(self.config, self.federation, model)
         network.classifier = nn.Identity()
         network.decoder = None
         return network
-
-    def global_state(self) -> None:
-        """Return ``None``: a body without a head does not classify."""
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""

@@ -1,7 +1,5 @@
 """Server half of FedPG: universal prototypes, personalized for each client.
 
-Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
-
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================
@@ -83,7 +81,6 @@ class FedPG(FglStrategy):
     """
 
     config: RunConfig[FedPGSettings]
-
     down = Prototypes
     up = LocalPrototypes
 

@@ -1,8 +1,5 @@
 """Server half of FedProto: average the clients' prototypes.
 
-Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
-AAAI 2022.
-
 ===========  =====================================
 symbol       here
 ===========  =====================================

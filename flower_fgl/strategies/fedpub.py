@@ -1,7 +1,5 @@
 """Server half of FED-PUB: a separate weighted average for each client.
 
-Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
-
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================
@@ -34,35 +32,15 @@ __all__ = ["FedPub", "client_attention", "cosines"]
 
 
 def cosines(embeddings: Tensor) -> Tensor:
-    """Compute the similarity of clients, S_ij = cos(o_i, o_j), Baek et al.
-
-    Parameters
-    ----------
-    embeddings : Tensor of shape (K, p), float
-        o_i; a zero row has similarity 0 to every row, itself included.
-
-    Returns
-    -------
-    Tensor of shape (K, K)
-    """
+    """Compute S_ij = cos(o_i, o_j) of embeddings (K, p), 0 for a zero row, Baek et al."""
     unit = F.normalize(embeddings, dim=1)
     return unit @ unit.T
 
 
 def client_attention(similarity: Tensor, *, tau: float) -> Tensor:
-    """Compute a_ij = e^{τ·S_ij} / Σ_l e^{τ·S_il}, Baek et al., Eq. (4).
+    """Compute a_ij = e^{τ·S_ij} / Σ_l e^{τ·S_il} from S (K, K), Baek et al., Eq. (4).
 
-    Parameters
-    ----------
-    similarity : Tensor of shape (K, K), float
-        S.
-    tau : float, at least 0
-        0 gives the plain mean; with large values each client keeps its own weights.
-
-    Returns
-    -------
-    Tensor of shape (K, K)
-        Each row sums to 1.
+    τ = 0 gives the plain mean; with large values each client keeps its own weights.
     """
     return (tau * similarity).softmax(dim=1)
 
@@ -74,14 +52,9 @@ class FedPub(PersonalMix):
     -----
     1. In the paper the server keeps the random graph. Here each client draws it from the
        run's seed, which saves sending the 4·500·d bytes of the graph.
-    2. A client that was not in the last round starts from the average of that round's
-       uploads, weighted by ``weight-by``; with ``fed-pub.absent = "last"`` from its own
-       last mixture.
-    3. There is no global model: that average is never evaluated.
     """
 
     config: RunConfig[FedPubSettings]
-
     up = EmbeddedWeights
 
     def prepare(self) -> None:

@@ -1,8 +1,4 @@
-"""FedSage+'s server half: generator training across clients, then FedAvg.
-
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
-2021.
-"""
+"""FedSage+'s server half: generator training across clients, then FedAvg."""
 
 from __future__ import annotations
 
@@ -58,10 +54,7 @@ class FedSagePlus(FedAvg):
     config: RunConfig[FedSagePlusSettings]
 
     def prepare(self) -> None:
-        """Build the initial model; train the generators unless the run is resumed.
-
-        Raises a RunError if the clients' models differ, or too few trained a generator.
-        """
+        """Build the initial model; train the generators unless the run is resumed."""
         super().prepare()
         if self.config.method_config.gen_rounds and not self.is_resumed:
             with self.phase(GENERATE, 0, min_replies=0):
@@ -70,8 +63,7 @@ class FedSagePlus(FedAvg):
     def generate(self) -> None:
         """Run the rounds of generator training; in the last one clients mend their graphs.
 
-        If fewer than ``min-replies`` clients trained their generator, a RunError is
-        raised.
+        A RunError says that fewer than ``min-replies`` clients trained their generator.
         """
         clients, settings = self.federation.trainable, self.config.method_config
         nothing = FeatureGradient({})
@@ -123,11 +115,7 @@ class FedSagePlus(FedAvg):
     def judge(
         self, step: int, states: Mapping[int, GeneratorState]
     ) -> dict[int, FeatureGradient]:
-        """Collect gradients for each generator from other clients.
-
-        Generators are given by the partition-id of the client that trains them. Returns
-        the mean over the gradients received; generators without any gradient are missing.
-        """
+        """Return the mean gradient of other clients for each generator, if there is any."""
         clients = self.federation.trainable
         number = len(clients)
         found: dict[int, list[Mapping[str, Any]]] = {}

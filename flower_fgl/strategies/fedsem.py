@@ -1,8 +1,5 @@
 """Server half of FedSEM: several centres, each the mean of the clients nearest to it.
 
-Long et al., "Multi-Center Federated Learning: Clients Clustering for Better
-Personalization", World Wide Web 26, 2023.
-
 ===========  ==========================================================
 symbol       here
 ===========  ==========================================================
@@ -41,19 +38,9 @@ __all__ = ["FedSEM", "mean_of_members", "nearest_centers"]
 
 
 def nearest_centers(models: Tensor, centers: Tensor) -> Tensor:
-    """Assign each model to its nearest centre, Long et al. 2023, Eq. (7).
+    """Assign models (K, P) to their nearest centres (Q, P), Long et al. 2023, Eq. (7).
 
-    Parameters
-    ----------
-    models : Tensor of shape (K, P), float32
-        The clients' models.
-    centers : Tensor of shape (Q, P), float32
-        The centres, at least one.
-
-    Returns
-    -------
-    Tensor of shape (K,), int64
-        Centre at the smallest squared distance; the first one in a tie.
+    Returns the centre (K,) at the smallest squared distance; the first one in a tie.
     """
     sq_distance = torch.stack(
         [(models - center).square().sum(dim=1) for center in centers], dim=1
@@ -66,20 +53,8 @@ def mean_of_members(
 ) -> Tensor:
     """Move each centre to the mean of its members, Long et al. 2023, Eq. (8).
 
-    Parameters
-    ----------
-    models : Tensor of shape (K, P), float32
-        The clients' models.
-    weights : Tensor of shape (K,), float32
-        n_i, positive.
-    members : Tensor of shape (K,), int64
-        Centre of each client.
-    centers : Tensor of shape (Q, P), float32
-        The previous centres; a centre without members does not move.
-
-    Returns
-    -------
-    Tensor of shape (Q, P), float32
+    Models are (K, P), ``weights`` n_i and ``members``, the centre of each client, (K,). A
+    centre (Q, P) without members does not move.
 
     Notes
     -----
@@ -108,13 +83,10 @@ class FedSEM(FedAvg):
     """
 
     config: RunConfig[FedSEMSettings]
+    has_global = False
 
     def prepare(self) -> None:
-        """Build the initial model and start without centres.
-
-        Raises a RunError if clients have different models, or there are more centres
-        than clients.
-        """
+        """Build the initial model and start without centres."""
         super().prepare()
         number = self.config.method_config.centers
         num_trainable = len(self.federation.trainable)
@@ -169,10 +141,6 @@ class FedSEM(FedAvg):
         self.weights = Weights(
             vector_to_state((size / size.sum()) @ centers, self.shapes)
         )
-
-    def global_state(self) -> None:
-        """Return ``None``: there is one model per centre, and no global model."""
-        return
 
     def server_state(self) -> Snapshot:
         """Return the centres and the clients assigned to each."""

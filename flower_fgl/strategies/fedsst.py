@@ -1,7 +1,4 @@
-"""Server half of FedSST: weights of the clients from their structure signals.
-
-"FedSST", CVPR 2026, by a detailed note on the paper.
-"""
+"""Server half of FedSST: weights of the clients from their structure signals."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ class FedSST(HiddenLayers):
     """
 
     config: RunConfig[FedSSTSettings]
-
     down = DescribedWeights
     up = DescribedWeights
 

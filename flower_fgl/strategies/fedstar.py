@@ -1,8 +1,4 @@
-"""Server half of FedStar: average the structure encoders.
-
-Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
-AAAI 2023.
-"""
+"""Server half of FedStar: average the structure encoders."""
 
 from __future__ import annotations
 

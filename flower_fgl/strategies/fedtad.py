@@ -1,8 +1,4 @@
-"""Server half of FedTAD: FedAvg, then distillation on generated graphs.
-
-Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
-Federated Learning", IJCAI 2024.
-"""
+"""Server half of FedTAD: FedAvg, then distillation on generated graphs."""
 
 from __future__ import annotations
 
@@ -56,8 +52,6 @@ class FedTAD(FedAvg):
     """
 
     config: RunConfig[FedTADSettings]
-
-    down = Weights
     up = ReliableWeights
 
     def prepare(self) -> None:

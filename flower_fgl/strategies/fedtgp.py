@@ -1,8 +1,4 @@
-"""Server half of FedTGP: train global prototypes that keep the classes apart.
-
-Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
-Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
-"""
+"""Server half of FedTGP: train global prototypes that keep the classes apart."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ class FedTGP(FedProto):
         """Draw the initial table P̂ and network F."""
         super().prepare()
         self.trainer = PrototypeTrainer(
-            self.table,
-            seed=self.config.seed,
-            is_normalised=False,
-            lr=SERVER_LR,
+            self.table, seed=self.config.seed, is_normalised=False, lr=SERVER_LR
         )
 
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Server half of FGGP: FedAvg, and clusters of the clients' prototypes.
-
-Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
-Prototypes", AAAI 2024.
-"""
+"""Server half of FGGP: FedAvg, and clusters of the clients' prototypes."""
 
 from __future__ import annotations
 
@@ -23,21 +19,10 @@ __all__ = ["FGGP", "cluster_by_class"]
 
 
 def cluster_by_class(uploads: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Cluster the prototypes of each class by FINCH.
+    """Cluster the prototypes (K, C, p) of each class by FINCH, those ``present`` (K, C).
 
-    Parameters
-    ----------
-    uploads : Tensor of shape (K, C, p), float32
-        Prototypes of the clients.
-    present : Tensor of shape (K, C), bool
-        Marks the prototypes that were uploaded.
-
-    Returns
-    -------
-    values : Tensor of shape (C, K, p), float32
-        Cluster means of each class; rows without a cluster are zero.
-    found : Tensor of shape (C, K), bool
-        Marks the cluster means: the first m_c entries for the m_c clusters of class c.
+    Returns cluster means (C, K, p), zero without a cluster, and the mask (C, K) of them:
+    the first m_c entries for the m_c clusters of class c.
     """
     clients, classes, width = uploads.shape
     values = uploads.new_zeros(classes, clients, width)

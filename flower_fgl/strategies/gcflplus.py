@@ -1,7 +1,5 @@
 """Server half of GCFL+: clusters of clients that split when a client leaves the mean.
 
-Xie et al., "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021.
-
 ================================================  ==========================
 Algorithm 1, server                               function
 ================================================  ==========================
@@ -53,7 +51,6 @@ class GCFLPlus(HiddenLayers):
     """
 
     config: RunConfig[GCFLPlusSettings]
-
     up = DescribedWeights
 
     def prepare(self) -> None:

@@ -51,15 +51,6 @@ class ServerHooks(Strategy):
     ``self.messenger.ask``, inside ``with self.phase(name, …)`` where they happen outside
     a round.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Checked settings.
-    recorder : Recorder, optional
-        Writer of the run folder.
-    checkpoints : Checkpoints, optional
-        Where the run's state is written, and the checkpoint it resumes from.
-
     Attributes
     ----------
     loop : LoopState
@@ -98,7 +89,6 @@ class ServerHooks(Strategy):
         is_several = len(self.messenger.spreads) > 1
         return "nrmse" if is_several else self.config.main_score
 
-    # ---------------------------------------------------- what a method overrides
     def prepare(self) -> None:
         """Build the server's state; ``self.federation`` is known.
 
@@ -148,8 +138,6 @@ class ServerHooks(Strategy):
 
         Parameters
         ----------
-        server_round : int
-            Round, from 1.
         sums : mapping of str to Tensor, float64
             Sums of the clients' :meth:`AdditivePayload.summands`.
         weights : mapping of int to float
@@ -218,9 +206,16 @@ class ServerHooks(Strategy):
         Each with the reason that the log gives. By default the client whose largest
         number is over ``FAR`` times any other's, if there is one.
         """
-        return _largest_by_far(uploads)
+        largest = {}
+        for pid, upload in uploads.items():
+            numbers = numbers_of(upload.payload).values()
+            sizes = [float(t.abs().max()) for t in numbers if t.numel()]
+            largest[pid] = max(sizes, default=0.0)
+        suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
+        rest = largest[others[0]] if others else math.inf
+        is_far = largest[suspect] > FAR * rest
+        return {suspect: "its upload holds by far the largest number"} if is_far else {}
 
-    # --------------------------------------------------------- what a method calls
     @property
     def is_resumed(self) -> bool:
         """Whether the run resumes from a checkpoint."""
@@ -285,10 +280,6 @@ class ServerHooks(Strategy):
 
         Parameters
         ----------
-        server_round : int
-            Round.
-        partition_ids : sequence of int
-            Receivers.
         action : str
             Named action of the client half; empty for its training.
         is_scored : bool, optional
@@ -298,10 +289,8 @@ class ServerHooks(Strategy):
             Whether the replies carry numbers that ``upload-noise`` protects.
         """
         if is_scored is None:
-            is_scored = self.loop.log.is_scored and self.config.evaluate in (
-                "local",
-                "both",
-            )
+            is_scored = self.loop.log.is_scored
+            is_scored &= self.config.evaluate in ("local", "both")
             is_scored &= self.config.eval_policy != "refresh-all"
         settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
         downloads = self.messenger.pack(
@@ -318,6 +307,22 @@ class ServerHooks(Strategy):
             self.messenger.note_release(server_round, downloads)
         return messages
 
+    def train_again(
+        self, server_round: int, partition_ids: Sequence[int], action: str
+    ) -> bool:
+        """Let clients train what they score in a second exchange of the round.
+
+        Returns whether at least ``min-replies`` did: :meth:`complete_round` of a method
+        whose first exchange collects uploads without scores.
+        """
+        self.loop.trained.clear()
+        self.loop.log.forget_replies()
+        messages = self.train_messages(
+            server_round, partition_ids, action=action, brings_upload=False
+        )
+        trained = self.read_uploads(self.messenger.exchange(messages), Empty)
+        return len(trained) >= self.config.min_replies
+
     def evaluate_messages(
         self, server_round: int, *, is_local: bool, is_global: bool
     ) -> list[Message]:
@@ -325,8 +330,6 @@ class ServerHooks(Strategy):
 
         Parameters
         ----------
-        server_round : int
-            Round.
         is_local : bool
             Whether clients that have not sent scores in this round evaluate their own
             model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
@@ -381,15 +384,10 @@ class ServerHooks(Strategy):
                 self.loop.log.expect([pid], modes)
                 key = (*modes, pid in refreshed)
                 if key not in known:
-                    known[key] = ConfigRecord(
-                        {
-                            "server-round": server_round,
-                            "modes": modes,
-                            "refresh": pid in refreshed,
-                        }
-                    )
+                    known[key] = record = ConfigRecord({"server-round": server_round})
+                    record["modes"], record["refresh"] = list(modes), pid in refreshed
                     if is_mixed:
-                        known[key]["mixed"] = True
+                        record["mixed"] = True
                 settings[pid] = known[key]
         return self.messenger.address(
             contents, MessageType.EVALUATE, settings, server_round
@@ -400,12 +398,7 @@ class ServerHooks(Strategy):
     ) -> dict[int, Upload]:
         """Check every reply; a malformed one is dropped, counted and named.
 
-        Parameters
-        ----------
-        replies : mapping of int to Message
-            Replies by partition-id.
-        up : type of Payload, optional
-            Payload to read instead of the method's own ``up``.
+        ``up`` is the payload to read instead of the method's own.
         """
         known = self._read_alike(replies, up or self.up)
 
@@ -424,18 +417,8 @@ class ServerHooks(Strategy):
     def check_upload(self, upload: Payload, partition_id: int | None = None) -> None:
         """Refuse an upload that exceeds ``upload-clip``, if that is set, and its noise.
 
-        Parameters
-        ----------
-        upload : Payload
-            What a client sent.
-        partition_id : int, optional
-            The client, if its upload was clipped around its download of this round; by
-            default it was clipped around zero.
-
-        Raises
-        ------
-        PayloadError
-            If the upload is too long.
+        ``partition_id`` is the client, if its upload was clipped around its download of
+        this round; by default it was clipped around zero.
         """
         config = self.config
         if config.upload_clip:
@@ -482,18 +465,3 @@ class ServerHooks(Strategy):
             if self.main_score != "accuracy":
                 row["metric"] = self.main_score
             self.recorder.append_round(row)
-
-
-def _largest_by_far(uploads: Mapping[int, Upload]) -> dict[int, str]:
-    """Name the client whose largest number is over ``FAR`` times any other's."""
-    largest = {
-        pid: max(
-            (float(t.abs().max()) for t in numbers_of(u.payload).values() if t.numel()),
-            default=0.0,
-        )
-        for pid, u in uploads.items()
-    }
-    suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
-    rest = largest[others[0]] if others else math.inf
-    is_far = largest[suspect] > FAR * rest
-    return {suspect: "its upload holds by far the largest number"} if is_far else {}

@@ -1,9 +1,5 @@
 """O-pFGL's server half: merge class statistics, generate a pseudo-graph from them.
 
-Yan et al., "Toward Personalized Federated Node Classification in One-shot
-Communication", arXiv 2411.11304; the generator follows Xiao et al., "Simple graph
-condensation", ECML-PKDD 2024.
-
 ==========================  ==============================================
 symbol                      argument or attribute
 ==========================  ==============================================
@@ -51,7 +47,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.opfgl import OPFGLSettings
-from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.opfgl import (
     GraphDownload,
     LocalStatistics,
@@ -85,7 +80,6 @@ class OPFGL(FglStrategy):
     """
 
     config: RunConfig[OPFGLSettings]
-
     down = GraphDownload
     up = LocalStatistics
     scores_uploads = False
@@ -129,11 +123,7 @@ class OPFGL(FglStrategy):
         sums: Mapping[str, Tensor],
         weights: Mapping[int, float],
     ) -> None:
-        """Recover the pooled statistics, Eqs. (14) and (15), generate the pseudo-graph.
-
-        Raises a PayloadError if the sums cannot come from class statistics of clients
-        with as many nodes as they described.
-        """
+        """Recover the pooled statistics, Eqs. (14) and (15), generate the pseudo-graph."""
         self.check_counts(sums, weights)
         statistics = statistics_of_sums(
             sums["count"],
@@ -185,26 +175,16 @@ class OPFGL(FglStrategy):
         } or super().to_blame(uploads)
 
     def make_graph(self, statistics: ClassStatistics) -> PseudoGraph:
-        """Generate the pseudo-graph from pooled statistics, Eqs. (10)-(13).
+        """Generate the pseudo-graph from pooled statistics μ, s² and N, Eqs. (10)-(13).
 
-        Parameters
-        ----------
-        statistics : ClassStatistics
-            μ, s² and N, merged from uploads or recovered from their sums.
-
-        Raises
-        ------
-        PayloadError
-            If no class was uploaded, the statistics do not fit, or the pseudo-graph would
-            have more than ``MOST_NODES`` nodes.
+        Raises a PayloadError if no class was uploaded, the statistics do not fit, or the
+        pseudo-graph would have more than ``MOST_NODES`` nodes.
         """
         method_config = self.config.method_config
         missing = [
             name
             for name, count in zip(
-                next(iter(self.federation.clients.values())).class_names,
-                statistics.count.tolist(),
-                strict=True,
+                self.federation.class_names, statistics.count.tolist(), strict=True
             )
             if not count
         ]
@@ -257,23 +237,9 @@ class OPFGL(FglStrategy):
         self.contributors = list(state.values["contributors"])
 
     def complete_round(self, server_round: int) -> bool:
-        """Send the pseudo-graph; clients train both stages and reply with scores.
-
-        Returns
-        -------
-        bool
-            Whether at least ``min-replies`` clients trained.
-        """
-        self.loop.trained.clear()  # clients that sent statistics have no model yet
-        self.loop.log.forget_replies()
-        messages = self.train_messages(
-            server_round,
-            self.contributors,
-            action="personalise",
-            brings_upload=False,
-        )
-        trained = self.read_uploads(self.messenger.exchange(messages), Empty)
-        return len(trained) >= self.config.min_replies
+        """Send the pseudo-graph; clients train both stages and reply with scores."""
+        # clients that sent statistics have no model yet
+        return self.train_again(server_round, self.contributors, "personalise")
 
 
 def server_device(name: str) -> torch.device:

@@ -20,6 +20,8 @@ class PartlyShared(FedAvg):
     1. The average weights clients by ``weight-by``, as in FedAvg.
     """
 
+    has_global = False
+
     @abstractmethod
     def shared_names(self, names: Collection[str]) -> Collection[str]:
         """Return the names of the shared tensors among those of the whole network."""
@@ -35,12 +37,6 @@ class PartlyShared(FedAvg):
         shared = self.shared_names(held.keys())
         self.weights = Weights({n: t for n, t in held.items() if n in shared})
         self.shapes = {n: shape for n, shape in shapes.items() if n in shared}
-
-    def global_state(self) -> None:
-        """Return ``None``: some layers of a network do not classify."""
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""
 
 
 class HiddenLayers(PartlyShared):

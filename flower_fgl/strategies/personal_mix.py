@@ -1,7 +1,6 @@
 """Server half that averages the models separately for each client.
 
-A method says how alike two clients are, and how that becomes a weight. Mixing, clients
-that are absent, checkpoints and the numbers of the round are shared. The rule is in
+A method says how alike two clients are, and how that becomes a weight. The rule is in
 :mod:`flower_fgl.algorithms.personal_mix`.
 """
 
@@ -54,8 +53,8 @@ class PersonalMix(FedAvg):
        with the tensors of :meth:`descriptor_shapes`.
     """
 
-    down = Weights
     up: ClassVar[type[Payload]] = DescribedWeights
+    has_global = False
 
     def prepare(self) -> None:
         """Build the initial model."""
@@ -127,9 +126,6 @@ class PersonalMix(FedAvg):
             return super().to_blame(uploads)
         return dict.fromkeys(broken, "none of its similarities is finite")
 
-    def global_state(self) -> None:
-        """Return ``None``: every client has its own model."""
-
     def server_state(self) -> Snapshot:
         """Return the average and every w_i."""
         parts = {
@@ -147,6 +143,3 @@ class PersonalMix(FedAvg):
             pid: Weights(state.part(f"client-{pid}").tensors)
             for pid in state.part("order").values["clients"]
         }
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""

@@ -1,7 +1,4 @@
-"""Server half of pFedFSL: mix for each client the models that perform well on its data.
-
-Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
-"""
+"""Server half of pFedFSL: mix for each client the models that perform well on its data."""
 
 from __future__ import annotations
 
@@ -25,20 +22,7 @@ __all__ = ["PFedFSL", "mixing_weights"]
 
 
 def mixing_weights(losses: Tensor, tau: float = 1.0) -> Tensor:
-    """Weight models by their losses, ``softmax(−loss / τ)``.
-
-    Parameters
-    ----------
-    losses : Tensor of shape (1 + m,), float32
-        Losses of the client's own model and of m candidates on the client's data.
-    tau : float, positive
-        τ; a small value selects the model with the smallest loss.
-
-    Returns
-    -------
-    Tensor of shape (1 + m,)
-        Positive, with sum 1.
-    """
+    """Weight models by their losses (1 + m,) on a client's data, ``softmax(−loss / τ)``."""
     return torch.softmax(-losses / tau, dim=0)
 
 
@@ -58,7 +42,6 @@ class PFedFSL(FglStrategy):
     """
 
     config: RunConfig[PFedFSLSettings]
-
     down = CandidateModels
     up = ScoredModel
 

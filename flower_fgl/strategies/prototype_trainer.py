@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -42,20 +40,10 @@ def load_moments(
 
 
 class PrototypeTrainer:
-    """Generator of prototypes and its optimizer, both kept between rounds.
+    """Generator of prototypes and its Adam optimizer, both kept between rounds.
 
-    Parameters
-    ----------
-    table : (int, int, int)
-        Classes C, hops H, width p.
-    seed : int
-        The run's seed.
-    is_normalised : bool
-        Whether prototypes have unit length.
-    lr, weight_decay : float
-        Settings of Adam.
-    is_fused : bool
-        Whether Adam steps in one kernel: faster, and different in the last bits.
+    ``table`` is (C, H, p). With ``is_fused`` Adam steps in one kernel: faster, and
+    different in the last bits.
     """
 
     def __init__(
@@ -79,24 +67,10 @@ class PrototypeTrainer:
         self.losses: list[float] = []
 
     def train(self, epochs: int, loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """Minimise a loss of the generated prototypes, one step per epoch.
+        """Minimise a loss of the prototypes (C, H, p), and return them, one step per epoch.
 
-        Parameters
-        ----------
-        epochs : int
-            Number of steps.
-        loss : callable
-            Takes the prototypes (C, H, p); ``losses`` stores its values.
-
-        Returns
-        -------
-        Tensor of shape (C, H, p), float32
-            Prototypes after the last step, without gradient.
-
-        Raises
-        ------
-        PayloadError
-            If a weight is no longer finite.
+        ``losses`` stores the values. A PayloadError says that a weight is no longer
+        finite.
         """
         self.losses = []
         for _ in range(epochs):
@@ -111,30 +85,15 @@ class PrototypeTrainer:
             out: Tensor = self.generator()
         return out
 
-    def copy(self) -> Self:
-        """Return an independent copy."""
-        return deepcopy(self)
-
     def state(self) -> Snapshot:
-        """Return the weights and Adam's moments.
-
-        Returns
-        -------
-        Snapshot
-            Tensors ``weights/<name>`` and ``adam/<moment>/<name>``.
-        """
+        """Return tensors ``weights/<name>`` and ``adam/<moment>/<name>``."""
         named = dict(self.generator.named_parameters())
         moments = copy_moments(self.optimizer, named)
         weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
-        tensors |= {f"adam/{name}": tensor for name, tensor in moments.items()}
-        return Snapshot(tensors)
+        return Snapshot.join({"weights": Snapshot(weights), "adam": Snapshot(moments)})
 
     def load_state(self, state: Snapshot) -> None:
-        """Restore a state that :meth:`state` returned.
-
-        Raises a RuntimeError or KeyError if a name or a shape is not the generator's.
-        """
+        """Restore a state; one of another generator raises a RuntimeError or KeyError."""
         self.generator.load_state_dict(state.part("weights").tensors)
         named = dict(self.generator.named_parameters())
         load_moments(self.optimizer, named, state.part("adam").tensors)

@@ -1,8 +1,4 @@
-"""Server half of SCAFFOLD: mean weights, and a control variate of the whole federation.
-
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020.
-"""
+"""Server half of SCAFFOLD: mean weights, and a control variate of the whole federation."""
 
 from __future__ import annotations
 

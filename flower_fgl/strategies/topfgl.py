@@ -1,7 +1,4 @@
-"""Server half of TopFGL: average the clients by the likeness of their learners.
-
-"TopFGL", ICDE 2026.
-"""
+"""Server half of TopFGL: average the clients by the likeness of their learners."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class TopFGL(PersonalMix):
     """
 
     config: RunConfig[TopFGLSettings]
-
     up = Weights
 
     def build(self, model: str) -> nn.Module:

@@ -53,8 +53,8 @@ def test_routing_layers_by_the_depth() -> None:
     # n_b = max(1, L − 2), n_v = 2, or 1 for L ≤ 2
     for depth, expected in ((1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (4, (2, 2))):
         network = FedIIHNet(
-            num_features=3, num_classes=2, factors=2, width=4, num_layers=depth,
-            iterations=1, dropout=0.0,
+            FedIIHSettings(factors=2, iterations=1), model="gcn", num_features=3,
+            num_classes=2, width=4, num_layers=depth, dropout=0.0,
         )  # fmt: skip
         assert (network.num_routes, network.num_summary_routes) == expected
 

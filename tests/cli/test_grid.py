@@ -239,7 +239,7 @@ def test_runs_side_by_side_have_the_numbers_of_single_runs(
 
 
 def test_a_new_process_does_not_import_the_callers_script() -> None:
-    with pool._without_main():
+    with pool._child_environment():
         prepared = spawn.get_preparation_data("worker")
     assert not [key for key in prepared if key.startswith("init_main")]
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.fedaux import DIRECTION
-from flower_fgl.client_apps.fedaux import MASK, FedAuxClientApp
+from flower_fgl.client_apps.fedaux import FedAuxClientApp
+from flower_fgl.client_apps.fedpub import MASK
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.methods import parse_config

@@ -364,7 +364,6 @@ def test_optimizer_moments_are_kept_with_optimizer_state_keep() -> None:
     kept = set(client.state.group("optimizer"))
     assert {name.split("/")[0] for name in kept} == {"fit", "classifier", "generator"}
     again = trainer_of(client)
-    again.restore_moments()
     (parameter,) = [p for n, p in again.modules["generator"].named_parameters()
                     if n == "0.bias"]  # fmt: skip
     moment = again.optimizers["generator"].state[parameter]["exp_avg"]

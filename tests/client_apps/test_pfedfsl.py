@@ -81,7 +81,7 @@ def test_the_loss_stays_finite_at_a_high_learning_rate() -> None:
 
 def test_the_loss_does_not_depend_on_the_length_of_embeddings() -> None:
     client, app = random_client("pfedfsl"), PFedFSLClientApp()
-    model = app.assemble(client)
+    model = app.build(client)
     load_state(model.network, server().download(1, 0).model(0))
     before = loss_of(client, model)
     head = model.network.classifier
@@ -170,7 +170,7 @@ def test_a_client_reports_the_loss_of_held_out_nodes_for_every_model(
     labels, classes = client.data.training.labels, client.data.num_classes
     assert len(fit.upload.losses) == 3  # the trained model, and two candidates
     for number, loss in enumerate(fit.upload.losses.tolist()):
-        model = fit.model if number == 0 else app.assemble(client)
+        model = fit.model if number == 0 else app.build(client)
         if number:
             load_state(model.network, download.model(number))
         with torch.no_grad():
@@ -209,7 +209,7 @@ def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
         monkeypatch.setattr(computation_graph, "SHARE", 1.0)
         monkeypatch.setattr(computation_graph, "SHARE_IN_BATCH", 1.0)
         client = random_client("pfedfsl", settings=settings)
-        model = PFedFSLClientApp().assemble(client)
+        model = PFedFSLClientApp().build(client)
         assert (model.part is not None) == (share == 1.0)
         used: list[bool] = []
         monkeypatch.setattr(
@@ -284,7 +284,7 @@ def test_the_upload_has_the_loss_of_every_candidate() -> None:
     assert second.num_bytes == 4 * NUMBERS * 3
     fit = app.fit(client, 2, second)
     assert fit.upload.num_bytes == 4 * (NUMBERS + 3)
-    model = app.assemble(client)
+    model = app.build(client)
     for number, weights in enumerate(
         [fit.upload.tensors, second.model(1), second.model(2)]
     ):
@@ -369,9 +369,9 @@ def whole(strategy: Any, count: int) -> dict[str, Tensor]:
     [
         (lambda t: t.pop("encoder.0.bias"), "missing or unexpected"),
         (lambda t: t.update(x=torch.zeros(2, 1)), "missing or unexpected"),
-        (lambda t: t.update({"encoder.0.bias": torch.zeros(3, 8)}), "same number"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(3, 8)}), "must have shape"),
         (lambda t: t.update({"encoder.0.bias": torch.zeros(2, 7)}), "must have shape"),
-        (lambda t: t.update({"encoder.0.bias": torch.zeros(())}), "same number"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(())}), "must have shape"),
         (lambda t: t["encoder.0.bias"].fill_(torch.nan), "non-finite"),
     ],
 )

@@ -221,7 +221,7 @@ def test_a_tie_needs_the_spread_of_the_target() -> None:
     assert paired_test(one, other, ScoreScale("rmse", spread=2.0)).is_tied
     assert not paired_test(one, other, ScoreScale("rmse", spread=0.05)).is_tied
     unknown = paired_test(one, other, ScoreScale("rmse"))
-    assert unknown.is_undecided
+    assert unknown.kind == "undecided"
 
 
 def test_rows_of_different_target_kinds_are_refused(

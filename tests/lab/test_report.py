@@ -28,7 +28,6 @@ from flower_fgl.lab.report.figures import draw_run
 from flower_fgl.lab.report.lines import has_one_objective, lines_of, looks_of
 from flower_fgl.lab.report.page import (
     _read_settings,
-    percent,
     show_bytes,
     show_seconds,
     write_report,
@@ -37,6 +36,7 @@ from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.report.sweeps import find_sweeps
 from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS
+from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter
 
@@ -652,7 +652,7 @@ def test_the_reproducing_command_is_safe_to_paste(tmp_path: Path) -> None:
     [(0.79306, "79.3"), (0, "0.0"), (1, "100.0"), (None, "–")],
 )
 def test_fractions_are_shown_in_percent(value: float | None, text: str) -> None:
-    assert percent(value) == text
+    assert ScoreScale().show(value, 1) == text
 
 
 @pytest.mark.parametrize(

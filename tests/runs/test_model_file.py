@@ -128,7 +128,7 @@ def test_class_means_come_back_without_the_nodes_they_are_of(
     train: Sequence[int], tmp_path: Path
 ) -> None:
     client = random_client("pfedfsl", train=train)
-    model = PFedFSLClientApp().assemble(client).eval()
+    model = PFedFSLClientApp().build(client).eval()
     for tensor in model.parameters():
         torch.nn.init.normal_(tensor)
     card = replace(CARD, method="pfedfsl", num_features=FEATURES)

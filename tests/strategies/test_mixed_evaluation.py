@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.fedaux import MASK, FedAuxClientApp
-from flower_fgl.client_apps.fedpub import FedPubClientApp
+from flower_fgl.client_apps.fedaux import FedAuxClientApp
+from flower_fgl.client_apps.fedpub import MASK, FedPubClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.client_apps.topfgl import TopFGLClientApp
 from flower_fgl.core.errors import ConfigError

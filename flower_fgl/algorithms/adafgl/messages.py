@@ -1,8 +1,5 @@
 """AdaFGL's signed messages between all pairs of a client's nodes.
 
-Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
-Heterogeneity", ICDE 2024.
-
 ===========  ==========================================================
 symbol       here
 ===========  ==========================================================
@@ -30,28 +27,18 @@ TINY = 1e-12
 
 
 def signed_messages(alike: Tensor, e: Tensor, slope: Tensor, *, beta: float) -> Tensor:
-    """Compute ½ (softmax(PReLU(S) E) − softmax(PReLU(−S) E) + E).
+    """Compute ½ (softmax(PReLU(S) E) − softmax(PReLU(−S) E) + E): logits (N, C).
+
+    S has the entries of :func:`signed_products`. With its positive part S⁺ and its
+    negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E.
 
     Parameters
     ----------
     alike : Tensor of shape (N, N), bool or float
         B, symmetric and with a diagonal of 0. Float is faster.
-    e : Tensor of shape (N, C), float
-        E.
-    slope : Tensor of shape (1,), float
-        Slope a of PReLU below 0.
+    e, slope : Tensor of shape (N, C) and (1,), float
+        E, and slope a of PReLU below 0.
     beta : float in [0, 1]
-        β.
-
-    Returns
-    -------
-    Tensor of shape (N, C)
-        Logits.
-
-    Notes
-    -----
-    1. S has the entries of :func:`signed_products`. With its positive part S⁺ and its
-       negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E.
     """
     unit = F.normalize(e.softmax(dim=1), dim=1)
     positive, negative = signed_products(unit, e, alike, beta=beta)
@@ -65,19 +52,10 @@ def signed_products(
 ) -> tuple[Tensor, Tensor]:
     """Multiply both parts of the signed relations S of all pairs with E: S⁺E and S⁻E.
 
-    Entries of R above their mean m become (R − m)/(M − m), M the largest entry; the others
-    become −(m − R)/m. The diagonal becomes 1.
-
-    Parameters
-    ----------
-    unit : Tensor of shape (N, C), float
-        Rows of unit length, with entries of at least 0; with gradient.
-    e, alike, beta
-        As in :func:`signed_messages`; E has a gradient.
-
-    Returns
-    -------
-    positive, negative : Tensor of shape (N, C)
+    Entries of R above their mean m become (R − m)/(M − m), M the largest entry; the
+    others become −(m − R)/m. The diagonal becomes 1. The rows of ``unit`` (N, C) have
+    unit length and entries of at least 0. It and E have a gradient; others: see
+    :func:`signed_messages`.
 
     Notes
     -----
@@ -104,7 +82,6 @@ class _Sums(torch.autograd.Function):
     def forward(
         ctx: Any, unit: Tensor, e: Tensor, mean: Tensor, alike: Tensor, beta: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Multiply blocks of rows."""
         wide = e.T.contiguous()
         above, below = torch.empty_like(wide), torch.empty_like(wide)
         largest, place = unit.new_zeros(()), 0
@@ -124,7 +101,6 @@ class _Sums(torch.autograd.Function):
     def backward(
         ctx: Any, *outputs: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Compute the blocks again; return the gradients of ``unit``, ``e`` and m."""
         of_above, of_below, of_largest = outputs
         unit, e, mean, alike = ctx.saved_tensors
         wide, wide_above, wide_below = (

@@ -1,8 +1,4 @@
-"""AdaFGL's second step: a homophily head and a heterophily head on frozen predictions.
-
-Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
-Heterogeneity", ICDE 2024.
-"""
+"""AdaFGL's second step: a homophily head and a heterophily head on frozen predictions."""
 
 from __future__ import annotations
 
@@ -46,22 +42,9 @@ class Outputs(NamedTuple):
 def adafgl_loss(out: Outputs, soft: Tensor, index: Tensor, labels: Tensor) -> Tensor:
     """Compute CE + MSE of the homophily head, and three CE of the heterophily head.
 
-    Parameters
-    ----------
-    out : Outputs
-        Logits of all nodes.
-    soft : Tensor of shape (N, C), float32
-        Y.
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-
-    Returns
-    -------
-    Tensor of shape ()
-
-    Notes
-    -----
-    1. No parameter belongs to both heads, so that one loss trains them as two would.
+    ``soft`` (N, C) is Y; ``index`` and ``labels`` (n,) are training nodes and their
+    classes. No parameter belongs to both heads, so that one loss trains them as two
+    would.
     """
     entropies = [F.cross_entropy(logits[index], labels) for logits in out]
     return torch.stack(entropies).sum() + F.mse_loss(out.smooth, soft)
@@ -70,19 +53,8 @@ def adafgl_loss(out: Outputs, soft: Tensor, index: Tensor, labels: Tensor) -> Te
 def combine(out: Outputs, soft: Tensor, confidence: Tensor) -> Tensor:
     """Mix both heads: h · (softmax + Y)/2 + (1 − h) · mean of three softmaxes.
 
-    Parameters
-    ----------
-    out : Outputs
-        Logits.
-    soft : Tensor of shape (N, C), float32
-        Y.
-    confidence : Tensor of shape (1,), float32, in [0, 1]
-        h.
-
-    Returns
-    -------
-    Tensor of shape (N, C)
-        Probabilities.
+    ``soft`` (N, C) is Y, and ``confidence`` (1,), in [0, 1], is h. Returns probabilities
+    (N, C).
 
     Notes
     -----
@@ -109,39 +81,26 @@ class _Constants(NamedTuple):
 class AdaFGLNet(Backbone):
     """The frozen federated model ``extractor``, and the heads of the second step.
 
-    Notes
-    -----
-    1. For N nodes it takes N² numbers of memory in each of about five tensors, once;
-       training takes blocks of them.
-    2. Matrices of a graph are computed at its first use: the state of the extractor and
-       the graph must not change afterwards.
+    For N nodes it takes N² numbers of memory in each of about five tensors, once;
+    training takes blocks of them. Matrices of a graph are computed at its first use: the
+    state of the extractor and the graph must not change afterwards.
     """
 
     confidence: Tensor
 
-    def __init__(
-        self,
-        extractor: Backbone,
-        *,
-        num_features: int,
-        num_classes: int,
-        settings: AdaFGLSettings,
-        dropout: float,
-    ) -> None:
+    def __init__(self, settings: AdaFGLSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
-        self.readout, self.dropout = False, dropout
-        self.hidden_channels = extractor.hidden_channels
-        self.alpha, self.beta, self.steps = (
-            settings.alpha,
-            settings.beta,
-            settings.steps,
-        )
-        self.extractor = extractor.requires_grad_(False)
-        wide, width = num_features * (settings.steps + 1), settings.width
-        self.smooth_head = _Head([wide, width, num_classes], dropout)
-        self.raw_head = _Head([num_features, width, width, num_classes], dropout)
-        self.wide_head = _Head([wide, width, width, num_classes], dropout)
-        self.message_head = _Head([wide, width, width, num_classes], dropout)
+        self.readout, self.dropout = False, sizes["dropout"]
+        self.alpha, self.beta = settings.alpha, settings.beta
+        self.steps = settings.steps
+        self.extractor = sized_backbone(sizes).requires_grad_(False)
+        self.hidden_channels = self.extractor.hidden_channels
+        width, own = settings.width, sizes["num_features"]
+        wide, after = own * (settings.steps + 1), [width, width, sizes["num_classes"]]
+        self.smooth_head = _Head([wide, *after[1:]], self.dropout)
+        self.raw_head = _Head([own, *after], self.dropout)
+        self.wide_head = _Head([wide, *after], self.dropout)
+        self.message_head = _Head([wide, *after], self.dropout)
         self.slope = nn.Parameter(torch.full((1,), 0.25))
         self.register_buffer("confidence", torch.full((1,), UNKNOWN))
         self._known: list[tuple[GraphInput, _Constants]] = []
@@ -234,14 +193,7 @@ class _Head(nn.Sequential):
 
 
 def build_network(
-    method_config: AdaFGLSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: AdaFGLSettings, **sizes: Unpack[NetworkSizes]
 ) -> AdaFGLNet:
     """Build AdaFGL's network of the given sizes; torch's global generator draws weights."""
-    return AdaFGLNet(
-        sized_backbone(sizes),
-        num_features=sizes["num_features"],
-        num_classes=sizes["num_classes"],
-        settings=method_config,
-        dropout=sizes["dropout"],
-    )
+    return AdaFGLNet(method_config, **sizes)

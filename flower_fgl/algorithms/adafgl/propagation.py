@@ -1,8 +1,5 @@
 """AdaFGL's propagation by alike predictions, and the homophily of a client's graph.
 
-Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
-Heterogeneity", ICDE 2024.
-
 ===========  ==========================================================
 symbol       here
 ===========  ==========================================================
@@ -62,21 +59,10 @@ def alike_pairs(soft: Tensor) -> Tensor:
 
 
 def propagation_matrix(edge_index: Tensor, alike: Tensor, *, alpha: float) -> Tensor:
-    """Compute Ã = D^{-1/2} (α A + (1 − α) B + I) D^{-1/2}.
+    """Compute Ã = D^{-1/2} (α A + (1 − α) B + I) D^{-1/2}: (N, N), symmetric.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Edges of A, each in both directions.
-    alike : Tensor of shape (N, N), bool
-        B.
-    alpha : float in [0, 1]
-        α.
-
-    Returns
-    -------
-    Tensor of shape (N, N), float32
-        Symmetric.
+    A has the edges ``edge_index`` (2, E), each in both directions; B is ``alike`` (N, N),
+    bool.
     """
     source, target = edge_index
     mixed = (1 - alpha) * alike
@@ -122,7 +108,8 @@ def homophily_confidence(
     """Measure how well labels spread along the edges: h in [0, 1].
 
     Half of the training nodes keep their class, all other nodes start from 1/C. After
-    ``STEPS`` repetitions of F ← ½ P F + ½ F⁰, h is the accuracy on the other half.
+    ``STEPS`` repetitions of F ← ½ P F + ½ F⁰, h is the accuracy on the other half;
+    ``UNKNOWN`` with fewer than two training nodes.
 
     Parameters
     ----------
@@ -134,11 +121,6 @@ def homophily_confidence(
         A permutation; its first ⌊n/2⌋ entries are the nodes that keep their class.
     num_nodes, num_classes : int
         N and C.
-
-    Returns
-    -------
-    float
-        ``UNKNOWN`` with fewer than two training nodes.
 
     Notes
     -----

@@ -101,24 +101,13 @@ def reward(
 ) -> float:
     """Reward a batch whose loss is below the mean of earlier losses, ADPFedGNN Eq. (3).
 
-    Parameters
-    ----------
-    loss : float
-        L_task of the batch.
-    history : sequence of float
-        Earlier losses; the reward is 0 if there are none.
-    scale : float
-        λ_rl.
-    is_literal : bool
-        Use the sign as printed.
-
-    Returns
-    -------
-    float in [-1, 1]
+    ``loss`` is L_task of the batch, ``history`` the earlier losses (0 without any), and
+    ``scale`` λ_rl. The reward is in [-1, 1].
 
     Notes
     -----
-    1. The printed formula rewards a *higher* loss. The default has the opposite sign.
+    1. The printed formula rewards a *higher* loss. The default has the opposite sign;
+       ``is_literal`` uses the printed one.
     """
     if not history:
         return 0.0
@@ -238,16 +227,9 @@ def td_loss(
 ) -> Tensor:
     """Return the Huber loss of ``r + γ (1 − done) max_a' Q⁻(s', a') − Q(s, a)``.
 
-    Parameters
-    ----------
-    agent, frozen : QNetwork
-        Q, and its copy Q⁻ from the beginning of the round.
-    graph : GraphInput
-        The client's graph, whose nodes ``steps`` index.
-    steps : Steps
-        A batch of m steps.
-    discount : float in [0, 1)
-        γ.
+    Q is ``agent``, Q⁻ ``frozen``, its copy from the beginning of the round, and γ
+    ``discount``. ``steps`` are a batch of m steps, which index the nodes of the client's
+    ``graph``.
     """
     steps = Steps(*(column.to(graph.device) for column in steps))
     branch = steps.branch[:, None].to(graph.x.dtype)

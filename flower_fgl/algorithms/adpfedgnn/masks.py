@@ -14,13 +14,7 @@ from torch import Tensor
 
 from flower_fgl.nn.vectorize import vector_to_state
 
-__all__ = [
-    "global_mask",
-    "local_mask",
-    "masked_mean",
-    "per_tensor",
-    "personalise",
-]
+__all__ = ["global_mask", "local_mask", "masked_mean", "per_tensor", "personalise"]
 
 EPSILON = 1e-12
 """Added to a mean square before its square root."""
@@ -42,16 +36,13 @@ def local_mask(
     Parameters
     ----------
     gradient : Tensor of any shape, float
-        g^l, sum of the gradients with respect to the effective weights.
-    taken : Tensor of the shape of ``gradient``, bool, optional
+        g^l, sum of the gradients with respect to the effective weights; the mask has its
+        shape.
+    taken : Tensor of that shape, bool, optional
         Entries that cannot be selected, those of the global mask.
     share : float in [0, 1]
         q: ⌊q · numel⌋ entries are 1, or all eligible with a nonzero gradient if they are
         fewer.
-
-    Returns
-    -------
-    Tensor of the shape of ``gradient``, bool
 
     Notes
     -----
@@ -71,27 +62,21 @@ def global_mask(
 
     Parameters
     ----------
-    gradient : Tensor of any shape, float
-        g^g, sum of the gradients with respect to the effective weights.
-    direction : Tensor of the shape of ``gradient``
-        Δ, the change of the global weights.
+    gradient, direction : Tensor of one shape, float
+        g^g, sum of the gradients with respect to the effective weights, and Δ, the change
+        of the global weights; the mask has their shape.
     share : float in [0, 1]
         q: ⌊q · numel⌋ entries are 1, or all with a nonzero gradient if they are fewer.
     score : {"product", "neg-abs-diff"}
         Measure of agreement: the product of −g^g and Δ, each divided by its root mean
         square, or minus the distance of the two.
 
-    Returns
-    -------
-    Tensor of the shape of ``gradient``, bool
-
     Notes
     -----
     1. The paper says "the top q% of parameters most similar to the local training
-       gradients and global non-zero gradients". Entries with nonzero g^g and Δ are
-       ranked by the score. If they are fewer than q%, the entries with the largest
-       |g^g| follow. An entry without gradient is never shared: it holds no information
-       of the client.
+       gradients and global non-zero gradients". Entries with nonzero g^g and Δ are ranked
+       by the score. If they are fewer than q%, the entries with the largest |g^g| follow.
+       An entry without gradient is never shared: it holds no information of the client.
     2. The distance prefers entries that are tiny in both.
     """
     descent, moved = -_scaled(gradient), _scaled(direction)
@@ -130,19 +115,7 @@ def _largest(values: Tensor, eligible: Tensor, count: int) -> Tensor:
 
 
 def personalise(own: Tensor, shared: Tensor, mask: Tensor) -> Tensor:
-    """Take the global weights except where the local mask is 1, ADPFedGNN Eq. (15).
-
-    Parameters
-    ----------
-    own, shared : Tensor of shape (P,), float
-        θ_i and θ^global.
-    mask : Tensor of shape (P,), bool
-        M^l.
-
-    Returns
-    -------
-    Tensor of shape (P,)
-    """
+    """Take θ^global (P,) except where the local mask M^l (P,) is 1, ADPFedGNN Eq. (15)."""
     return torch.where(mask, own, shared)
 
 
@@ -154,32 +127,26 @@ def masked_mean(
     *,
     is_literal: bool = False,
 ) -> Tensor:
-    """Average the weights that the clients share, ADPFedGNN Eq. (14).
+    """Average the weights that the clients share, ADPFedGNN Eq. (14): (P,), float32.
 
     Parameters
     ----------
     previous : Tensor of shape (P,), float32
         Previous θ^global.
-    values : Tensor of shape (K, P), float32
-        θ_i, read where ``masks`` is true.
-    masks : Tensor of shape (K, P), bool
-        M^g_i.
+    values, masks : Tensor of shape (K, P), float32 and bool
+        θ_i, read where M^g_i is true.
     weights : Tensor of shape (K,), float64
         n_i, positive.
     is_literal : bool
         Divide by the sum of all n_i, as printed.
 
-    Returns
-    -------
-    Tensor of shape (P,), float32
-
     Notes
     -----
-    1. The printed formula divides the sum over the sharing clients by the weights of
-       all clients. An entry that one of five clients shares shrinks to a fifth. An
-       entry that none shares becomes 0, and Eq. (15) writes it into every client. Here
-       each entry is divided by the weights of the clients that share it, and keeps its
-       previous value if none does.
+    1. The printed formula divides the sum over the sharing clients by the weights of all
+       clients. An entry that one of five clients shares shrinks to a fifth. An entry that
+       none shares becomes 0, and Eq. (15) writes it into every client. Here each entry is
+       divided by the weights of the clients that share it, and keeps its previous value
+       if none does.
     """
     weighted = weights[:, None] * masks
     total = (weighted * values).sum(dim=0)

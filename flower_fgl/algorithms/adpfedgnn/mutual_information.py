@@ -21,9 +21,9 @@ class MIEstimator(nn.Module):
         )
 
     def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict μ and log σ² of the local features, ADPFedGNN Eq. (7).
+        """Predict μ and log σ² of the local features, both (B, H), ADPFedGNN Eq. (7).
 
-        From h^g (B, H), unit length; both results are (B, H), and log σ² is within [−1, 1].
+        From h^g (B, H), unit length; log σ² is within [−1, 1].
         """
         return self.mean(shared), self.log_variance(shared)
 
@@ -33,25 +33,15 @@ def club_bound(
 ) -> Tensor:
     """Bound the mutual information of global and local features, ADPFedGNN Eq. (6).
 
-    Parameters
-    ----------
-    mean, log_variance : Tensor of shape (B, H), float
-        μ and log σ² of each node.
-    local : Tensor of shape (B, H), float
-        h^l, unit length.
-    norm : {"mean", "literal"}
-        CLUB's estimate, or the sums as printed.
-
-    Returns
-    -------
-    Tensor, scalar
-        At least 0.
+    ``mean`` and ``log_variance`` (B, H) are μ and log σ² of each node, and ``local`` (B,
+    H) is h^l, unit length. ``norm`` is CLUB's estimate (``mean``), or the sums as printed
+    (``literal``). The bound is at least 0.
 
     Notes
     -----
-    1. The paper prints a sum over the terms of other nodes. This is B − 1 times too
-       large for a bound, and its scale depends on the batch. CLUB takes the mean over
-       all nodes, a factor ½, and the mean over the batch.
+    1. The paper prints a sum over the terms of other nodes. This is B − 1 times too large
+       for a bound, and its scale depends on the batch. CLUB takes the mean over all
+       nodes, a factor ½, and the mean over the batch.
     2. The estimate has no lower bound, so it would reward anti-correlated features
        without limit. Therefore the result is clamped and features have unit length.
     3. The mean over all nodes is μ² − 2μ E[h] + E[h²], without a matrix (B, B).
@@ -68,15 +58,7 @@ def club_bound(
 def residual_loss(mean: Tensor, log_variance: Tensor, local: Tensor) -> Tensor:
     """Return twice the negative log-likelihood of local features, ADPFedGNN Eq. (8).
 
-    Parameters
-    ----------
-    mean, log_variance, local : Tensor of shape (B, H), float
-        μ and log σ² of each node, and h^l, detached.
-
-    Returns
-    -------
-    Tensor, scalar
-        Up to a constant; to be minimised.
+    Up to a constant; to be minimised. Arguments as in :func:`club_bound`, h^l detached.
 
     Notes
     -----

@@ -104,12 +104,14 @@ class MaskedBranch(nn.Module):
 class TwoBranchNet(Backbone):
     """Fuse the predictions of the global and the local branch, ADPFedGNN Eq. (4)–(11).
 
+    The state of this module is the state that a client keeps: θ_i, both masks, and the
+    agent that it received last.
+
     Parameters
     ----------
-    backbone : Backbone
-        θ, of :func:`build_backbone`.
-    agent : QNetwork or None
-        Selects neighbours; ``None`` keeps all.
+    backbone, agent : Backbone, and QNetwork or None
+        θ, of :func:`build_backbone`, and the agent that selects neighbours; ``None``
+        keeps all.
     beta : float in [0, 1]
         Weight of the global branch's logits.
     fanout : int
@@ -121,11 +123,6 @@ class TwoBranchNet(Backbone):
         Whether neighbours are dropped at random, at the agent's rate.
     seed : int
         For predictions: seed of the neighbours beyond ``fanout`` and of the shuffling.
-
-    Notes
-    -----
-    1. The state of this module is the state that a client keeps: θ_i, both masks, and
-       the agent that it received last.
     """
 
     global_mask: Tensor
@@ -236,8 +233,7 @@ def two_branches(
 
 
 def build_network(
-    method_config: ADPFedGNNSettings,
-    **sizes: Unpack[NetworkSizes],
+    method_config: ADPFedGNNSettings, **sizes: Unpack[NetworkSizes]
 ) -> TwoBranchNet:
     """Build the network of a saved model, whose weights the caller must load.
 

@@ -1,7 +1,4 @@
-"""Node classification by distances to prototypes, FedLoG Eqs. (2), (3), (6)-(10).
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Node classification by distances to prototypes, FedLoG Eqs. (2), (3), (6)-(10)."""
 
 from __future__ import annotations
 
@@ -64,54 +61,22 @@ def class_means_of(prototypes: Tensor, num_classes: int) -> Tensor:
 
 
 def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
-    """Return ``log softmax_c(−‖h'_v − h̄_c‖²)``, FedLoG Eq. (2).
-
-    Parameters
-    ----------
-    h, means : Tensor of shape (n, E) and (C, E), float32
-        h'_v and h̄_c.
-
-    Returns
-    -------
-    Tensor of shape (n, C), float32
-    """
+    """Return ``log softmax_c(−‖h'_v − h̄_c‖²)`` of h' (n, E), h̄ (C, E), FedLoG Eq. (2)."""
     return F.log_softmax(-square_distances(h, means), dim=1)
 
 
 def degree_weights(degree: Tensor, threshold: float) -> Tensor:
     """Compute the weight of the head branch from a node's degree, FedLoG Eq. (3).
 
-    ``α_v = 1 / (1 + exp(−(deg(v) − (λ + 1))))``.
-
-    Parameters
-    ----------
-    degree : Tensor of shape (n,), int64
-        Number of neighbours of each node, without the node itself.
-    threshold : float
-        λ.
-
-    Returns
-    -------
-    Tensor of shape (n,), float32, in [0, 1]
-        From degree λ + 18 on, float32 rounds to exactly 1: such nodes give the tail
-        branch no gradient.
+    ``α_v = 1 / (1 + exp(−(deg(v) − (λ + 1))))``; ``degree`` (n,) counts neighbours
+    without the node itself, ``threshold`` is λ. From degree λ + 18 on, float32 rounds to
+    exactly 1: such nodes give the tail branch no gradient.
     """
     return torch.sigmoid(degree.float() - (threshold + 1))
 
 
 def mix_log_probs(head: Tensor, tail: Tensor, alpha: Tensor) -> Tensor:
-    """Return ``log(α p_H + (1 − α) p_T)``, FedLoG Eq. (3).
-
-    Parameters
-    ----------
-    head, tail : Tensor of shape (n, C), float32
-        log p_H and log p_T.
-    alpha : Tensor of shape (n,), float32, in [0, 1]
-
-    Returns
-    -------
-    Tensor of shape (n, C), float32
-    """
+    """Return ``log(α p_H + (1 − α) p_T)`` from log p_H, log p_T (n, C), FedLoG Eq. (3)."""
     first, second = alpha.log()[:, None] + head, (1 - alpha).log()[:, None] + tail
     return torch.logaddexp(first, second)
 
@@ -124,8 +89,8 @@ class PairLayer(nn.Module):
     width : int
         Embedding width E.
     neighbours_only : bool
-        Compute messages from ``[n_v ‖ ‖h_v − h_j‖²]``, as in the published code,
-        instead of ``[h_v ‖ n_v ‖ d_vj]``.
+        Compute messages from ``[n_v ‖ ‖h_v − h_j‖²]``, as in the published code, instead
+        of ``[h_v ‖ n_v ‖ d_vj]``.
     second_silu : bool
         Apply SiLU between the last two maps of MLP_trans.
 
@@ -133,8 +98,7 @@ class PairLayer(nn.Module):
     -----
     1. The paper gives MLP_msg 2E inputs for the 2E + 1 numbers of Eq. (6); here 2E + 1.
     2. The first map of MLP_msg is linear and only d_vj depends on the pair. The part of
-       h_v and n_v is computed once per node, and each pair adds a multiple of one
-       column.
+       h_v and n_v is computed once per node, and each pair adds a multiple of one column.
     3. So for one node ``MLP_trans(MLP_msg(·))`` is a smooth function of the number d_vj.
        The MLPs run at K Chebyshev points of ``[min_j d_vj, max_j d_vj]`` (8 with the
        weights that training gave on Cora and PubMed) instead of once per prototype, and
@@ -235,21 +199,11 @@ class Branch(nn.Module):
        that was computed for other rows. ``updates=False`` is that variant.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        updates: bool = True,
-        neighbours_only: bool = False,
-        second_silu: bool = True,
-    ) -> None:
+    def __init__(self, width: int, *, updates: bool = True, **options: bool) -> None:
         super().__init__()
         self.updates = updates
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(
-            PairLayer(width, neighbours_only=neighbours_only, second_silu=second_silu)
-            for _ in range(2)
-        )
+        self.layers = nn.ModuleList(PairLayer(width, **options) for _ in range(2))
 
     def forward(
         self, h: Tensor, neighbours: Tensor, prototypes: Tensor, num_classes: int

@@ -10,6 +10,8 @@ import torch
 from numpy.polynomial import chebyshev
 from torch import Tensor
 
+from flower_fgl.nn.sparse import apply_function
+
 __all__ = ["Points", "interpolate", "is_resolved", "place_points"]
 
 
@@ -48,14 +50,11 @@ def interpolate(values: Tensor, arguments: Tensor, points: Points) -> Tensor:
     interval, if only by rounding, an argument is extrapolated, so that its slope is
     right.
 
-    Notes
-    -----
-    1. A function that is analytic in the ellipse with foci at the interval's ends and half
-       axes that add up to ρ half lengths has an error of the order ρ⁻ᴷ (Trefethen,
-       "Approximation Theory and Approximation Practice", Theorem 8.2).
+    A function that is analytic in the ellipse with foci at the interval's ends and half
+    axes that add up to ρ half lengths has an error of the order ρ⁻ᴷ (Trefethen,
+    "Approximation Theory and Approximation Practice", Theorem 8.2).
     """
-    out: Tensor = _Interpolation.apply(values, arguments, points)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_Interpolation, values, arguments, points)
 
 
 @torch.no_grad()

@@ -1,7 +1,4 @@
-"""Losses of FedLoG's local training.
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Losses of FedLoG's local training."""
 
 from __future__ import annotations
 
@@ -27,27 +24,16 @@ def branch_loss(
 ) -> Tensor:
     """Return the classification loss of both branches, FedLoG L_cls, L_g.
 
-    Parameters
-    ----------
-    head, tail : Tensor of shape (n, C), float32
-        log p_H and log p_T.
-    alpha : Tensor of shape (n,), float32, in [0, 1]
-        Weight of the head branch.
-    labels : Tensor of shape (n,), int64
-        Classes.
-    is_mixture : bool
-        Take the logarithm of the mixture of Eq. (3), as printed.
-
-    Returns
-    -------
-    Tensor of shape ()
-        ``mean_v [−α_v log p_H(y_v) − (1 − α_v) log p_T(y_v)]``.
+    ``mean_v [−α_v log p_H(y_v) − (1 − α_v) log p_T(y_v)]`` from ``head`` and ``tail`` (n,
+    C), log p_H and log p_T, ``alpha`` (n,), the weight of the head branch, and classes
+    ``labels`` (n,). If it ``is_mixture``, the logarithm of the mixture of Eq. (3), as
+    printed.
 
     Notes
     -----
-    1. The paper prints ``−log p(y_v)`` with p of Eq. (3), summed over nodes. The mean
-       of the branches' weighted losses is an upper bound. It gives each branch a
-       gradient in proportion to its weight, as in the published code.
+    1. The paper prints ``−log p(y_v)`` with p of Eq. (3), summed over nodes. The mean of
+       the branches' weighted losses is an upper bound. It gives each branch a gradient in
+       proportion to its weight, as in the published code.
     """
     if is_mixture:
         return F.nll_loss(mix_log_probs(head, tail, alpha), labels)
@@ -59,16 +45,8 @@ def branch_loss(
 def node_norm(nodes: Sequence[Tensor], *, kind: Literal["fro", "sum"]) -> Tensor:
     """Return the penalty on the norm of the learnable nodes, FedLoG L_norm.
 
-    Parameters
-    ----------
-    nodes : sequence of Tensor of shape (C·s, d), float32
-        X_k^H and X_k^T.
-    kind : {"fro", "sum"}
-        Half the Frobenius norm of each, or the sum of the norms of all rows.
-
-    Returns
-    -------
-    Tensor of shape ()
+    Of X_k^H and X_k^T (C·s, d): half the Frobenius norm of each (``fro``), or the sum of
+    the norms of all rows (``sum``).
 
     Notes
     -----

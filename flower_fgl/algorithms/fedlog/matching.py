@@ -1,7 +1,4 @@
-"""Training targets of prompt generators, FedLoG Eqs. (11) and (12).
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Training targets of prompt generators, FedLoG Eqs. (11) and (12)."""
 
 from __future__ import annotations
 
@@ -44,9 +41,8 @@ class PromptTask:
     @property
     def has_neighbours(self) -> Tensor:
         """Training nodes that have a neighbour: (n,), bool."""
-        degree = torch.bincount(
-            self.graph.edge_index[1], minlength=self.graph.num_nodes
-        )
+        graph = self.graph
+        degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
         return degree[self.index] > 0
 
     def with_fast_features(self) -> PromptTask:
@@ -67,8 +63,8 @@ class PromptTask:
         has_any = self.has_neighbours
         rows = self.index[has_any]
         x = self.graph.x
-        mean = self.graph.operator("mean").matmul(_dense(x))
-        return _dense(select_rows(x, rows)), mean[rows], self.labels[has_any]
+        mean = self.graph.operator("mean").matmul(x.to_dense())
+        return select_rows(x, rows).to_dense(), mean[rows], self.labels[has_any]
 
     def batch(self, places: Tensor) -> PromptTask:
         """Return the task of the training nodes at distinct places (b,) of ``index``.
@@ -91,26 +87,14 @@ class PromptTask:
         return len(output_nodes(self.graph, LAYERS)[0])
 
 
-def _dense(x: Tensor) -> Tensor:
-    return x.to_dense() if x.layout == torch.sparse_csr else x
-
-
 @dataclass(frozen=True, eq=False)
 class RandomNets:
     """N randomly initialised GraphSAGE networks with linear classifiers, as one.
 
-    Parameters
-    ----------
-    number : int
-        N.
-    own, around : Tensor of shape (N·128, d), float32
-        First layer: weights of a node and of its neighbours' mean, grouped by network.
-    bias : Tensor of shape (N·128,), float32
-    own_2, around_2 : Tensor of shape (N, 128, 64), float32
-        Second layer.
-    bias_2 : Tensor of shape (N, 64), float32
-    classifier : Tensor of shape (N, 64, C), float32
-    classifier_bias : Tensor of shape (N, C), float32
+    First layer: ``own`` and ``around`` (N·128, d), the weights of a node and of its
+    neighbours' mean, and ``bias`` (N·128,), grouped by network. Second layer: ``own_2``
+    and ``around_2`` (N, 128, 64), ``bias_2`` (N, 64). ``classifier`` (N, 64, C),
+    ``classifier_bias`` (N, C).
     """
 
     number: int
@@ -156,14 +140,8 @@ class RandomNets:
     @property
     def encoder(self) -> tuple[Tensor, ...]:
         """The GraphSAGE weights W, whose gradients are compared."""
-        return (
-            self.own,
-            self.around,
-            self.bias,
-            self.own_2,
-            self.around_2,
-            self.bias_2,
-        )
+        first = (self.own, self.around, self.bias)
+        return (*first, self.own_2, self.around_2, self.bias_2)
 
     def second(self, own: Tensor, around: Tensor, labels: Tensor) -> Tensor:
         """Apply the second layer and the classifier; sum the N mean cross-entropies.
@@ -178,11 +156,9 @@ class RandomNets:
         return F.cross_entropy(logits, targets, reduction="sum") / len(labels)
 
     def first(self, task: PromptTask) -> Tensor:
-        """Apply the first layer to the training nodes' surroundings, before its ReLU.
+        """Apply the first layer, without ReLU, to the training nodes' surroundings.
 
-        Returns
-        -------
-        Tensor of shape (task.num_rows, N·128)
+        Returns a Tensor of shape (task.num_rows, N·128).
         """
         graph = task.graph
         h = graph.filtered_linear(
@@ -225,27 +201,20 @@ class RandomNets:
     ) -> Tensor:
         """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
 
-        Networks share no weights, so the gradient of the summed loss is that of each.
-        MSE is the mean over the entries of a matrix.
-
-        Parameters
-        ----------
-        task : PromptTask
-            Training nodes of ℓ_true.
-        x, prompts, labels : Tensor of shape (m, d), float32, and (m,), int64
-            Nodes, prompts and classes of ℓ_syn; differentiable in the prompts.
-        is_whole : bool
-            Whether the value is needed. Otherwise a summand that does not depend on the
-            prompts may be missing.
+        ``task`` has the training nodes of ℓ_true; ``x`` and ``prompts`` (m, d), and
+        ``labels`` (m,), are nodes, prompts and classes of ℓ_syn; differentiable in the
+        prompts. Networks share no weights, so the gradient of the summed loss is that of
+        each. MSE is the mean over the entries of a matrix. Unless ``is_whole``, a summand
+        that does not depend on the prompts may be missing.
 
         Notes
         -----
-        1. The first layer's two matrices W and W' are compared as W + W' and W − W', whose
-           gradients are half the sum and half the difference of theirs:
-           ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
+        1. The first layer's two matrices W and W' are compared as W + W' and W − W',
+           whose gradients are half the sum and half the difference of theirs: ``‖a‖² +
+           ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
         2. Such a gradient is a product ``AᵀB`` of slopes A and features B. If there are
-           fewer nodes than features, neither it nor its derivative is computed:
-           ``⟨AᵀB, CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
+           fewer nodes than features, neither it nor its derivative is computed: ``⟨AᵀB,
+           CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
         """
         first = self.first(task)
         slopes, *true = torch.autograd.grad(

@@ -48,8 +48,8 @@ class FedLogBranchNet(Backbone):
         E, C, s and d.
     threshold, alpha : float, and float or None
         λ of Eq. (3), or α of all nodes.
-    updates, neighbours_only, second_silu : bool
-        See :class:`Branch`.
+    **options : bool
+        Those of :class:`Branch`.
 
     Notes
     -----
@@ -58,8 +58,8 @@ class FedLogBranchNet(Backbone):
     2. Parameters are named ``encoder.``, ``classifier.`` (both are shared with the
        server) and ``nodes.`` (local to a client). The nodes are uninitialised, see
        :func:`start_nodes`.
-    3. A node's degree is that in the input graph, without its self-loop, although the
-       λ + 1 of Eq. (3) suggests otherwise.
+    3. A node's degree is that in the input graph, without its self-loop, although the λ +
+       1 of Eq. (3) suggests otherwise.
     """
 
     def __init__(
@@ -72,23 +72,13 @@ class FedLogBranchNet(Backbone):
         num_features: int,
         threshold: float,
         alpha: float | None = None,
-        updates: bool = True,
-        neighbours_only: bool = False,
-        second_silu: bool = True,
+        **options: bool,
     ) -> None:
         nn.Module.__init__(self)
         self.num_classes, self.threshold, self.alpha = num_classes, threshold, alpha
         self.encoder: Backbone = encoder
         self.classifier: nn.ModuleDict = nn.ModuleDict(
-            {
-                name: Branch(
-                    width,
-                    updates=updates,
-                    neighbours_only=neighbours_only,
-                    second_silu=second_silu,
-                )
-                for name in BRANCH_NAMES
-            }
+            {name: Branch(width, **options) for name in BRANCH_NAMES}
         )
         shape = (num_classes * nodes_per_class, num_features)
         self.nodes = nn.ParameterDict(

@@ -1,7 +1,4 @@
-"""Prompt generators: generated neighbours of synthetic nodes, FedLoG Eqs. (11)-(13).
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Prompt generators: generated neighbours of synthetic nodes, FedLoG Eqs. (11)-(13)."""
 
 from __future__ import annotations
 
@@ -46,19 +43,8 @@ def blend_generators(
 ) -> dict[str, Tensor]:
     """Average the clients' generators for each class, FedLoG Sec. 4.3.
 
-    ``PG^c = Σ_k r_k^c PG_k / Σ_k r_k^c``.
-
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        Length K.
-    weights : Tensor of shape (K, C), float32
-        Each column sums to 1.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (C, ...), float32
-        The states of all C generators, stacked.
+    ``PG^c = Σ_k r_k^c PG_k / Σ_k r_k^c``. Each column of ``weights`` (K, C) sums to 1.
+    Returns the states of all C generators, stacked: tensors (C, ...).
     """
     return {
         name: torch.einsum(

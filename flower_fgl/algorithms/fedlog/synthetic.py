@@ -1,7 +1,4 @@
-"""Global synthetic nodes: aggregation on the server and scaling on the client, FedLoG.
-
-Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
-"""
+"""Global synthetic nodes: aggregation on the server and scaling on the client, FedLoG."""
 
 from __future__ import annotations
 
@@ -41,16 +38,15 @@ def disguise_rates(
     generator: torch.Generator | None = None,
     shared: Tensor | None = None,
 ) -> Tensor:
-    """Hide the class distribution, FedLoG, appendix on privacy.
+    """Hide the class distribution r_k, ``rates`` (C,), FedLoG, appendix on privacy.
 
     Parameters
     ----------
     rates : Tensor of shape (C,), float32
-        r_k.
+        r_k; the result is not negative.
     kind : {"none", "gauss", "permute"}
-        Add normal noise of standard deviation ``scale · r_k^c`` to each rate; or
-        permute the rates of the head classes among themselves, and likewise the tail
-        classes.
+        Add normal noise of standard deviation ``scale · r_k^c`` to each rate; or permute
+        the rates of the head classes among themselves, and likewise the tail classes.
     scale : float
         a.
     generator : torch.Generator, optional
@@ -59,16 +55,11 @@ def disguise_rates(
         Classes whose rates may be sent; by default all. The others get 0, and the rates
         of the shared ones are divided by their sum, from which the others would follow.
 
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        Not negative.
-
     Notes
     -----
-    1. The paper does not define head classes. Here they are the classes with a rate
-       above 1/C. Rates that become negative by noise are set to 0; rates are not
-       normalised again.
+    1. The paper does not define head classes. Here they are the classes with a rate above
+       1/C. Rates that become negative by noise are set to 0; rates are not normalised
+       again.
     """
     if shared is None:
         shared = torch.ones_like(rates, dtype=torch.bool)
@@ -91,7 +82,9 @@ def disguise_rates(
 def aggregation_weights(
     rates: Tensor, known: Tensor | None = None, *, tail_classes: bool = False
 ) -> Tensor:
-    """Compute the clients' weights for each class, FedLoG Eq. (4) or (15).
+    """Compute the clients' weights (K, C) for each class, FedLoG Eq. (4) or (15).
+
+    Each column sums to 1; 1/K for a class that no client has.
 
     Parameters
     ----------
@@ -101,13 +94,8 @@ def aggregation_weights(
         Clients whose rates are known. The rates of the others are 0, and so is their
         weight for a class that a known client has.
     tail_classes : bool
-        Give more weight to clients with few nodes of a class, by
-        ``Σ_j r_j^c / (r_k^c + ε)`` instead of ``r_k^c``.
-
-    Returns
-    -------
-    Tensor of shape (K, C), float32
-        Each column sums to 1; 1/K for a class that no client has.
+        Give more weight to clients with few nodes of a class, by ``Σ_j r_j^c / (r_k^c +
+        ε)`` instead of ``r_k^c``.
     """
     total = rates.sum(0)
     weight = total / (rates + TAIL_EPSILON) if tail_classes else rates
@@ -120,17 +108,8 @@ def aggregation_weights(
 def blend_nodes(nodes: Tensor, weights: Tensor) -> Tensor:
     """Average the clients' learnable nodes to global synthetic nodes, FedLoG Eq. (4).
 
-    Parameters
-    ----------
-    nodes : Tensor of shape (K, C·s, d), float32
-        Uploads, grouped by class.
-    weights : Tensor of shape (K, C), float32
-        Result of :func:`aggregation_weights`.
-
-    Returns
-    -------
-    Tensor of shape (C·s, d), float32
-        X^g.
+    From uploads ``nodes`` (K, C·s, d), grouped by class, and :func:`aggregation_weights`
+    (K, C): X^g (C·s, d).
     """
     clients, classes = weights.shape
     by_class = nodes.view(clients, classes, -1, nodes.shape[-1])
@@ -153,16 +132,8 @@ def permute_slots(
 def scale_nodes(nodes: Tensor, gamma: Tensor) -> Tensor:
     """Move the nodes of each class towards the mean of all nodes, FedLoG Eq. (5).
 
-    ``x̂_(c,i) = x^g_(c,i) + γ_c (x̄ − x^g_(c,i))``.
-
-    Parameters
-    ----------
-    nodes, gamma : Tensor of shape (C·s, d) and (C,), float32
-        X^g, and γ_k in [0, 1].
-
-    Returns
-    -------
-    Tensor of shape (C·s, d), float32
+    ``x̂_(c,i) = x^g_(c,i) + γ_c (x̄ − x^g_(c,i))`` for X^g, ``nodes`` (C·s, d), and γ_k
+    (C,).
     """
     rows = gamma.repeat_interleave(len(nodes) // len(gamma))[:, None]
     return nodes + rows * (nodes.mean(0) - nodes)
@@ -173,26 +144,15 @@ def update_scaling(
 ) -> Tensor:
     """Make the synthetic nodes of a class harder once they are learnt, FedLoG Sec. 4.3.
 
-    Parameters
-    ----------
-    gamma : Tensor of shape (C,), float32, in [0, 1]
-        γ_k.
-    hits : Tensor of shape (C·s,), bool
-        Whether each synthetic node was classified correctly.
-    step : float
-        Added to γ above ``threshold``, otherwise subtracted.
-    threshold : float
-        Share of correctly classified nodes of a class.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32, in [0, 1]
+    ``step`` is added to γ_k, ``gamma`` (C,), where the share of correctly classified
+    nodes of the class, ``hits`` (C·s,), is above ``threshold``, otherwise subtracted. γ
+    stays in [0, 1].
 
     Notes
     -----
     1. The paper adds at the end of a round above an unspecified threshold, and never
-       subtracts. Its largest γ, 0.297, is 3 steps per round times 99 rounds times
-       0.001. So, as in the published code, γ changes after every step of the optimizer.
+       subtracts. Its largest γ, 0.297, is 3 steps per round times 99 rounds times 0.001.
+       So, as in the published code, γ changes after every step of the optimizer.
     """
     share = hits.float().view(len(gamma), -1).mean(1)
     change = torch.where(share > threshold, step, -step)

@@ -1,8 +1,4 @@
-"""Generator of synthetic node representations, FedPANO Sec. 3.2.1.
-
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-"""
+"""Generator of synthetic node representations, FedPANO Sec. 3.2.1."""
 
 from __future__ import annotations
 
@@ -41,24 +37,17 @@ def synthesise(
     Parameters
     ----------
     generator : torch.nn.Module
-        φ, from 2H to H.
-    nodes : Tensor of shape (n, H), float32
-        h_u of the training nodes.
-    around : Tensor of shape (n, H), float32
-        Means over their neighbours, zero without neighbours.
+        φ, from 2H to H; between -1 and 1.
+    nodes, around : Tensor of shape (n, H), float32
+        h_u of the training nodes, and means over their neighbours, zero without
+        neighbours.
     noise : Tensor of shape (n, m, 2H), float32
-        ε, independent for each of the m copies.
-
-    Returns
-    -------
-    Tensor of shape (n, m, H), float32
-        ĥ, between -1 and 1.
+        ε, independent for each of the m copies. The result ĥ is (n, m, H).
 
     Notes
     -----
-    1. The paper's ``a ‖ b + ε`` is ambiguous. Here the noise covers the generator's
-       whole input; noise with zeros in the first half is added to the neighbours' mean
-       only.
+    1. The paper's ``a ‖ b + ε`` is ambiguous. Here the noise covers the generator's whole
+       input; noise with zeros in the first half is added to the neighbours' mean only.
     """
     context = torch.cat([nodes, around], dim=1)
     out: Tensor = generator(context[:, None] + noise)
@@ -73,36 +62,18 @@ def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
 def mean_distance(nodes: Tensor, synthetic: Tensor) -> Tensor:
     """Return the mean distance of synthetic nodes to their origin, FedPANO Eq. (7).
 
-    ``1/n Σ_u 1/m Σ_j ‖h_u − ĥ_{u,j}‖``, not squared.
-
-    Parameters
-    ----------
-    nodes, synthetic : Tensor of shape (n, H) and (n, m, H), float32
-        h_u, constant, and ĥ.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``1/n Σ_u 1/m Σ_j ‖h_u − ĥ_{u,j}‖``, not squared, of h_u (n, H), constant, and ĥ (n,
+    m, H).
     """
     squares = (synthetic - nodes[:, None]).square().sum(dim=-1)
     return (squares + TINY).sqrt().mean()
 
 
 def spread(synthetic: Tensor) -> Tensor:
-    """Return the mean distance between two synthetic nodes of one training node.
+    """Return the mean distance of two synthetic nodes ĥ (n, m, H) of one training node.
 
     A generator that copies h_u and ignores the noise minimises Eq. (7). The spread is
-    then 0.
-
-    Parameters
-    ----------
-    synthetic : Tensor of shape (n, m, H), float32
-        ĥ.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Computed from the first two of each node; 0 if m is 1.
+    then 0. It is computed from the first two of each node, and 0 if m is 1.
     """
     if synthetic.shape[1] == 1:
         return synthetic.new_zeros(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,30 +15,14 @@ from flower_fgl.nn.normalize import RepNorm, bound
 __all__ = ["PersonalNet", "build_encoder"]
 
 
-def build_encoder(
-    name: str,
-    *,
-    in_channels: int,
-    hidden_channels: int,
-    num_layers: int,
-    dropout: float,
-    initialise: bool = True,
-) -> Backbone:
+def build_encoder(name: str, **sizes: Any) -> Backbone:
     """Build a backbone without classifier, for :meth:`Backbone.represent`.
 
-    Parameters and errors are those of :func:`~flower_fgl.nn.build_model`. All
-    ``num_layers`` layers of layered backbones have width ``hidden_channels``.
+    Parameters and errors are those of :func:`~flower_fgl.nn.build_model`, without
+    ``num_classes``. All layers of layered backbones have width ``hidden_channels``.
     """
-    encoder = build_model(
-        name,
-        in_channels=in_channels,
-        hidden_channels=hidden_channels,
-        num_classes=1,
-        num_layers=num_layers,
-        dropout=dropout,
-        has_linear_head=True,  # so that all layers belong to the encoder
-        initialise=initialise,
-    )
+    # with a linear head all layers belong to the encoder
+    encoder = build_model(name, num_classes=1, has_linear_head=True, **sizes)
     encoder.classifier = nn.Identity()
     return encoder
 

@@ -1,10 +1,8 @@
-"""Parts that FedPANO's clients share: graph network, generic classifier, generator.
-
-Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
-68(1):112105, 2025.
-"""
+"""Parts that FedPANO's clients share: graph network, generic classifier, generator."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import nn
 
@@ -19,37 +17,22 @@ __all__ = ["SharedParts"]
 class SharedParts(nn.Module):
     """θ^g, θ^s and φ, as far as a variant sends them; the server initialises them once.
 
-    Sizes are those of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`, C is that
-    of all clients, and ``method_config`` determines which parts exist. Without
-    ``initialise`` the caller must load the encoder's parameters.
-
-    Notes
-    -----
-    1. Parameters: P_g = 2dH + H + (L − 1)(2H² + H) for GraphSAGE, P_s = HC + C,
-       P_φ = 3H² + 2H.
+    Sizes are those of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`, C is
+    that of all clients, and ``method_config`` determines which parts exist. Without
+    ``initialise`` the caller must load the encoder's parameters. Parameters: P_g = 2dH +
+    H + (L − 1)(2H² + H) for GraphSAGE, P_s = HC + C, P_φ = 3H² + 2H.
     """
 
     def __init__(
         self,
         model: str,
         *,
-        in_channels: int,
-        hidden_channels: int,
         num_classes: int,
-        num_layers: int,
-        dropout: float,
         method_config: FedPANOSettings,
-        initialise: bool = True,
+        **sizes: Any,
     ) -> None:
         super().__init__()
-        self.encoder: Backbone = build_encoder(
-            model,
-            in_channels=in_channels,
-            hidden_channels=hidden_channels,
-            num_layers=num_layers,
-            dropout=dropout,
-            initialise=initialise,
-        )
+        self.encoder: Backbone = build_encoder(model, **sizes)
         width = self.encoder.hidden_channels
         self.classifier: nn.Linear | None = None
         self.generator: NodeGenerator | None = None

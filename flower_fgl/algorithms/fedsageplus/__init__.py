@@ -1,4 +1,8 @@
-"""FedSage+: generation of missing neighbours, without communication."""
+"""FedSage+: generation of missing neighbours, without communication.
+
+Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
+2021.
+"""
 
 from flower_fgl.algorithms.fedsageplus.generator import (
     FeatureGenerator,

@@ -1,8 +1,4 @@
-"""Generator of missing neighbours (NeighGen) and its losses.
-
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
-2021.
-"""
+"""Generator of missing neighbours (NeighGen) and its losses."""
 
 from __future__ import annotations
 
@@ -76,10 +72,8 @@ class FeatureGenerator(nn.Sequential):
 class NeighbourGenerator(nn.Module):
     """NeighGen: an encoder, dGen, fGen, and the classifier of the mended graph.
 
-    Notes
-    -----
-    1. dGen's bias starts at 1, so that its ReLU has a gradient. An output below 0 for
-       all nodes would never change.
+    dGen's bias starts at 1, so that its ReLU has a gradient. An output below 0 for all
+    nodes would never change.
     """
 
     def __init__(
@@ -142,9 +136,9 @@ def closest_rows(
 ) -> Tensor:
     """Find the nearest row of ``x`` (N, d), strided or sparse CSR, for each vector (S, d).
 
-    ``allowed`` limits the candidates: the second tensor (S,) gives each vector a row of the
-    first (M, N), sparse CSR, whose non-zeros are the candidates, at least one. Returns row
-    numbers (S,); there is at least one vector and one row.
+    ``allowed`` limits the candidates: the second tensor (S,) gives each vector a row of
+    the first (M, N), sparse CSR, whose non-zeros are the candidates, at least one.
+    Returns row numbers (S,); there is at least one vector and one row.
     """
     square = _row_squares(x)
     found = []
@@ -180,9 +174,8 @@ def group_means(x: Tensor, least: int) -> Tensor:
     With other groups in another run, differences of means would be those of single rows.
 
     Groups of ``x`` (N, d), strided or sparse CSR, have the next power of two from
-    ``least`` on, the last one up to twice as many. With fewer rows than that there is
-    one group of all, and none if N < ``least``. Returns the means (G, d) of the G
-    groups, strided.
+    ``least`` on, the last one up to twice as many. With fewer rows than that there is one
+    group of all, and none if N < ``least``. The means (G, d) are strided.
     """
     size, width = x.shape
     if size < least:
@@ -208,9 +201,7 @@ def match_loss(
     if not len(generated):
         return generated.sum()
     target = select_rows(x, closest_rows(generated.detach(), x, allowed))
-    if target.layout == torch.sparse_csr:
-        target = target.to_dense()
-    return F.mse_loss(generated, target)
+    return F.mse_loss(generated, target.to_dense())
 
 
 def generator_loss(
@@ -223,12 +214,13 @@ def generator_loss(
 ) -> Tensor:
     """Compute a client's own loss L_gen, Zhang et al. 2021, Eqs. (3), (4) and (6).
 
+    The sum of SmoothL1(ñ, n), the greedy feature loss, and the cross-entropy of the
+    mended graph; without training nodes the last term is omitted.
+
     Parameters
     ----------
-    network : NeighbourGenerator
-        Network that is trained.
-    impaired : HiddenNodes
-        Graph with hidden nodes.
+    network, impaired : NeighbourGenerator and HiddenNodes
+        Network that is trained, and the graph with hidden nodes.
     mended : MendedGraph
         The remaining graph with :meth:`HiddenNodes.wanted` generated nodes per centre;
         this function replaces their features.
@@ -236,12 +228,6 @@ def generator_loss(
         Added to the embeddings of the M centres.
     index, labels : Tensor of shape (t,), int64
         Training nodes that remain, and their classes.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Sum of SmoothL1(ñ, n), the greedy feature loss, and the cross-entropy of the
-        mended graph; without training nodes the last term is omitted.
     """
     most = network.features.most
     z = network.embed(impaired.inputs)

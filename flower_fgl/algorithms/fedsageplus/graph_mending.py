@@ -20,20 +20,11 @@ __all__ = ["HiddenNodes", "MendedGraph", "hide_nodes"]
 class HiddenNodes:
     """A graph with some nodes hidden, so that the missing neighbours are known.
 
-    Parameters
-    ----------
-    inputs : GraphInput
-        The n remaining nodes.
-    kept : Tensor of shape (n,), int64
-        Their numbers in the whole graph.
-    hidden : Tensor of shape (H, d), float32
-        Features of the hidden nodes with a remaining neighbour.
-    centres : Tensor of shape (M,), int64
-        Nodes of ``inputs`` that lost a neighbour.
-    lost : Tensor of shape (M, H), sparse CSR
-        1 where a hidden node was a centre's neighbour.
-    counts : Tensor of shape (n,), int64
-        Number of hidden neighbours of each remaining node.
+    ``inputs`` are the n remaining nodes, ``kept`` (n,) their numbers in the whole graph,
+    and ``counts`` (n,) their numbers of hidden neighbours. ``centres`` (M,) are the nodes
+    that lost a neighbour, ``hidden`` (H, d) the features of the hidden nodes with a
+    remaining neighbour, and ``lost`` (M, H), sparse CSR, is 1 where a hidden node was a
+    centre's neighbour.
     """
 
     inputs: GraphInput
@@ -70,18 +61,13 @@ def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
     counts = torch.bincount(centre, minlength=len(kept))
     centres, row = torch.unique(centre, return_inverse=True)
     found, column = torch.unique(target[is_lost], return_inverse=True)
-    hidden = select_rows(graph.x, found)
+    shape, ones = (len(centres), len(found)), torch.ones(len(row), device=row.device)
     return HiddenNodes(
         GraphInput(select_rows(graph.x, kept), number[graph.edge_index[:, inner]]),
         kept,
-        hidden.to_dense() if hidden.layout == torch.sparse_csr else hidden,
+        select_rows(graph.x, found).to_dense(),
         centres,
-        csr_matrix(
-            row,
-            column,
-            torch.ones(len(row), device=row.device),
-            (len(centres), len(found)),
-        ),
+        csr_matrix(row, column, ones, shape),
         counts,
     )
 
@@ -90,14 +76,10 @@ class MendedGraph(GraphInput):
     """A graph with generated nodes, each connected to one node of the graph.
 
     ``owner`` (M,) are those nodes. The generated nodes have the features ``generated``
-    (M, d), which may require grad, and the numbers N to N + M − 1.
-
-    Notes
-    -----
-    1. The two blocks of features are projected separately and then concatenated, so
-       sparse features never become a dense matrix of N rows, except in
-       :meth:`dense_features`. Propagated features are not cached.
-    2. ``x`` holds the features of the graph's own nodes only.
+    (M, d), which may require grad, and the numbers N to N + M − 1. The two blocks of
+    features are projected separately and then concatenated, so sparse features never
+    become a dense matrix of N rows, except in :meth:`dense_features`. Propagated features
+    are not cached. ``x`` holds the features of the graph's own nodes only.
     """
 
     def __init__(self, graph: GraphInput, owner: Tensor, generated: Tensor) -> None:

@@ -33,16 +33,10 @@ ROWS = 65_536
 
 @dataclass(frozen=True, eq=False)
 class ClassStatistics:
-    """Mean, variance and count of every class.
+    """Mean μ and unbiased variance s², (C, D), and number of nodes N (C,) of every class.
 
-    Parameters
-    ----------
-    mean, variance : Tensor of shape (C, D), float32
-        μ and unbiased s², zero where ``count == 0``.
-    count : Tensor of shape (C,), int64
-        Number of nodes N; 0 marks a missing class.
-    labelled_count : Tensor of shape (C,), int64
-        Number of these nodes with a label.
+    Both are zero where ``count`` is 0, which marks a missing class. ``labelled_count``
+    (C,) is the number of these nodes with a label.
     """
 
     mean: Tensor
@@ -54,23 +48,11 @@ class ClassStatistics:
 def propagated_features(adjacency: SparseOperator, x: Tensor, depth: int) -> Tensor:
     """Concatenate features of growing neighbourhoods, O-pFGL Eq. (5).
 
-    ``X^prop = [X ‖ ÃX ‖ … ‖ Ã^h X]``.
-
-    Parameters
-    ----------
-    adjacency : SparseOperator of shape (N, N)
-        Ã, the symmetric normalisation with self-loops.
-    x : Tensor of shape (N, d), float32, strided or sparse CSR
-        Features.
-    depth : int, at least 0
-        h.
-
-    Returns
-    -------
-    Tensor of shape (N, (h + 1)·d), float32
-        Strided.
+    ``X^prop = [X ‖ ÃX ‖ … ‖ Ã^h X]``, (N, (h + 1)·d), strided. ``adjacency`` is Ã (N, N),
+    the symmetric normalisation with self-loops, ``x`` (N, d) strided or sparse CSR, and
+    ``depth`` h.
     """
-    x = x.to_dense() if x.layout != torch.strided else x
+    x = x.to_dense()
     num_nodes, width = x.shape
     out = x.new_empty((num_nodes, (depth + 1) * width))
     hop = x
@@ -91,6 +73,10 @@ def class_statistics(
 ) -> ClassStatistics:
     """Estimate mean and unbiased variance of each class, O-pFGL Eqs. (6) and (8).
 
+    Sums run in float64, in blocks of nodes; the variance is computed from deviations from
+    the mean. The mean of a class with a single node would be that node's features, and
+    its variance is undefined. Therefore ``min_count`` is at least 2.
+
     Parameters
     ----------
     x : Tensor of shape (N, D), float32
@@ -98,7 +84,6 @@ def class_statistics(
     classes : Tensor of shape (N,), int64
         Label, or inferred class of a reliable node; −1 excludes the node.
     num_classes : int
-        C.
     min_count : int, at least 2
         n_min: classes with fewer nodes are omitted.
     is_labelled : Tensor of shape (N,), bool, optional
@@ -108,13 +93,6 @@ def class_statistics(
     ------
     ValueError
         If ``min_count`` is below 2, or ``classes`` does not fit ``x``.
-
-    Notes
-    -----
-    1. Sums run in float64, in blocks of nodes; the variance is computed from deviations
-       from the mean.
-    2. The mean of a class with a single node would be that node's features, and its
-       variance is undefined. Therefore ``min_count`` is at least 2.
     """
     if min_count < 2:
         raise ValueError(
@@ -186,7 +164,7 @@ def merge_statistics(
     denominator: Denominator = "n-1",
     labelled_counts: Tensor | Sequence[Tensor] | None = None,
 ) -> ClassStatistics:
-    """Pool the statistics of clients, O-pFGL Eq. (9).
+    """Pool the statistics of clients, O-pFGL Eq. (9); zero where no client has the class.
 
     ``s² = [Σ (N_k − 1) s_k² + Σ N_k (μ_k − μ)²] / q``.
 
@@ -201,16 +179,10 @@ def merge_statistics(
     labelled_counts : like ``counts``, optional
         Numbers of labelled nodes; by default ``counts``.
 
-    Returns
-    -------
-    ClassStatistics
-        Zero where no client has the class.
-
     Raises
     ------
     PayloadError
-        If clients disagree on shapes, a count or variance is negative, or a mean or
-        variance is not finite.
+        If clients disagree on shapes, or as in :func:`check_statistics`.
     ValueError
         If ``denominator`` is unknown.
 
@@ -266,40 +238,20 @@ def check_statistics(mean: Tensor, variance: Tensor, count: Tensor) -> None:
         if name == "variance":
             is_bad |= value < 0
         if bool(is_bad.any()):
+            held, row = (count > 0).nonzero(), is_bad.any(dim=-1).nonzero()[0, 0]
             raise PayloadError(
                 f"Class {name}s must be finite{' and at least 0' * (name[0] == 'v')}, "
                 f"got {float(value[is_bad][0])} for class "
-                f"{int(_class_of(is_bad, count))}: check the client's features for "
-                "missing values."
+                f"{int(held[row, -1])}: check the client's features for missing values."
             )
 
 
-def _class_of(is_bad: Tensor, count: Tensor) -> Tensor:
-    row = is_bad.any(dim=-1).nonzero()[0, 0]
-    return (count > 0).nonzero()[row, -1]
-
-
 def additive_sums(stats: ClassStatistics) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Convert statistics to summable quantities, O-pFGL Eqs. (14) and (15).
+    """Convert a client's statistics to summable quantities, O-pFGL Eqs. (14) and (15).
 
-    Parameters
-    ----------
-    stats : ClassStatistics
-        Statistics of one client.
-
-    Returns
-    -------
-    S0 : Tensor of shape (C,), float64
-        N.
-    S1, S2 : Tensor of shape (C, D), float64
-        Nμ, and (N − 1)s² + Nμ².
-    owners : Tensor of shape (C,), float64
-        1 where the client has the class, else 0.
-
-    Raises
-    ------
-    PayloadError
-        See :func:`check_statistics`.
+    Returns S0 = N (C,), S1 = Nμ and S2 = (N − 1)s² + Nμ², (C, D), and the owners (C,): 1
+    where the client has the class, else 0; all float64. Errors are those of
+    :func:`check_statistics`.
     """
     check_statistics(stats.mean, stats.variance, stats.count)
     held = stats.count > 0
@@ -321,7 +273,8 @@ def statistics_of_sums(
 ) -> ClassStatistics:
     """Recover the pooled statistics from sums over clients, O-pFGL Eqs. (14), (15).
 
-    ``μ = S1 / S0``, ``s² = max(S2 − S1² / S0, 0) / q``.
+    ``μ = S1 / S0``, ``s² = max(S2 − S1² / S0, 0) / q``; zero where no client has the
+    class.
 
     Parameters
     ----------
@@ -334,16 +287,10 @@ def statistics_of_sums(
     labelled_count : Tensor of shape (C,), int64, optional
         Number of labelled nodes; by default S0.
 
-    Returns
-    -------
-    ClassStatistics
-        Zero where no client has the class.
-
     Raises
     ------
     PayloadError
-        If shapes do not fit, a sum is not finite, or S0, S2 or ``owners`` is below
-        −0.5.
+        If shapes do not fit, a sum is not finite, or S0, S2 or ``owners`` is below −0.5.
     ValueError
         If ``denominator`` is unknown.
 

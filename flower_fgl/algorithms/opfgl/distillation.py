@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
@@ -13,34 +15,20 @@ def node_weights(
     factor: Tensor,
     *,
     beta: float,
-    low: float | None = None,
-    high: float | None = None,
+    low: float = 0.0,
+    high: float = math.inf,
 ) -> Tensor:
-    """Compute the distillation weight of each node, O-pFGL Eq. (19).
+    """Compute the distillation weight of each node, O-pFGL Eq. (19): (N,).
 
-    ``γ_i = clip(β ỹ_i · w, γ_min, γ_max)``.
-
-    Parameters
-    ----------
-    soft, factor : Tensor of shape (N, C) and (C,), float32
-        ỹ, not normalised, and w_dist.
-    beta : float, non-negative
-        β.
-    low, high : float, optional
-        γ_min and γ_max; by default no bounds.
-
-    Returns
-    -------
-    Tensor of shape (N,), float32
+    ``γ_i = clip(β ỹ_i · w, γ_min, γ_max)`` from ỹ, ``soft`` (N, C), not normalised, and
+    w_dist, ``factor`` (C,). γ_min = ``low`` and γ_max = ``high`` are by default no
+    bounds.
 
     Notes
     -----
     1. The paper prints no bounds; its published commands have them, with β up to 5.
     """
-    weight = beta * (soft @ factor)
-    if low is None and high is None:
-        return weight
-    return weight.clamp(min=low, max=high)
+    return (beta * (soft @ factor)).clamp(min=low, max=high)
 
 
 def distillation_loss(
@@ -48,20 +36,8 @@ def distillation_loss(
 ) -> Tensor:
     """Fit the student's predictions to the teacher's, O-pFGL Eq. (18).
 
-    ``L = (1/N) Σ_i γ_i KL(teacher ‖ student)``.
-
-    Parameters
-    ----------
-    student_logits : Tensor of shape (N, C), float32
-        With gradient.
-    teacher_log_probs : Tensor of shape (N, C), float32
-        Log-softmax of the teacher's logits.
-    weights : Tensor of shape (N,), float32
-        γ.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``L = (1/N) Σ_i γ_i KL(teacher ‖ student)`` from the student's logits (N, C), with
+    gradient, the teacher's log-softmax (N, C), and γ, ``weights`` (N,).
 
     Notes
     -----
@@ -76,17 +52,10 @@ def distillation_loss(
 
 
 def class_weights(counts: Tensor) -> Tensor:
-    """Weight classes by inverse frequency, the variant ft_imb of O-pFGL.
+    """Weight classes by inverse frequency, the variant ft_imb of O-pFGL: (C,).
 
-    Parameters
-    ----------
-    counts : Tensor of shape (C,), int64
-        Number of labelled nodes of each class.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        Proportional to 1/N, with mean 1 over the classes present; 0 for absent classes.
+    Proportional to 1/N with N, ``counts`` (C,), the number of labelled nodes of each
+    class; with mean 1 over the classes present; 0 for absent classes.
     """
     present = counts > 0
     inverse = present / counts.clamp(min=1)

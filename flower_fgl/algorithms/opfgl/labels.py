@@ -13,25 +13,12 @@ __all__ = ["distillation_factor", "homophily", "propagate_labels", "reliable_nod
 def propagate_labels(
     adjacency: SparseOperator, labels0: Tensor, *, steps: int, share: float
 ) -> Tensor:
-    """Propagate labels over the graph, O-pFGL Sec. IV-B.
+    """Propagate labels over the graph, O-pFGL Sec. IV-B: ỹ (N, C), in [0, 1].
 
-    ``Y ← clip(a S Y + (1 − a) Y₀, 0, 1)``.
-
-    Parameters
-    ----------
-    adjacency : SparseOperator of shape (N, N)
-        S = D^{-1/2} A D^{-1/2}, without self-loops.
-    labels0 : Tensor of shape (N, C), float32
-        Y₀: one-hot for training nodes, zero elsewhere.
-    steps : int, at least 0
-        Number of propagation steps n_lp.
-    share : float in [0, 1]
-        a, the weight of the neighbours.
-
-    Returns
-    -------
-    Tensor of shape (N, C), float32, in [0, 1]
-        ỹ, not normalised; uniform 1/C for nodes that no label reaches.
+    ``Y ← clip(a S Y + (1 − a) Y₀, 0, 1)``, ``steps`` times. ỹ is not normalised, and
+    uniform 1/C for nodes that no label reaches. ``adjacency`` is S = D^{-1/2} A D^{-1/2},
+    without self-loops, ``labels0`` is Y₀ (N, C), one-hot for training nodes, zero
+    elsewhere, and ``share`` is a, the weight of the neighbours.
     """
     soft = labels0
     for _ in range(steps):
@@ -42,21 +29,11 @@ def propagate_labels(
 
 
 def homophily(edge_index: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Sum the homophily of the labelled nodes of each class, O-pFGL Eqs. (2), (3).
+    """Sum the homophily of the labelled nodes of each class, O-pFGL Eqs. (2), (3): H (C,).
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Every undirected edge in both directions; self-loops are ignored.
-    labels : Tensor of shape (N,), int64
-        Label of training nodes, −1 elsewhere.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        H; 0 for a class without labelled nodes.
+    ``edge_index`` (2, E) has every undirected edge in both directions; self-loops are
+    ignored. ``labels`` (N,) are those of training nodes, −1 elsewhere. H is 0 for a class
+    without labelled nodes.
 
     Notes
     -----
@@ -77,17 +54,7 @@ def homophily(edge_index: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 def distillation_factor(class_homophily: Tensor) -> Tensor:
     """Compute distillation weights, lower for classes easy to learn locally, Eq. (4).
 
-    ``w(c) = 1 / (1 + ln(H(c) + 1))``, from O-pFGL.
-
-    Parameters
-    ----------
-    class_homophily : Tensor of shape (C,), float32, non-negative
-        H.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32, in (0, 1]
-        w_dist.
+    ``w(c) = 1 / (1 + ln(H(c) + 1))``, from O-pFGL; w_dist (C,) is in (0, 1].
     """
     return 1 / (1 + torch.log1p(class_homophily))
 
@@ -108,10 +75,8 @@ def reliable_nodes(
     ----------
     soft : Tensor of shape (N, C), float32, non-negative
         ỹ, normalised here.
-    degree : Tensor of shape (N,)
-        Number of neighbours of each node.
-    is_unlabelled : Tensor of shape (N,), bool
-        V_U.
+    degree, is_unlabelled : Tensor of shape (N,), and the same, bool
+        Number of neighbours of each node, and V_U.
     class_homophily : Tensor of shape (C,), float32
         H.
     min_confidence, min_degree : float in [0, 1], and int

@@ -17,25 +17,16 @@ __all__ = ["alignment_loss", "link_weights", "propagated", "smoothness_loss"]
 def link_weights(
     scores: Tensor, *, threshold: float = 0.01, is_hard: bool = False
 ) -> Tensor:
-    """Turn scores into an adjacency matrix, O-pFGL Eq. (10).
+    """Turn scores into an adjacency matrix (s, s), O-pFGL Eq. (10).
 
-    ``A_ij = σ(z_ij)`` where it is at least δ and i ≠ j, else 0.
-
-    Parameters
-    ----------
-    scores, threshold : Tensor of shape (s, s), float32, symmetric, and float in [0, 1]
-        z and δ.
-    is_hard : bool
-        Give kept edges weight 1, with the gradient of σ(z).
-
-    Returns
-    -------
-    Tensor of shape (s, s), float32
+    ``A_ij = σ(z_ij)`` where it is at least δ = ``threshold`` and i ≠ j, else 0; z are
+    ``scores`` (s, s), symmetric. If it ``is_hard``, kept edges have weight 1, with the
+    gradient of σ(z).
 
     Notes
     -----
-    1. Eq. (10) prints the indicator, which has no gradient. By default the weight
-       itself is kept, as in the published code.
+    1. Eq. (10) prints the indicator, which has no gradient. By default the weight itself
+       is kept, as in the published code.
     """
     weight = torch.sigmoid(scores)
     weight = (weight + weight.T) / 2  # a vectorised σ may differ in the last bit
@@ -47,19 +38,8 @@ def link_weights(
 def propagated(x: Tensor, adjacency: Tensor, depth: int) -> Tensor:
     """Concatenate propagated features of a dense weighted graph, O-pFGL Eq. (5).
 
-    Parameters
-    ----------
-    x : Tensor of shape (s, d), float32
-        X'.
-    adjacency : Tensor of shape (s, s), float32, symmetric, non-negative
-        A', normalised here as A' + I.
-    depth : int, at least 0
-        h.
-
-    Returns
-    -------
-    Tensor of shape (s, (h + 1)·d), float32
-        Differentiable in both.
+    From X' (s, d) and A' (s, s), symmetric and not negative, normalised here as A' + I:
+    (s, (h + 1)·d) for h = ``depth``, differentiable in both.
     """
     inverse = (adjacency.sum(dim=1) + 1).rsqrt()[:, None]
     hops = [x]
@@ -78,18 +58,12 @@ def alignment_loss(
 
     Parameters
     ----------
-    x : Tensor of shape (s, D), float32
-        Propagated features of the pseudo-graph.
-    labels : Tensor of shape (s,), int64
-        Y'.
+    x, labels : Tensor of shape (s, D), float32, and (s,), int64
+        Propagated features of the pseudo-graph, and Y'.
     mean, deviation : Tensor of shape (C, D), float32
         μ, and the square root of s².
     counts : Tensor of shape (C,), int64
         N.
-
-    Returns
-    -------
-    Tensor of shape ()
 
     Notes
     -----
@@ -113,23 +87,14 @@ def alignment_loss(
 
 
 def smoothness_loss(x: Tensor, adjacency: Tensor) -> Tensor:
-    """Average the similarity of connected nodes, O-pFGL Eq. (12).
+    """Average the similarity of connected nodes, O-pFGL Eq. (12); 0 without edges.
 
-    ``Σ_ij A'_ij κ(x_i, x_j) / Σ_ij A'_ij``, ``κ = mean_dim exp(−(x_i − x_j)² / 2)``.
-
-    Parameters
-    ----------
-    x, adjacency : Tensor of shape (s, d) and (s, s), float32
-        X', and A', symmetric with a zero diagonal.
-
-    Returns
-    -------
-    Tensor of shape (), in [0, 1]
-        0 without edges.
+    ``Σ_ij A'_ij κ(x_i, x_j) / Σ_ij A'_ij``, ``κ = mean_dim exp(−(x_i − x_j)² / 2)``, of
+    X' (s, d) and A' (s, s), symmetric with a zero diagonal.
 
     Notes
     -----
-    1. The paper prints the squared norm in the exponent, which underflows for hundreds
-       of features; its published code takes the mean over dimensions, as here.
+    1. The paper prints the squared norm in the exponent, which underflows for hundreds of
+       features; its published code takes the mean over dimensions, as here.
     """
     return pair_similarity(x, adjacency)

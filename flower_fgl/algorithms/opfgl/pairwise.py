@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flower_fgl.nn.sparse import apply_function
+
 __all__ = ["pair_scores", "pair_similarity"]
 
 BLOCK = 2**17
@@ -40,27 +42,14 @@ def pair_scores(
 ) -> Tensor:  # fmt: skip
     """Score ordered pairs by the upper layers of the link predictor, O-pFGL Eq. (10).
 
-    ``t_ij = v · ReLU(BatchNorm(W ReLU(l_i + r_j)))``; the batch is all s² pairs.
-
-    Parameters
-    ----------
-    left, right : Tensor of shape (s, h), float
-        l and r: terms of the two nodes in the normalised first layer.
-    weight, head : Tensor of shape (h', h) and (h',), float
-        W and v.
-    scale, shift : Tensor of shape (h',), float
-        Parameters of the batch normalisation.
-    pool : list of Tensor, optional
-        Keeps the large buffer of s²h' numbers between calls.
-
-    Returns
-    -------
-    Tensor of shape (s, s), float
-        t, not symmetric; differentiable once in every tensor.
+    ``t_ij = v · ReLU(BatchNorm(W ReLU(l_i + r_j)))``; the batch is all s² pairs. t (s, s)
+    is not symmetric, and differentiable once in every tensor. l and r (s, h) are the
+    terms of the two nodes in the normalised first layer, W is ``weight`` (h', h), v is
+    ``head`` (h',), and ``scale`` and ``shift`` (h',) are those of the batch
+    normalisation. ``pool`` keeps the large buffer of s²h' numbers between calls.
     """
     pool = [] if pool is None else pool
-    out: Tensor = _PairScores.apply(pool, left, right, weight, scale, shift, head)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_PairScores, pool, left, right, weight, scale, shift, head)
 
 
 def pair_similarity(x: Tensor, weight: Tensor) -> Tensor:
@@ -68,8 +57,7 @@ def pair_similarity(x: Tensor, weight: Tensor) -> Tensor:
 
     Differentiable in both.
     """
-    out: Tensor = _PairSimilarity.apply(x, weight)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_PairSimilarity, x, weight)
 
 
 class _PairScores(torch.autograd.Function):
@@ -212,9 +200,7 @@ class _PairSimilarity(torch.autograd.Function):
         similarity = x.new_zeros((s, s))
         to_x = torch.zeros_like(x)
         for rows in _blocks(s, s * width, x.device):
-            later = slice(
-                rows.start, s
-            )  # pairs (i, j) with j before the block are done
+            later = slice(rows.start, s)  # pairs with j before the block are done
             difference = x[rows, None] - x[later]
             block = (difference.square() / -2).exp_()
             similarity[rows, later] = block.mean(dim=-1)

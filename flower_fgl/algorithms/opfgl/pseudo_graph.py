@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -56,22 +56,11 @@ class PseudoGraph:
 class GeneratorSettings:
     """Hyper-parameters of the generator, O-pFGL Sec. V-A and its published commands.
 
-    Parameters
-    ----------
-    steps : int, at least 0
-        T_c.
-    lr_features, lr_links : float, positive
-        Adam's learning rate for X' and for g_θ.
-    hidden_channels : int, positive
-        Width of g_θ.
-    threshold : float in [0, 1]
-        δ, below which an edge is omitted.
-    is_hard : bool
-        Give kept edges weight 1, with the gradient of their weight.
-    alignment_weight, smoothness_weight : float, non-negative
-        Factors of the two losses.
-    smooth_sign : {1, -1}
-        +1 as in the paper and its code, −1 as in graph condensation.
+    T_c is ``steps``; ``lr_features`` and ``lr_links`` are Adam's learning rates for X'
+    and for g_θ, whose width is ``hidden_channels``. Edges below δ = ``threshold`` are
+    omitted; if it ``is_hard``, kept edges have weight 1, with the gradient of their
+    weight. ``alignment_weight`` and ``smoothness_weight`` are factors of the two losses,
+    and ``smooth_sign`` is +1 as in the paper and its code, −1 as in graph condensation.
     """
 
     steps: int = 3000
@@ -91,13 +80,10 @@ class LinkPredictor(nn.Module):
     An MLP 2d → h → h → 1 with batch normalisation over all s² pairs and ReLU after each
     hidden layer, symmetrised: ``z_ij = (g([x_i ‖ x_j]) + g([x_j ‖ x_i])) / 2``.
 
-    Notes
-    -----
-    1. The first layer is a_i + b_j. Over all ordered pairs its mean and variance are
-       the sums of those of a and b, so its exact normalisation costs O(s·h).
-    2. Normalisation always uses the statistics of the batch, so the two layers before
-       it need no bias. With a single node there is one pair, whose normalised value is
-       the shift.
+    The first layer is a_i + b_j. Over all ordered pairs its mean and variance are the
+    sums of those of a and b, so its exact normalisation costs O(s·h). Normalisation
+    always uses the statistics of the batch, so the two layers before it need no bias.
+    With a single node there is one pair, whose normalised value is the shift.
     """
 
     def __init__(self, num_features: int, hidden_channels: int) -> None:
@@ -149,10 +135,8 @@ class PseudoGraphGenerator:
     ----------
     mean, variance : Tensor of shape (C, D), float32
         μ and s² of propagated features, D = (h + 1)·d.
-    counts : Tensor of shape (C,), int64
-        N; classes with 0 are omitted from the pseudo-graph.
-    num_nodes : Tensor of shape (C,), int64
-        Number of pseudo-nodes of each class, see :func:`pseudo_counts`.
+    counts, num_nodes : Tensor of shape (C,), int64
+        N, 0 omits a class, and the number of its pseudo-nodes, see :func:`pseudo_counts`.
     num_features, depth : int
         d and h.
     settings : GeneratorSettings
@@ -249,16 +233,10 @@ class PseudoGraphGenerator:
 
 
 def generate(
-    mean: Tensor,
-    variance: Tensor,
-    counts: Tensor,
-    num_nodes: Tensor,
-    *,
-    num_features: int,
-    depth: int,
+    *statistics: Tensor,
     settings: GeneratorSettings,
-    generator: torch.Generator,
     progress: Progress | None = None,
+    **options: Any,
 ) -> tuple[PseudoGraph, Tensor]:
     """Generate a pseudo-graph with given class statistics, O-pFGL Sec. IV-C.
 
@@ -266,11 +244,8 @@ def generate(
     called every 50 steps and after the last. Returns the graph, and alignment and
     smoothness before each step, without weights: (steps, 2).
     """
-    trainer = PseudoGraphGenerator(
-        mean, variance, counts, num_nodes, num_features=num_features, depth=depth,
-        settings=settings, generator=generator,
-    )  # fmt: skip
-    losses = mean.new_zeros((settings.steps, 2))
+    trainer = PseudoGraphGenerator(*statistics, settings=settings, **options)
+    losses = trainer.mean.new_zeros((settings.steps, 2))
     for number in range(settings.steps):
         align, smooth = trainer.step(number)
         losses[number, 0], losses[number, 1] = align, smooth

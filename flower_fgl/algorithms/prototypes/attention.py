@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
     "AdditiveScorer",
@@ -29,11 +29,8 @@ TINY = 1e-12
 class UnitRows:
     """The rows of a matrix (N, p), normalised to unit length in its products.
 
-    Notes
-    -----
-    1. Equal to products with ``torch.nn.functional.normalize(rows)``. That takes several
-       matrices of the size of x for the gradient; here the lengths scale the other
-       factor.
+    Equal to products with ``torch.nn.functional.normalize(rows)``. That takes several
+    matrices of the size of x for the gradient; here the lengths scale the other factor.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -46,18 +43,12 @@ class UnitRows:
         return F.normalize(self.rows, dim=1)
 
     def sum(self, table: Tensor) -> Tensor:
-        """Sum the unit rows with weights (K, N); return (K, p)."""
-        out: Tensor = _UnitSum.apply(  # type: ignore[no-untyped-call]
-            table, self.rows, self.scale
-        )
-        return out
+        """Sum the unit rows with weights (K, N): (K, p)."""
+        return apply_function(_UnitSum, table, self.rows, self.scale)
 
     def project(self, weight: Tensor) -> Tensor:
-        """Multiply each unit row and vectors (m, p); return (m, N)."""
-        out: Tensor = _UnitProjection.apply(  # type: ignore[no-untyped-call]
-            weight, self.rows, self.scale
-        )
-        return out
+        """Multiply each unit row and vectors (m, p): (m, N)."""
+        return apply_function(_UnitProjection, weight, self.rows, self.scale)
 
 
 class _UnitSum(torch.autograd.Function):
@@ -111,10 +102,8 @@ def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tenso
 class Scorer(nn.Module):
     """Base of the attentions a_k of FedPG Eq. (2★).
 
-    Notes
-    -----
-    1. No weight decay: the gradient of the attention is small, and decay would keep all
-       weights equal (5e-8 from uniform after 30 rounds).
+    No weight decay: the gradient of the attention is small, and decay would keep all
+    weights equal (5e-8 from uniform after 30 rounds).
     """
 
     @property
@@ -123,34 +112,19 @@ class Scorer(nn.Module):
         return list(self.parameters())
 
     def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
-        """Weight the neighbours of each node at each hop.
+        """Weight the neighbours of each node at each hop: (E,).
 
-        Parameters
-        ----------
-        embedding : UnitRows of shape (N, p)
-            f.
-        around : Pairs
-            E pairs of all hops. Centre v at the h-th hop has the number (h − 1) N + v.
-        num_hops : int
-            Number of hops L.
-
-        Returns
-        -------
-        Tensor of shape (E,)
-            Weight of each pair; sums to 1 over the pairs of a centre.
+        ``embedding`` (N, p) is f, and ``around`` are the E pairs of all L = ``num_hops``
+        hops. Centre v at the h-th hop has the number (h − 1) N + v. The weights of a
+        centre's pairs sum to 1.
         """
         raise NotImplementedError
 
 
 class AdditiveScorer(Scorer):
-    """Attention by a sum of scores.
+    """Attention by a sum of scores, for embeddings of a ``width`` p.
 
     ``w_vu ∝ exp(LeakyReLU(s₁·f(x_u) + s₂·f(x_v) + s₃·mean of f over v's neighbours))``.
-
-    Parameters
-    ----------
-    width : int
-        Embedding width p.
 
     Notes
     -----
@@ -171,10 +145,8 @@ class AdditiveScorer(Scorer):
     def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
         """Weight the neighbours of each node, see :meth:`Scorer.forward`."""
         neighbour, centre, context = embedding.project(self.weight)  # (N,) each
-        weights: Tensor = _AdditiveSoftmax.apply(  # type: ignore[no-untyped-call]
-            neighbour, centre.repeat(num_hops), context, around
-        )
-        return weights
+        of_centre = centre.repeat(num_hops)
+        return apply_function(_AdditiveSoftmax, neighbour, of_centre, context, around)
 
 
 class _AdditiveSoftmax(torch.autograd.Function):

@@ -19,26 +19,13 @@ __all__ = ["cluster_means", "finch", "first_neighbour_clusters"]
 
 
 def first_neighbour_clusters(points: Tensor) -> Tensor:
-    """Cluster points by first neighbours, Sarfraz et al. 2019, Eq. (1).
+    """Cluster points (n, p) by first neighbours, Sarfraz et al. 2019, Eq. (1).
 
     Two points are linked if one is the other's nearest by cosine, or both have the same
-    nearest point; clusters are the connected components.
-
-    Parameters
-    ----------
-    points : Tensor of shape (n, p), float32
-        At least one.
-
-    Returns
-    -------
-    Tensor of shape (n,), int64
-        Cluster of each point, from 0. Among equally near points the first is the
-        nearest.
-
-    Notes
-    -----
-    1. Points with the same nearest neighbour are both linked to it, so links between
-       them are redundant and omitted.
+    nearest point; clusters (n,), from 0, are the connected components. There is at least
+    one point. Among equally near points the first is the nearest. Points with the same
+    nearest neighbour are both linked to it, so links between them are redundant and
+    omitted.
     """
     number = len(points)
     if number == 1:
@@ -56,16 +43,8 @@ def first_neighbour_clusters(points: Tensor) -> Tensor:
 def finch(points: Tensor) -> Tensor:
     """Cluster points to the coarsest level of FINCH, Sarfraz et al. 2019, Algorithm 1.
 
-    Parameters
-    ----------
-    points : Tensor of shape (n, p), float32
-        At least one point.
-
-    Returns
-    -------
-    Tensor of shape (n,), int64
-        Cluster of each point, from 0. More than one cluster unless the first level
-        already has one.
+    Returns the cluster of each point (n,), from 0: more than one cluster unless the first
+    level already has one.
     """
     labels = first_neighbour_clusters(points)
     while True:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
     "confidence_means",
@@ -39,32 +39,16 @@ def confident_labels(
     logits (N, C), and its softmax. No gradient flows to these.
     """
     confidence, classes = logits.detach().softmax(dim=1).max(dim=1)
-    return (
-        classes.index_copy(0, index, labels),
-        confidence.index_fill(0, index, 1.0),
-    )
+    return (classes.index_copy(0, index, labels), confidence.index_fill(0, index, 1.0))
 
 
 def confidence_means(
     embedding: Tensor, classes: Tensor, confidence: Tensor, num_classes: int
 ) -> Tensor:
-    """Average embeddings by class, weighted by confidence: FGGP's prototypes.
+    """Average embeddings by class, weighted by confidence: FGGP's prototypes (C, p).
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h.
-    classes : Tensor of shape (N,), int64
-        Class of each node.
-    confidence : Tensor of shape (N,), float32, positive
-        Weight of each node.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (C, p), float32
-        Zero for a class without nodes.
+    h is ``embedding`` (N, p); ``classes`` and ``confidence`` (N,) are each node's class
+    and weight, positive. Zero for a class without nodes.
     """
     total = index_sum(confidence, classes, num_classes)
     weight = (confidence / total[classes])[:, None]
@@ -74,9 +58,10 @@ def confidence_means(
 def view_contrast(
     first: Tensor, second: Tensor, present: Tensor, *, tau: float
 ) -> Tensor:
-    """Align the class prototypes of both views of each client by InfoNCE.
+    """Align the class prototypes of both views of each client by InfoNCE: (K,).
 
-    ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``
+    ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``, 0 for a single
+    class.
 
     Parameters
     ----------
@@ -85,12 +70,6 @@ def view_contrast(
     present : Tensor of shape (K, C), bool
         Classes of each client, at least one.
     tau : float, positive
-        Temperature.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        0 for a single class.
     """
     across = F.normalize(first, dim=2).transpose(1, 2)
     similarity = torch.bmm(F.normalize(second, dim=2), across) / tau
@@ -105,12 +84,8 @@ def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
     """Link each node to its ``number`` nearest nodes by cosine: node and neighbour, (2, E).
 
     Only neighbours with positive cosine, so a node with zero embedding has none. No
-    gradient flows to the embedding (N, p).
-
-    Notes
-    -----
-    1. The rows of the similarity matrix are processed in blocks: time N²p, memory of
-       one block.
+    gradient flows to the embedding (N, p). The rows of the similarity matrix are
+    processed in blocks: time N²p, memory of one block.
     """
     unit = F.normalize(embedding.detach(), dim=1)
     number = min(number, len(unit) - 1)
@@ -140,21 +115,11 @@ def edge_scores(embedding: Tensor, pairs: Tensor) -> Tensor:
 
 
 def resample_edges(logits: Tensor, noise: Tensor, *, tau: float) -> Tensor:
-    """Draw relaxed edges by Gumbel noise, ``σ((z + g_1 − g_2)/τ)``.
+    """Draw relaxed edges by Gumbel noise: weights ``σ((z + g_1 − g_2)/τ)`` (M,).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (M,), float32
-        z; an edge exists with probability σ(z).
-    noise : Tensor of shape (M,), float32, in [0, 1]
-        Uniform; its logit is the difference of two Gumbel variables.
-    tau : float, positive
-        Temperature; near 0 the result is near 0 or 1.
-
-    Returns
-    -------
-    Tensor of shape (M,), in [0, 1]
-        Edge weights, with gradient.
+    z are ``logits`` (M,); an edge exists with probability σ(z). ``noise`` (M,) is uniform
+    in [0, 1]; its logit is the difference of two Gumbel variables. For τ near 0 the
+    weights, which have a gradient, are near 0 or 1.
     """
     return torch.sigmoid((logits + torch.logit(noise, eps=1e-6)) / tau)
 
@@ -164,30 +129,19 @@ def edge_loss(embedding: Tensor, pairs: Tensor, client: Tensor, real: Tensor) ->
 
     ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, with weight (T−E)/E for
     positive pairs and ``norm = T / (2(T−E))``, for E edges among T pairs. This is half
-    the mean over the edges plus half the mean over the other pairs.
+    the mean over the edges plus half the mean over the other pairs: (K,), a half without
+    pairs is omitted. A node and itself are not a pair. The n² scores and their gradient
+    are computed in blocks: time n²p, memory of one block.
 
     Parameters
     ----------
-    embedding : Tensor of shape (K, n, p), float32
-        h, with gradient.
+    embedding, real : Tensor of shape (K, n, p), float32, and (K, n), bool
+        h, with gradient, and the rows that are nodes, the first of each client.
     pairs : Tensor of shape (2, E), int64
         Edges of the union graphs as returned by :func:`union_pairs`, as rows of the
         flattened embedding (K·n, p).
     client : Tensor of shape (E,), int64
         Client of each edge.
-    real : Tensor of shape (K, n), bool
-        Rows that are nodes, the first of each client.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        0 without pairs; a half without pairs is omitted.
-
-    Notes
-    -----
-    1. A node and itself are not a pair.
-    2. The n² scores and their gradient are computed in blocks: time n²p, memory of one
-       block.
     """
     number = real.sum(1)
     edges = torch.bincount(client, minlength=len(real))
@@ -207,18 +161,16 @@ def pair_sums(embedding: Tensor, real: Tensor) -> Tensor:
     """
     if len(embedding) == 1 or embedding.shape[1] ** 2 > BLOCK:
         parts = zip(embedding.unbind(), real.sum(1).tolist(), strict=True)
-        sums = [_AllPairs.apply(h[:size]) for h, size in parts]  # type: ignore[no-untyped-call]
+        sums = [apply_function(_AllPairs, h[:size]) for h, size in parts]
         return torch.stack(sums)
-    out: Tensor = _PairSums.apply(embedding, real)  # type: ignore[no-untyped-call]
-    return out
+    return apply_function(_PairSums, embedding, real)
 
 
 class _PairSums(torch.autograd.Function):
-    """The sums of clients whose matrices of pairs fit into memory."""
+    """The sums of clients whose matrices fit into memory, and ``Σ_v σ(h_u·h_v) h_v``."""
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor, real: Tensor) -> Tensor:
-        """Sum groups of clients, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
         size = embedding.shape[1]
         gradient, totals = torch.empty_like(embedding), []
         others = ~torch.eye(size, dtype=torch.bool, device=embedding.device)
@@ -240,9 +192,7 @@ class _PairSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
-        """Scale the stored gradient of each client."""
-        gradient: Tensor = ctx.saved_tensors[0]
-        return gradient * outputs[0][:, None, None], None
+        return ctx.saved_tensors[0] * outputs[0][:, None, None], None
 
 
 class _AllPairs(torch.autograd.Function):
@@ -250,7 +200,6 @@ class _AllPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor) -> Tensor:
-        """Sum blocks of pairs, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
         number = len(embedding)
         total = embedding.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(embedding)
@@ -269,6 +218,5 @@ class _AllPairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Tensor:
-        """Scale the stored gradient."""
         gradient: Tensor = ctx.saved_tensors[0]
         return gradient * outputs[0]

@@ -40,15 +40,10 @@ most walks of the node end at few nodes again and again."""
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Centres and their neighbours at one hop.
+    """Centres v and their neighbours u at one hop, (E,), sorted by centre.
 
-    Parameters
-    ----------
-    centre, neighbour : Tensor of shape (E,), int32 or int64
-        v and u of each pair, sorted by centre.
-    unlisted : Tensor of shape (n,), int64, optional
-        Centres whose pairs are left out, because they are too many. Those that
-        :func:`select_pairs` needs are drawn by random walks.
+    ``unlisted`` (n,) are centres whose pairs are left out, because they are too many.
+    Those that :func:`select_pairs` needs are drawn by random walks.
     """
 
     centre: Tensor
@@ -155,19 +150,9 @@ def annotate(
 ) -> Tensor:
     """Annotate nodes by prediction, training nodes by their label, FedPG Algorithm 1.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, C), float32
-        Predictions for all local nodes.
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-    min_confidence : float in [0, 1]
-        Softmax probability below which a node gets no class.
-
-    Returns
-    -------
-    Tensor of shape (N,), int64
-        Class of each node, -1 for none.
+    From ``logits`` (N, C) of all local nodes, and training nodes ``index`` and their
+    classes ``labels`` (n,). Returns the class of each node (N,), -1 where the softmax is
+    below ``min_confidence``.
     """
     confidence, classes = logits.softmax(dim=1).max(dim=1)
     annotation = torch.where(confidence >= min_confidence, classes, -1)
@@ -186,30 +171,21 @@ def select_pairs(
 ) -> list[Pairs]:
     """Select the pairs for prototypes, N_c^h(v) of FedPG Sec. III-A.
 
+    Every set of ``limit`` neighbours is equally likely.
+
     Parameters
     ----------
     hops : sequence of Pairs
         Hop 0 first.
     annotation : Tensor of shape (N,), int64
-        Class of each node, -1 for none.
+        Class of each node, -1 for none; all centres of the result have a class.
     same_class : bool
         Whether a neighbour must have its centre's class.
-    limit : int
-        Maximum number of neighbours per node and hop.
-    generator : torch.Generator
-        Draws the neighbours, on the CPU.
+    limit, generator : int and torch.Generator
+        Maximum number of neighbours per node and hop, drawn on the CPU.
     mode : {"ring", "within"}
         As in :func:`~flower_fgl.algorithms.prototypes.rings.ring_pairs`; used for
         ``unlisted`` centres.
-
-    Returns
-    -------
-    list of Pairs
-        All centres are annotated.
-
-    Notes
-    -----
-    1. Every set of ``limit`` neighbours is equally likely.
     """
     centres = _true_places(annotation >= 0)
     # numbers of one or two bytes: comparing them takes a fraction of the time
@@ -315,13 +291,9 @@ def draw_two_steps(
     """Draw up to ``limit`` neighbours at distance two of each of ``nodes`` with a class.
 
     ``adjacency`` are each node and its neighbours, sorted by both; undirected, without
-    loops. Other arguments are those of :func:`select_pairs`.
-
-    Notes
-    -----
-    1. Where a node's walks do not suffice, its neighbours are listed and drawn from.
-       Every set of ``limit`` neighbours is equally likely either way. Memory is that of
-       one block of walks.
+    loops. Other arguments are those of :func:`select_pairs`. Where a node's walks do not
+    suffice, its neighbours are listed and drawn from. Every set of ``limit`` neighbours
+    is equally likely either way. Memory is that of one block of walks.
     """
     size = len(classes)
     counted = None

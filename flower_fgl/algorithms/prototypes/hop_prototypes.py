@@ -13,7 +13,7 @@ from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.core.entropy import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
     "HopAverage",
@@ -32,8 +32,8 @@ than a sparse one."""
 class HopAverage:
     """Multi-hop prototypes of one set of pairs, FedPG Eq. (2★).
 
-    ``P_{c,h} = (1/|V|) Σ_{v∈V} Σ_{u∈N_c^h(v)} w_vu f(x_u)``, V the nodes of class c
-    that have a neighbour at hop h.
+    ``P_{c,h} = (1/|V|) Σ_{v∈V} Σ_{u∈N_c^h(v)} w_vu f(x_u)``, V the nodes of class c that
+    have a neighbour at hop h.
 
     Parameters
     ----------
@@ -43,15 +43,14 @@ class HopAverage:
     annotation : Tensor of shape (N,), int64
         Class of each node, -1 for none; every centre has a class.
     num_classes : int
-        Number of classes C.
 
     Notes
     -----
-    1. The paper divides by the number of neighbours as well as by the softmax. Here
-       only the softmax is kept, so that hop 0 is the class mean of Eq. (1).
+    1. The paper divides by the number of neighbours as well as by the softmax. Here only
+       the softmax is kept, so that hop 0 is the class mean of Eq. (1).
     2. ``counts`` holds |V|, of shape (C, L + 1), int64; 0 marks a missing prototype.
-    3. All weights of a class and hop form a row over the nodes: prototypes are the product
-       of this table and the embeddings. Without attention it is constant.
+    3. All weights of a class and hop form a row over the nodes: prototypes are the
+       product of this table and the embeddings. Without attention it is constant.
     """
 
     def __init__(
@@ -102,9 +101,7 @@ class HopAverage:
 
     def _table(self, weights: Tensor) -> Tensor:
         """Return the weight of each node in each prototype, (C · (L + 1), N)."""
-        table: Tensor = _Scatter.apply(  # type: ignore[no-untyped-call]
-            weights, self._place, self._own
-        )
+        table = apply_function(_Scatter, weights, self._place, self._own)
         centres = self.counts.view(-1, 1).clamp(min=1)
         return table.view(len(centres), -1) / centres
 
@@ -163,21 +160,9 @@ class _Scatter(torch.autograd.Function):
 
 
 def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Average embeddings by class, FedProto Eq. (3) and FedPG Eq. (1).
+    """Average embeddings (n, p) by their labels (n,), FedProto Eq. (3) and FedPG Eq. (1).
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (n, p), float32
-        f(x) of the labelled nodes.
-    labels : Tensor of shape (n,), int64
-        Their classes.
-    num_classes : int
-        Number of classes C.
-
-    Returns
-    -------
-    Tensor of shape (C, p), float32
-        Zero for a class without nodes.
+    The means (C, p) are zero for a class without nodes.
     """
     count = torch.bincount(labels, minlength=num_classes).clamp(min=1)
     return index_sum(embedding, labels, num_classes) / count[:, None]
@@ -186,23 +171,11 @@ def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 def prototype_distance(
     local: Tensor, target: Tensor, present: Tensor, *, is_mean: bool
 ) -> Tensor:
-    """Sum the distances of prototypes to their targets, FedPG Eq. (6★).
+    """Sum the distances of prototypes to their targets, FedPG Eq. (6★); 0 without any.
 
-    ``L_proto = Σ_{c,h} ‖P_{c,h} − Ṗ_{c,h}‖₂``.
-
-    Parameters
-    ----------
-    local, target : Tensor of shape (C, H, p), float32
-        P of the current weights, with gradient, and the constant Ṗ.
-    present : Tensor of shape (C, H), bool
-        Where both exist.
-    is_mean : bool
-        Whether to divide by the number of terms.
-
-    Returns
-    -------
-    Tensor of shape ()
-        0 if none is present.
+    ``L_proto = Σ_{c,h} ‖P_{c,h} − Ṗ_{c,h}‖₂``. ``local`` is P (C, H, p) of the current
+    weights, with gradient, ``target`` the constant Ṗ, and ``present`` (C, H) is true
+    where both exist. If it ``is_mean``, the sum is divided by the number of terms.
     """
     sq_norm = (local - target)[present].square().sum(dim=-1)
     total = (sq_norm + TINY).sqrt().sum()
@@ -218,6 +191,8 @@ def node_distance(
 ) -> Tensor:
     """Average the squared distances of neighbours to targets, FedPG's published code.
 
+    The sum over hops of the mean over pairs and dimensions.
+
     Parameters
     ----------
     embedding : Tensor of shape (N, p), float32
@@ -228,11 +203,6 @@ def node_distance(
         The neighbours of each hop.
     annotation : Tensor of shape (N,), int64
         Class of each node; every centre has a class.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Sum over hops of the mean over pairs and dimensions.
 
     Notes
     -----
@@ -252,21 +222,10 @@ def node_distance(
 def add_noise(
     prototypes: Tensor, *, share: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Add Gaussian noise to a random part of each prototype, FedPG Sec. IV-G.
+    """Add Gaussian noise to a random part of each prototype (C, H, p), FedPG Sec. IV-G.
 
-    Parameters
-    ----------
-    prototypes : Tensor of shape (C, H, p), float32
-        Prototypes to upload.
-    share : float in [0, 1]
-        Share of the dimensions with noise, rounded to the nearest whole number of
-        dimensions.
-    generator : torch.Generator, optional
-        Draws dimensions and noise in tests; by default the operating system.
-
-    Returns
-    -------
-    Tensor of shape (C, H, p), float32
+    ``share`` of the dimensions get noise, rounded to a whole number of them.
+    ``generator`` draws dimensions and noise in tests; by default the operating system.
 
     Notes
     -----

@@ -17,7 +17,7 @@ from flower_fgl.algorithms.prototypes.attention import (
     segment_softmax,
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = ["NeighbourScorer"]
 
@@ -28,20 +28,15 @@ BLOCK = 4096
 class NeighbourScorer(Scorer):
     """Attention by an MLP of neighbour, centre and the neighbours' mean.
 
-    ``w_vu ∝ exp(MLP([f(x_u) ‖ f(x_v) ‖ mean of f over v's neighbours]))``.
-
-    Parameters
-    ----------
-    width : int
-        Embedding width p.
+    ``w_vu ∝ exp(MLP([f(x_u) ‖ f(x_v) ‖ mean of f over v's neighbours]))`` for embeddings
+    of a ``width`` p.
 
     Notes
     -----
-    1. The paper feeds all neighbours into one MLP, whose width would depend on the
-       node. Here the mean replaces them.
-    2. The first layer is applied once per node and summed per pair, which is
-       equivalent. The last layer starts at 0: all neighbours have equal initial
-       weights.
+    1. The paper feeds all neighbours into one MLP, whose width would depend on the node.
+       Here the mean replaces them.
+    2. The first layer is applied once per node and summed per pair, which is equivalent.
+       The last layer starts at 0: all neighbours have equal initial weights.
     """
 
     def __init__(self, width: int) -> None:
@@ -68,10 +63,8 @@ class NeighbourScorer(Scorer):
         of_centre = of_centre.repeat(len(mean) // len(embedding), 1)
         of_centre = of_centre + F.linear(mean, context)
         of_neighbour = F.linear(embedding, neighbour)
-        scores: Tensor = _PairScore.apply(  # type: ignore[no-untyped-call]
-            of_neighbour, of_centre, self.out.weight[0], around
-        )
-        return scores
+        weight = self.out.weight[0]
+        return apply_function(_PairScore, of_neighbour, of_centre, weight, around)
 
 
 class _PairScore(torch.autograd.Function):

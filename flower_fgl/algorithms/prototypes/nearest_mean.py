@@ -25,26 +25,12 @@ TAU = 0.1
 def distance_logits(
     embedding: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """Compute −‖h_u − μ_c‖ / τ, μ_c the mean of a class's support.
+    """Compute −‖h_u − μ_c‖ / τ, μ_c the mean of a class's support: (N, C).
 
     Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2)
-    with d the Euclidean distance; the largest logit belongs to the nearest mean.
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        h, the embeddings to classify.
-    support : Tensor of shape (n, p), float32
-        Embeddings with a known class, at least one.
-    labels : Tensor of shape (n,), int64
-        Their classes.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape (N, C)
-        −inf for classes without support.
+    with d the Euclidean distance; the largest logit belongs to the nearest mean. h is
+    ``embedding`` (N, p), and ``support`` (n, p), at least one, has the classes ``labels``
+    (n,). −inf for classes without support.
 
     Notes
     -----
@@ -74,28 +60,12 @@ def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor
 def held_out_loss(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Classify each item by class means that do not contain it; average −log p.
 
-    Each item is once the query. The support of its class are the other items of the
-    class, that of another class are all its items.
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (n, p), float32
-        h of the items with a known class, at least one.
-    labels : Tensor of shape (n,), int64
-        Their classes.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Items that are the only one of their class are in the support only. If all are,
-        no item can be held out, and every item is classified by all means.
-
-    Notes
-    -----
-    1. The mean of a class of n items without u is at distance ``n / (n − 1)`` times that
-       of the mean with u from h_u.
+    Each item h, a row of ``embedding`` (n, p), at least one, is once the query. The
+    support of its class are the other items of the class, that of another class are all
+    its items. Items that are the only one of their class are in the support only. If all
+    are, no item can be held out, and every item is classified by all means. The mean of a
+    class of n items without u is at distance ``n / (n − 1)`` times that of the mean with
+    u from h_u.
     """
     logits = distance_logits(embedding, embedding, labels, num_classes)
     number = torch.bincount(labels, minlength=num_classes)[labels]
@@ -111,9 +81,9 @@ def held_out_loss(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor
 class NearestMean(Backbone):
     """Embed by a network's outputs of unit length; predict the nearest class mean.
 
-    The means are those of the training nodes (or graphs) under the current weights,
-    with gradient. For a selection of training graphs, such as a mini-batch, they are
-    the means of the selection.
+    The means are those of the training nodes (or graphs) under the current weights, with
+    gradient. For a selection of training graphs, such as a mini-batch, they are the means
+    of the selection.
 
     Parameters
     ----------
@@ -124,7 +94,6 @@ class NearestMean(Backbone):
     index, labels : Tensor of shape (n,), int64
         Training items, ascending, and their classes.
     num_classes : int
-        C.
     part : GraphInput, optional
         Receptive field of the training items, in place of the whole graph.
 
@@ -133,9 +102,9 @@ class NearestMean(Backbone):
     1. Its state is the network's state alone, under ``network.``.
     2. Without unit length the loss vanishes as embeddings grow, even for close classes;
        with squared distances it diverges under plain SGD at a rate of 0.1. With squared
-       distances of unit vectors, not divided by τ, the training loss does not fall in
-       50 rounds with few shots of Computers. Divided by τ = 0.1 it is below 0.01 after
-       20 rounds there and on CS.
+       distances of unit vectors, not divided by τ, the training loss does not fall in 50
+       rounds with few shots of Computers. Divided by τ = 0.1 it is below 0.01 after 20
+       rounds there and on CS.
     """
 
     def __init__(

@@ -21,14 +21,15 @@ def ring_pairs(
     mode: str = "ring",
     most_pairs: int = MOST_BYTES // 8,
 ) -> list[Pairs]:
-    """Find the nodes at each distance of each node, FedPG Sec. III-A.
+    """Find the nodes at each distance of each node, FedPG Sec. III-A: L + 1 sets of pairs.
+
+    Hop 0 pairs each node with itself. Beyond the diameter of the graph a hop has no
+    pairs.
 
     Parameters
     ----------
-    edge_index : Tensor of shape (2, E), int64
-        Undirected edges in both directions.
-    num_nodes : int
-        Number of nodes N.
+    edge_index, num_nodes : Tensor of shape (2, E), int64, and int
+        Undirected edges in both directions, and N.
     hops : int, at least 0
         L, the largest distance.
     mode : {"ring", "within"}
@@ -37,19 +38,13 @@ def ring_pairs(
         Pairs of hop 2 to store if ``hops`` is 2. The nodes with the fewest walks of two
         steps are listed; the others are ``unlisted``.
 
-    Returns
-    -------
-    list of Pairs
-        Length L + 1; hop 0 pairs each node with itself. Beyond the diameter of the
-        graph a hop has no pairs.
-
     Notes
     -----
-    1. The paper does not say which of the two; its "h-hop neighbours" are read as
-       exactly h (``ring``).
+    1. The paper does not say which of the two; its "h-hop neighbours" are read as exactly
+       h (``ring``).
     2. The nodes first reached by h + 1 steps are the product of those reached by h and
-       the adjacency matrix, minus all reached before. Sparse products replace a loop
-       over nodes; memory is that of the largest ring.
+       the adjacency matrix, minus all reached before. Sparse products replace a loop over
+       nodes; memory is that of the largest ring.
     3. A hub makes hop 2 quadratic in its degree: the 8,000 leaves of a star have 64
        million pairs. With more than two hops all pairs are stored all the same.
     """

@@ -31,8 +31,9 @@ def similar_pairs(
 ) -> list[Pairs]:
     """Find the graphs at each similarity level of each graph, FedPG Sec. IV-E.
 
-    Hop 1 are the graphs u with cos(f(u), f(v)) ≥ ρ_1, hop h those with
-    ρ_h ≤ cos < ρ_{h−1}; ``ρ_h = ρ_1 · decay^{h−1}``.
+    Hop 1 are the graphs u with cos(f(u), f(v)) ≥ ρ_1, hop h those with ρ_h ≤ cos <
+    ρ_{h−1}; ``ρ_h = ρ_1 · decay^{h−1}``. Returns L + 1 sets of pairs; hop 0 pairs each
+    graph with itself, no other hop does.
 
     Parameters
     ----------
@@ -40,44 +41,35 @@ def similar_pairs(
         f, pooled; no gradient flows to it.
     annotation : Tensor of shape (G,), int64
         Class of each graph; a graph with -1 has no class and is not a centre.
-    hops : int, at least 0
-        L, the largest h.
-    rho : float in (0, 1]
-        ρ_1.
-    decay : float in (0, 1]
-        Factor from one hop's threshold to the next.
+    hops, rho, decay : int, at least 0, and floats in (0, 1]
+        L, the largest h; ρ_1; the factor from one hop's threshold to the next.
     limit : int, at least 1
-        Maximum number of neighbours per graph and hop: the most similar graphs, and
-        among equally similar ones those with lower numbers.
+        Maximum number of neighbours per graph and hop: the most similar graphs, and among
+        equally similar ones those with lower numbers.
     same_class : bool
         Whether a neighbour must have its centre's class.
     mode : {"ring", "within"}
         With ``within``, hop h are the graphs with cos ≥ ρ_h, including nearer hops.
     is_ranked : bool
-        Whether the mean over all graphs is subtracted from the embeddings, and ρ_h is
-        the quantile of the cosines of all pairs of graphs: with 0.9 hop 1 has the tenth
-        of the pairs that are most similar.
-
-    Returns
-    -------
-    list of Pairs
-        Length L + 1; hop 0 pairs each graph with itself, no other hop does.
+        Whether the mean over all graphs is subtracted from the embeddings, and ρ_h is the
+        quantile of the cosines of all pairs of graphs: with 0.9 hop 1 has the tenth of
+        the pairs that are most similar.
 
     Notes
     -----
-    1. The paper names neither metric nor thresholds ("appropriate representation
-       distance metric functions and decaying thresholds"). Here the metric is cosine,
-       as in its Eqs. (4) and (5), and the decay is geometric.
+    1. The paper names neither metric nor thresholds ("appropriate representation distance
+       metric functions and decaying thresholds"). Here the metric is cosine, as in its
+       Eqs. (4) and (5), and the decay is geometric.
     2. A node's neighbours beyond the limit are omitted at random, a graph's by
-       similarity: among all graphs above a threshold the nearest are the best estimate
-       of an edge, and no seed is needed.
-    3. With ``within``, a graph with ``limit`` neighbours at hop 1 has the same
-       neighbours at every hop.
+       similarity: among all graphs above a threshold the nearest are the best estimate of
+       an edge, and no seed is needed.
+    3. With ``within``, a graph with ``limit`` neighbours at hop 1 has the same neighbours
+       at every hop.
     4. A graph whose embedding is 0 has cosine 0 with all, and no neighbours.
-    5. Embeddings pooled after a ReLU have no negative entries and share a large mean:
-       all cosines are above 0.99, hop 1 holds every graph and the other hops none.
-       Without the mean the cosines depend on the noise of the embeddings, and a fixed
-       threshold may select no graph. Quantiles (``is_ranked``) always select.
+    5. Embeddings pooled after a ReLU have no negative entries and share a large mean: all
+       cosines are above 0.99, hop 1 holds every graph and the other hops none. Without
+       the mean the cosines depend on the noise of the embeddings, and a fixed threshold
+       may select no graph. Quantiles (``is_ranked``) always select.
     6. The rows of the similarity matrix are sorted in blocks: time G² log G, memory of
        one block.
     """

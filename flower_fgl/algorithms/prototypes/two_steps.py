@@ -58,12 +58,10 @@ def chunks(sizes: Tensor) -> Iterator[slice]:
 
 
 def count_walks(adjacency: sparse.csr_matrix, nodes: Tensor) -> Tensor:
-    """Count the walks of two steps from n nodes to all nodes.
+    """Count the walks of two steps from n nodes to all nodes: (n, N), int16 or int32.
 
-    Returns
-    -------
-    Tensor of shape (n, N), int16 or int32
-        Number m of walks; ``~m`` where the two nodes have an edge, and 0 for a node itself.
+    The entry is the number m of walks; ``~m`` where the two nodes have an edge, and 0 for
+    a node itself.
     """
     size = adjacency.shape[0]
     most = int(np.diff(adjacency.indptr).max(initial=0))
@@ -85,16 +83,10 @@ def count_walks(adjacency: sparse.csr_matrix, nodes: Tensor) -> Tensor:
 class TwoStepWalks:
     """Walks of two steps on an undirected graph without loops.
 
-    Parameters
-    ----------
-    start, neighbour : Tensor of shape (N + 1,) and (E,), int64
-        The neighbours of node v are those from ``start[v]`` to ``start[v + 1]``, sorted.
-    classes : Tensor of shape (N,), integer
-        Class of each node, -1 for none.
-    mode : {"ring", "within"}
-        Nodes at distance exactly 2, or at distance 1 or 2.
-    counted : (Tensor, Tensor), optional
-        Nodes (n,) and the result of :func:`count_walks` for them, which saves counting.
+    The neighbours of node v are the entries of ``neighbour`` (E,) from ``start[v]`` to
+    ``start[v + 1]``, sorted; ``classes`` (N,) are -1 for none. With the mode ``ring``
+    walks end at distance exactly 2, with ``within`` at distance 1 or 2. ``counted`` are
+    nodes (n,) and the result of :func:`count_walks` for them, which saves counting.
     """
 
     def __init__(
@@ -144,12 +136,9 @@ class TwoStepWalks:
         """Draw ``limit`` neighbours of each node by walks with rejection.
 
         Returns the nodes (m,) whose walks found as many, and these neighbours (m, limit).
-
-        Notes
-        -----
-        1. All walks from a node are equally likely. A walk to a node that m walks reach is
-           accepted with probability 1/m, so every neighbour is equally likely; repeated
-           neighbours are skipped.
+        All walks from a node are equally likely. A walk to a node that m walks reach is
+        accepted with probability 1/m, so every neighbour is equally likely; repeated
+        neighbours are skipped.
         """
         draws = DRAWS * limit
         shape, device = (2, len(nodes), draws), nodes.device

@@ -50,7 +50,8 @@ class PrototypeGenerator(nn.Module):
 def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tensor:
     """Measure the similarity of the closest classes, M of FedPG Eq. (4★).
 
-    ``M = clip(max_{c≠c'} cos(Q(c), Q(c')), 0, ε)``, Q(c) the mean upload of class c.
+    ``M = clip(max_{c≠c'} cos(Q(c), Q(c')), 0, ε)``, Q(c) the mean upload of class c;
+    without gradient; 0 with fewer than two classes.
 
     Parameters
     ----------
@@ -59,12 +60,6 @@ def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tenso
     counts : Tensor of shape (K, C, H), int64
         0 marks a missing prototype.
     epsilon : float in [0, 1]
-        ε.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Without gradient; 0 with fewer than two classes.
     """
     query, owned = _class_means(uploads.detach(), counts)
     unit = F.normalize(query[owned], dim=-1)
@@ -78,19 +73,8 @@ def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tenso
 def class_spread(uploads: Tensor, counts: Tensor, *, limit: float) -> Tensor:
     """Measure the distance between classes, the margin of FedTGP.
 
-    ``m = min(max_c min_{c'≠c} ‖Q(c) − Q(c')‖, κ)``, Q(c) the mean upload of class c.
-
-    Parameters
-    ----------
-    uploads, counts : Tensor of shape (K, C, H, p) and (K, C, H)
-        As in :func:`adaptive_margin`.
-    limit : float
-        κ.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Without gradient; 0 with fewer than two classes.
+    ``m = min(max_c min_{c'≠c} ‖Q(c) − Q(c')‖, κ)``, Q(c) the mean upload of class c, and
+    κ = ``limit``. Arguments and result are as in :func:`adaptive_margin`.
     """
     query, owned = _class_means(uploads.detach(), counts)
     query = query[owned]
@@ -115,21 +99,10 @@ def draw_context(
     """Select the uploads that represent each class at each hop, FedPG Eq. (4★).
 
     These are the uploads of the hop itself. For class c at hop h, ⌈Δs·n⌉ uploads of the
-    same class from other hops are added, where n is the number at hop h.
-
-    Parameters
-    ----------
-    present : Tensor of shape (K, C, H), bool
-        Which prototypes were uploaded.
-    share : float in [0, 1]
-        Δs.
-    generator : torch.Generator
-        Draws uniformly without replacement.
-
-    Returns
-    -------
-    Tensor of shape (H, K, C, H), bool
-        Entry (h, k, c, g): whether P_{c,g}^k is used at hop h.
+    same class from other hops are added, where n is the number at hop h, Δs = ``share``,
+    and ``present`` (K, C, H) tells which prototypes were uploaded. They are drawn
+    uniformly without replacement. Entry (h, k, c, g) of the result (H, K, C, H): whether
+    P_{c,g}^k is used at hop h.
     """
     clients, classes, hops = present.shape
     same = torch.eye(hops, dtype=torch.bool)[:, None, None, :]  # (H, 1, 1, H)
@@ -154,34 +127,27 @@ def contrastive_loss(
 ) -> Tensor:
     """Move universal prototypes towards the uploads of their class, FedPG Eq. (4★).
 
-    ``ℓ_{c,h} = −log Σ_𝒫 e^{(D_i + s)/τ} + log(Σ_𝒫 e^{(D_i + s)/τ} + Σ_𝒩 e^{D_i/τ})``,
-    D the cosine to anchor P̃_{c,h}.
+    ``ℓ_{c,h} = −log Σ_𝒫 e^{(D_i + s)/τ} + log(Σ_𝒫 e^{(D_i + s)/τ} + Σ_𝒩 e^{D_i/τ})``, D
+    the cosine to anchor P̃_{c,h}; the mean over the (c, h) that have positives, 0 if none
+    has.
 
     Parameters
     ----------
-    universal : Tensor of shape (C, H, p), float32
-        P̃, with gradient.
-    uploads : Tensor of shape (K, C, H, p), float32
-        P.
+    universal, uploads : Tensor of shape (C, H, p) and (K, C, H, p), float32
+        P̃, with gradient, and P.
     members : Tensor of shape (H, K, C, H), bool
         Uploads used at each hop, see :func:`draw_context`.
     shift : Tensor of shape () or float
         s, added to the similarity of positives: −M makes the task harder.
     tau : float, positive
-        Temperature τ.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Mean over the (c, h) that have positives; 0 if none has.
 
     Notes
     -----
     1. In Eq. (4) and the first line of (7) negatives have e^M without a similarity; in
-       the second line of (7) they have e^D without margin. The second has a gradient
-       and is used.
-    2. The paper adds M to the similarity of positives, which makes the task easier,
-       while the text wants it harder. Here s = −M; +M is the setting ``literal``.
+       the second line of (7) they have e^D without margin. The second has a gradient and
+       is used.
+    2. The paper adds M to the similarity of positives, which makes the task easier, while
+       the text wants it harder. Here s = −M; +M is the setting ``literal``.
     """
     classes, hops, _ = universal.shape
     cosine = torch.einsum(
@@ -207,20 +173,9 @@ def topology_loss(
 ) -> Tensor:
     """Classify uploads by their distance to global prototypes, FedTGP.
 
-    ``−log(e^{−(d_c + m)} / (e^{−(d_c + m)} + Σ_{c'≠c} e^{−d_{c'}}))`` with
-    ``d_c = ‖P_i^c − P̂^c‖``.
-
-    Parameters
-    ----------
-    universal, uploads, members
-        P̂ with gradient, P, and the uploads used, as in :func:`contrastive_loss`.
-    margin : Tensor of shape () or float
-        m.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Mean over uploads and hops; 0 without uploads.
+    ``−log(e^{−(d_c + m)} / (e^{−(d_c + m)} + Σ_{c'≠c} e^{−d_{c'}}))`` with ``d_c = ‖P_i^c
+    − P̂^c‖`` and m = ``margin``; the mean over uploads and hops, 0 without uploads. P̂,
+    with gradient, P and the uploads used are as in :func:`contrastive_loss`.
 
     Notes
     -----
@@ -242,19 +197,10 @@ def topology_loss(
 
 
 def mean_prototypes(uploads: Tensor, counts: Tensor) -> Tensor:
-    """Average over clients that have the class, FedProto Eq. (6), FedPG Eq. (3).
+    """Average over clients that have the class, FedProto Eq. (6), FedPG Eq. (3): (C, H, p).
 
-    ``P̄_c = Σ_i n_i^c P_i^c / Σ_i n_i^c``.
-
-    Parameters
-    ----------
-    uploads, counts : Tensor of shape (K, C, H, p) and (K, C, H)
-        Local prototypes and n, as in :func:`adaptive_margin`.
-
-    Returns
-    -------
-    Tensor of shape (C, H, p), float32
-        Zero where no client has the class.
+    ``P̄_c = Σ_i n_i^c P_i^c / Σ_i n_i^c`` of uploads (K, C, H, p) and counts n (K, C, H);
+    zero where no client has the class.
 
     Notes
     -----
@@ -333,10 +279,10 @@ def personalise_prototypes(
 
     Notes
     -----
-    1. The paper leaves the weight n_j undefined; here it is the count of the same
-       class and hop.
-    2. The published code takes the two most similar clients and divides by one more
-       than their number. Here the printed threshold and weights are used.
+    1. The paper leaves the weight n_j undefined; here it is the count of the same class
+       and hop.
+    2. The published code takes the two most similar clients and divides by one more than
+       their number. Here the printed threshold and weights are used.
     """
     if counts.shape != uploads.shape[:-1]:
         raise ValueError(

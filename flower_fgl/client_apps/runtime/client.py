@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -89,9 +89,8 @@ class Client(Generic[S]):
 
     def generator(self, server_round: int, purpose: str) -> torch.Generator:
         """Return a CPU generator of this client."""
-        return torch_generator(
-            self.config.seed, server_round, self.partition_id, purpose
-        )
+        place = self.partition_id
+        return torch_generator(self.config.seed, server_round, place, purpose)
 
     def cached(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """Return what ``make`` returned for this key first, kept in the graph's memo."""
@@ -114,10 +113,11 @@ class Client(Generic[S]):
         backbone, or the client's ``own_weights``. Otherwise the caller must overwrite
         them. ``num_outputs`` is by default the number of classes.
         """
-        config, name = self.config, self.model_name
+        config, memo = self.config, self.data.memo
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
-        if not initialise and (name, *sizes) in self.data.templates:
-            return copy_network(cast(Backbone, self.data.templates[name, *sizes]))
+        key = ("backbone", self.model_name, *sizes)
+        if not initialise and key in memo:
+            return copy_network(cast(Backbone, memo[key]))
         drawn_for = self.partition_id if own_weights else SERVER
         with seeded(derive_seed(config.seed, 0, drawn_for, "init")):
             model = self._build(
@@ -125,7 +125,14 @@ class Client(Generic[S]):
             )
         model = self.settle(model)
         if not initialise:
-            self.data.templates[name, *sizes] = copy_network(model)
+            memo[key] = copy_network(model)
+        return model
+
+    def own_model(self, *, own_weights: bool = False) -> Backbone:
+        """Build the model trained last, before the first training the initial one."""
+        saved = self.state.group("model")
+        model = self.build_model(initialise=not saved, own_weights=own_weights)
+        load_state(model, saved)
         return model
 
     def _build(
@@ -184,10 +191,8 @@ class Client(Generic[S]):
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the state of the client's backbone."""
-        name = self.model_name
-        if name not in self.data.shapes:
-            self.data.shapes[name] = state_shapes(self.build_model())
-        return self.data.shapes[name]
+        key = ("state shapes", self.model_name)
+        return self.cached(key, lambda: state_shapes(self.build_model()))
 
     def local_names(self) -> frozenset[str]:
         """Return the weights that stay on this client; none in most runs."""
@@ -197,15 +202,14 @@ class Client(Generic[S]):
             return self.cached(key, self._untold_names)
         if not config.owners or not config.keeps_layers:
             return frozenset()
-        return self.cached(
-            key,
-            lambda: local_names(
-                lambda width: self._build(width),
-                self.data.graph.num_features,
-                first_layer=config.feature_align == "project",
-                head=config.has_local_heads,
-            ),
+        find = partial(
+            local_names,
+            self._build,
+            self.data.graph.num_features,
+            first_layer=config.feature_align == "project",
+            head=config.has_local_heads,
         )
+        return self.cached(key, find)
 
     def _untold_names(self) -> frozenset[str]:
         """Return the weights of kinds and relations that other clients do not have."""
@@ -368,11 +372,10 @@ class Client(Generic[S]):
         epochs (at least one). It trains for these epochs and returns the mean loss of the
         last one. The state of the caller's own ``optimizer`` is not kept.
         """
-        is_kept = optimizer is None and self.config.optimizer_state == "keep"
-        if optimizer is None:
-            optimizer = make_optimizer(model, self.config)
-        if is_kept:
-            restore_optimizer(model, optimizer, self.state.group("optimizer"))
+        is_given = optimizer is not None
+        optimizer = optimizer or make_optimizer(model, self.config)
+        if not is_given:
+            self.restore_moments("optimizer", model, optimizer)
         batches = "batches" if purpose == "training" else f"batches of {purpose}"
         generator = self.generator(server_round, batches)
         loss = float("nan")
@@ -395,9 +398,23 @@ class Client(Generic[S]):
                 )
             elif epochs:
                 loss = run(optimizer, generator, epochs)
-        if is_kept:
-            self.state.set_group("optimizer", optimizer_tensors(model, optimizer))
+        if not is_given:
+            self.keep_moments("optimizer", model, optimizer)
         return loss
+
+    def restore_moments(
+        self, group: str, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Restore moments of :meth:`keep_moments`, if ``optimizer-state`` keeps them."""
+        if self.config.optimizer_state == "keep":
+            restore_optimizer(model, optimizer, self.state.group(group))
+
+    def keep_moments(
+        self, group: str, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Store an optimizer's moments in a group, if ``optimizer-state`` keeps them."""
+        if self.config.optimizer_state == "keep":
+            self.state.set_group(group, optimizer_tensors(model, optimizer))
 
     @torch.inference_mode()
     def validate(self, model: Backbone) -> float:
@@ -411,9 +428,7 @@ class Client(Generic[S]):
         model.eval()
         data = self.data
         hits = total = 0
-        for inputs, y, masks in zip(
-            data.inputs, data.labels, data.columns, strict=True
-        ):
+        for inputs, y, masks in data.scored():
             if "val" in masks:
                 mask = masks["val"] & (y >= 0)
                 found = int(mask.sum())
@@ -447,9 +462,7 @@ class Client(Generic[S]):
         if is_few_shot:
             scores[MASKED] = EMPTY
         items: dict[str, tuple[Tensor, Tensor]] = {}
-        for inputs, y, masks in zip(
-            data.inputs, data.labels, data.columns, strict=True
-        ):
+        for inputs, y, masks in data.scored():
             names = [name for name in masks if data.sizes[name]]
             if names and known_logits is not None and inputs is data.inputs[0]:
                 logits = known_logits

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context
 from torch import Tensor
 
@@ -34,38 +36,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """A client's graph as tensors on its device.
+    """A client's graph as tensors on its device, with its labels and evaluation graphs.
 
-    Parameters
-    ----------
-    graph : ClientGraph
-        The client's graph and its evaluation graphs.
-    inputs : list of GraphInput
-        Model inputs of the training graph and of each evaluation graph; their propagation
-        operators are computed once.
-    training : TrainingSet
-        Training nodes (or graphs) and labels; numbers are standardised in float32 once
-        their ``scale`` is known.
-    labels : list of Tensor of shape (n_g,), int64, or (n_g, T), float32 or float64
-        Classes of each graph's nodes, or of the graphs of a batch; of several labels
-        whether an item has each, NaN if unknown; or numbers in float64, NaN if unknown.
-    columns : list of dict of str to Tensor of shape (n_g,), bool
-        For each graph: masks of the nodes (or graphs) of every score column.
-    sizes : dict of str to int
-        Labelled nodes (or graphs) of every score column.
-    own_classes : Tensor of shape (C,), bool
-        Classes of which the client has a training node (or graph).
-    num_classes : int
-        Number of classes C.
-    partition_sha256 : str
-        Hash of the partition; empty for a data owner's own file.
-    place : tuple of two int
-        The client's partition-id and the number of partitions.
-    scale : TargetScale or None
-        Scale of the numbers to predict, once it is known; ``None`` for classes.
-    shapes, templates, memo : dict
-        Cached shapes of each backbone's state, backbones to be copied, and results that a
-        method computes once per graph.
+    ``inputs`` are the training graph and each evaluation graph, whose propagation
+    operators are computed once. ``training`` holds training nodes (or graphs) and
+    labels; numbers are standardised in float32 once their ``scale`` is known (``None``
+    for classes). ``labels`` of each graph are classes (n_g,), int64; several labels
+    (n_g, T), float32, NaN if unknown; or numbers (n_g, T), float64, NaN if unknown.
+    ``columns`` are masks (n_g,) of the nodes (or graphs) of every score column of each
+    graph, ``sizes`` their labelled nodes. ``own_classes`` (C,) marks classes with a
+    training node. ``partition_sha256`` is empty for a data owner's own file; ``place``
+    is partition-id and number of partitions. ``memo`` holds results that are computed
+    once per graph, e.g. by a method.
     """
 
     graph: ClientGraph
@@ -79,8 +61,6 @@ class ClientData:
     partition_sha256: str = ""
     place: tuple[int, int] = (UNNUMBERED, 0)
     scale: TargetScale | None = None
-    shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
-    templates: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     @property
@@ -88,6 +68,16 @@ class ClientData:
         """Number of known training labels or numbers, or of training items with classes."""
         labels = self.training.labels
         return int((~labels.isnan()).sum()) if labels.dim() == 2 else labels.numel()
+
+    @cached_property
+    def graph_bytes(self) -> int:
+        """Estimate of the memory of the graphs and of cached operators, in bytes."""
+        size = 0
+        for g in (self.graph.graph, *self.graph.evaluation):
+            is_sparse = g.x.layout == torch.sparse_csr
+            features = 12 * g.x.values().numel() if is_sparse else 4 * g.x.numel()
+            size += 24 * g.edge_index.numel() + 2 * features
+        return size
 
     @classmethod
     def build(
@@ -121,6 +111,30 @@ class ClientData:
             place,
         )
 
+    def scored(self) -> Iterator[tuple[GraphInput, Tensor, dict[str, Tensor]]]:
+        """Return the input, the labels and the columns of each graph."""
+        return zip(self.inputs, self.labels, self.columns, strict=True)
+
+    def with_inputs(self, inputs: Sequence[GraphInput]) -> ClientData:
+        """Return the data on graphs with more nodes.
+
+        These have no label, and are in no set that is trained on or evaluated.
+        """
+        more = [g.num_nodes - len(y) for g, y in zip(inputs, self.labels, strict=True)]
+        return replace(
+            self,
+            inputs=list(inputs),
+            training=TrainingSet(inputs[0], self.training.index, self.training.labels),
+            labels=[
+                F.pad(y, (0, m), value=-1)
+                for y, m in zip(self.labels, more, strict=True)
+            ],
+            columns=[
+                {name: F.pad(mask, (0, m), value=False) for name, mask in masks.items()}
+                for masks, m in zip(self.columns, more, strict=True)
+            ],
+        )
+
 
 def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
     """Return the training nodes, graphs or edges of a graph."""
@@ -147,26 +161,18 @@ def _labels_of(graph: Graph) -> Tensor:
 
 def _graph_input(graph: Graph) -> GraphInput:
     """Return a graph, or a batch of graphs, with the edges for messages, as model input."""
-    inputs = _plain_input(graph)
+    batch: dict[str, Any] = {}
+    if graph.batch is not None and graph.pairs is None:
+        batch = {"batch": graph.batch, "num_graphs": graph.num_items}
+    inputs = GraphInput(graph.x, graph.edge_index, **batch)
+    if graph.pairs is not None:
+        inputs = inputs.with_pairs(graph.pairs, graph.pair_x)
     edges = graph.messages
     if edges is not None and edges.relation is not None:
         assert graph.node_type is not None
         relations = Relations(graph.node_type, edges.index, edges.relation)
         return inputs.with_relations(relations)
     return inputs if edges is None else inputs.with_messages(edges.index, edges.x)
-
-
-def _plain_input(graph: Graph) -> GraphInput:
-    """Return a graph, or a batch of graphs, as model input."""
-    if graph.pairs is not None:
-        return GraphInput(graph.x, graph.edge_index).with_pairs(
-            graph.pairs, graph.pair_x
-        )
-    if graph.batch is None:
-        return GraphInput(graph.x, graph.edge_index)
-    return GraphInput(
-        graph.x, graph.edge_index, batch=graph.batch, num_graphs=graph.num_items
-    )
 
 
 def open_client_data(
@@ -238,10 +244,10 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
         return ()
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(str(node["graph"])))
-    found = []
     files = sorted(path.iterdir()) if os.path.isdir(path) else [path]
     if "id-key" in node:
         files.append(Path(os.path.expanduser(str(node["id-key"]))))
+    found = []
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # ValueError: a NUL character
             stat = file.stat()

@@ -17,10 +17,7 @@ __all__ = ["SplitRecord", "broken_by_data"]
 def broken_by_data(
     node: NodeSettings, config: RunConfig, data: ClientData
 ) -> list[str]:
-    """Return a phrase for each floor that a run breaks on a node's graph with its split.
-
-    No phrase holds a number of the graph.
-    """
+    """Return a phrase, without numbers of the graph, for each floor that a run breaks."""
     found = []
     if data.graph.replaces_split and node.own_split:
         # the default of a set of graphs is a split by identifiers
@@ -50,21 +47,13 @@ def broken_by_data(
 
 
 def fewest_members(data: ClientData, name: str) -> int:
-    """Return the smallest number of items of a class in a training or scored set.
-
-    Sets without items do not count; 0 if the graph does not have the class.
-    """
+    """Return the fewest items of a class in a non-empty set; 0 if the graph lacks it."""
     if name not in data.graph.class_names or data.graph.graph.targets is not None:
         return 0
-    key, number = ("fewest members", name), data.graph.class_names.index(name)
-    if key not in data.memo:
-        sets = [data.training.labels]
-        for y, masks in zip(data.labels, data.columns, strict=True):
-            sets += [y[mask & (y >= 0)] for mask in masks.values()]
-        counts = [int((y == number).sum()) for y in sets if len(y)]
-        data.memo[key] = min(counts, default=0)
-    found: int = data.memo[key]
-    return found
+    number, sets = data.graph.class_names.index(name), [data.training.labels]
+    for _, y, masks in data.scored():
+        sets += [y[mask & (y >= 0)] for mask in masks.values()]
+    return min((int((y == number).sum()) for y in sets if len(y)), default=0)
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,9 @@ def read_agreement(message: Message) -> ClassAgreement | None:
 
 
 def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
-    """Return a client's partition-id and the number of partitions.
+    """Return a client's partition-id and the number of partitions: agreed, or its node's.
 
-    They are the agreed numbers, else those of the node config; -1 and 0 for a data owner
-    that the server has not numbered yet.
+    They are -1 and 0 for a data owner that the server has not numbered yet.
     """
     # a node with a partition of a dataset has its number from its own node config
     if agreement is not None and "graph" in context.node_config:

@@ -18,8 +18,7 @@ __all__ = ["EdgeTrainingSet", "LinkTrainingSet", "pair_training_set"]
 def pair_training_set(graph: Graph, inputs: GraphInput, labels: Tensor) -> TrainingSet:
     """Return the training edges of a graph on the CPU; with ``pair_x``: edges with labels.
 
-    ``inputs`` is its model input on the client's device, ``labels`` are classes or numbers
-    of all pairs.
+    ``inputs`` is its model input, ``labels`` are classes or numbers of all pairs.
     """
     if graph.pair_x is None:
         return LinkTrainingSet.of(graph, inputs)

@@ -1,14 +1,7 @@
 """Storage of each client's personalized model on the disk of its SuperNode.
 
-The file ``<model-dir>/<run>-<owner>-<key>/model.safetensors`` holds the model of the round
-with the best score on the client's validation nodes, of equal rounds the latest. The score
-is that by which runs are compared: accuracy, AUROC or RMSE. Until a
-round is scored, the file holds the model of the last round. The key follows from the
-owner's name and the path of its graph, so that no two owners share a folder.
-
-``model-dir`` is set in the node config. Without it, a data owner's models are in the folder
-``models`` of the SuperNode's working directory, and clients that hold partitions of a
-dataset store no models. The files have mode 0600, in folders of mode 0700.
+The file is ``<model-dir>/<run>-<owner>-<key>/model.safetensors``, of mode 0600 in a
+folder of mode 0700. The key follows from the owner's name and the path of its graph.
 """
 
 from __future__ import annotations
@@ -49,7 +42,10 @@ CARD_FILE = "model.json"
 
 
 def models_folder(node: Mapping[str, Scalar]) -> Path | None:
-    """Return the folder of a node's models, ``None`` if it stores none."""
+    """Return the folder of a node's models, ``None`` if it stores none.
+
+    It is ``model-dir``, by default ``models`` for a data owner and none for a partition.
+    """
     folder = node.get("model-dir", DEFAULT if "graph" in node else "")
     return Path(str(folder)).expanduser() if folder else None
 
@@ -61,10 +57,10 @@ def save_best_model(
     scores: Mapping[str, AnyScores],
     server_round: int,
 ) -> None:
-    """Store the model of a round if no better one is stored.
+    """Store the model of a round if no better one is stored; of equal ones the latest.
 
-    ``scores`` by column are empty in rounds without evaluation. If the model cannot be
-    written, a warning is logged and the round continues.
+    ``scores`` by column are empty in rounds without evaluation: until a round is scored,
+    the last model is stored. If it cannot be written, a warning is logged.
     """
     name = _client_name(context, client.partition_id)
     folder = model_folder(context.node_config, context.run_id, name)
@@ -79,10 +75,9 @@ def save_best_model(
             return
         card = card_of(client, model, name, server_round, validation)
         scaling = client.data.graph.scaling
-        state = model.fixed().state_dict()
         save_model(
             folder,
-            state,
+            model.fixed().state_dict(),
             card,
             None if scaling is None else scaling.statistics,
             edge_scaling=None if scaling is None else scaling.edge_statistics,

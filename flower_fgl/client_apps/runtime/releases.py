@@ -53,10 +53,7 @@ class OwnerFile:
 
 @dataclass(frozen=True)
 class ReleaseLedger(OwnerFile):
-    """Counter of the replies that carried uploads or scores.
-
-    ``limit`` is ``max-releases``.
-    """
+    """Counter of replies with uploads or scores; ``limit`` is ``max-releases``."""
 
     limit: int
     kind = "releases"

@@ -98,10 +98,8 @@ def join(client: Client, store: StateStore, context: Context) -> bytes:
 def answer(session: Session, message: Message, context: Context) -> Message:
     """Answer a query: send a key or shares, confirm the sum, or reveal shares.
 
-    The message holds the roster of a round, clients in its sum or confirmations of
-    others; a request for a key is empty. The client's new state is stored before the
-    reply is returned. PayloadError if secure aggregation is off, or the request is
-    malformed or out of order.
+    The client's new state is stored before the reply is returned. PayloadError if secure
+    aggregation is off, or the request is malformed or out of order.
     """
     config = session.config(context)
     if not config.secure_aggregation:
@@ -153,10 +151,9 @@ def pack_masked(
     """Mask an upload and pack it; without peers the result is empty.
 
     The client's state changes and must be stored before the reply is sent. The download
-    is the origin of the clipping; ``records`` are the names of its records. If another
-    download does not change the upload, all sums of the method count as sums of one
-    download. PayloadError if the upload cannot be masked, or the message holds arrays of
-    no use.
+    is the origin of the clipping; ``records`` are the names of its records. Unless the
+    upload ``depends_on_download``, all sums of the method count as sums of one download.
+    PayloadError if the upload cannot be masked, or the message holds arrays of no use.
     """
     if Peers.records[0] not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()

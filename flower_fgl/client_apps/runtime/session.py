@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, Message, MessageType, MetricRecord
+from flwr.app import (
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
@@ -24,7 +31,13 @@ from flower_fgl.client_apps.runtime.data import (
     open_client_data,
 )
 from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
-from flower_fgl.client_apps.runtime.describe import client_label, owner_key
+from flower_fgl.client_apps.runtime.describe import (
+    agreed_place,
+    client_label,
+    owner_key,
+    read_agreement,
+)
+from flower_fgl.client_apps.runtime.model_store import copy_model_of_run
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
 from flower_fgl.client_apps.runtime.reply_metrics import limited
 from flower_fgl.client_apps.runtime.state import (
@@ -40,8 +53,7 @@ from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.base import DESCRIBE, write_metrics
-from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
+from flower_fgl.protocols.base import CONFIG, DESCRIBE, INFO, write_metrics
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.protocols.target_scale import TARGETS
 from flower_fgl.runs.state_files import state_folder
@@ -67,32 +79,23 @@ def keep_freed_memory() -> bool:
     on Cora. Options of the environment (``MALLOC_…_``, ``GLIBC_TUNABLES``) have priority;
     false if nothing was set.
     """
-    names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-    if not sys.platform.startswith("linux") or any(
-        name in os.environ for name in names
-    ):
+    names = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+    if not sys.platform.startswith("linux") or os.environ.keys() & names:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(
-        mallopt(option, size) == 1
-        for option, size in (
-            (M_MMAP_THRESHOLD, LARGEST_REUSED),
-            (M_TRIM_THRESHOLD, MOST_UNUSED),
-        )
+    return mallopt is not None and (
+        mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED) == 1
+        and mallopt(M_TRIM_THRESHOLD, MOST_UNUSED) == 1
     )
 
 
 class DataCache:
-    """The graphs that a process has opened; the least recently used is dropped first.
-
-    ``limit`` is in bytes. The newest graph is always kept.
-    """
+    """Opened graphs of a process; the oldest are dropped above ``limit`` bytes."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self._limit = limit
         self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
         self._sizes: dict[tuple[Any, ...], int] = {}
-        self._graph_sizes: dict[tuple[Any, ...], int] = {}
         self._total = 0
 
     def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
@@ -107,40 +110,18 @@ class DataCache:
         while self._total > self._limit and len(self._entries) > 1:
             oldest, _ = self._entries.popitem(last=False)
             self._total -= self._sizes.pop(oldest)
-            del self._graph_sizes[oldest]
         return self._entries[key]
 
     def _measure(self, key: tuple[Any, ...]) -> None:
         """Estimate a graph's memory."""
-        data = self._entries[key]
-        if key not in self._graph_sizes:
-            self._graph_sizes[key] = _graph_bytes(data)
-        size = self._graph_sizes[key] + _kept_bytes(data)
+        size = data_bytes(self._entries[key])
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
 
 
 def data_bytes(data: ClientData) -> int:
     """Estimate the memory of features, edges, cached operators and memo, in bytes."""
-    return _graph_bytes(data) + _kept_bytes(data)
-
-
-def _graph_bytes(data: ClientData) -> int:
-    """Return the bytes of graphs and cached operators."""
-    graphs = [data.graph.graph, *data.graph.evaluation]
-    return sum(3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs)
-
-
-def _kept_bytes(data: ClientData) -> int:
-    """Return the bytes of what methods and training keep with a graph."""
-    return _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
-
-
-def _feature_bytes(x: Tensor) -> int:
-    """Return the bytes of dense or sparse features."""
-    if x.layout == torch.sparse_csr:
-        return 12 * int(x.values().numel())
-    return 4 * x.numel()
+    return data.graph_bytes + _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
 
 
 def _memo_bytes(value: Any) -> int:
@@ -148,9 +129,9 @@ def _memo_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
-        return sum(_memo_bytes(item) for item in value.values())
+        value = list(value.values())
     if isinstance(value, list | tuple):
-        return sum(_memo_bytes(item) for item in value)
+        return sum(map(_memo_bytes, value))
     return int(getattr(value, "num_bytes", 0))
 
 
@@ -184,10 +165,7 @@ class Session:
         self.configs[tuple(sorted(values.items()))] = config
 
     def clear(self) -> None:
-        """Forget graphs and states at once, not when the garbage collector finds them.
-
-        A client half and its message handlers refer to each other.
-        """
+        """Forget graphs and states now, without waiting for the garbage collector."""
         self.graphs, self.memory = DataCache(), None
 
     def config(self, context: Context) -> RunConfig:
@@ -246,8 +224,7 @@ class Session:
     def sums(self, context: Context, state: ClientState) -> Iterator[SumHistory]:
         """Open the history of a client's secure sums, and keep what is added to it.
 
-        It is in the node's ``state-dir``, for all runs. Without one it is in the client's
-        state, which the caller stores.
+        It is in the node's ``state-dir``, for all runs, or in the client's state.
         """
         settings = self.node(context)
         is_fixed = settings.fixed_roster
@@ -282,10 +259,7 @@ class Session:
         )
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
-        """Choose the store of client states.
-
-        The folder of a data owner comes from its node config, never from the run config.
-        """
+        """Choose the store of client states; an owner's folder is from its node config."""
         if self.memory is not None:
             return self.memory
         folder = state_folder(context.node_config, config.state_dir)
@@ -299,6 +273,37 @@ class Session:
             is_synced=is_owned,
         )
 
+    def rewind(self, message: Message, context: Context) -> Message:
+        """Rewind a client to a run id and round; reply with its last trained round, or 0.
+
+        A client rewinds at most once in a run, and before its first answer, else
+        PayloadError: the server could get a second answer to the same round.
+        """
+        if "graph" in context.node_config:
+            self.open(message, context)  # checks the limits that depend on the graph
+        point = message.content.config_records[CONFIG]
+        partition_id, _ = agreed_place(read_agreement(message), context)
+        store = self.states(self.config(context), context)
+        current = store.load(context, partition_id)
+        keys = current.group("secure")
+        run_id, server_round = int(point["run-id"]), int(point["server-round"])  # type: ignore[arg-type]
+        if not point["is-restored"]:
+            if current.has_answered:
+                raise PayloadError(
+                    "the client has answered messages of this run and does not rewind"
+                )
+            store.rewind(context, partition_id, run_id, server_round)
+        copy_model_of_run(context, partition_id, run_id, server_round)
+        state = store.load(context, partition_id)
+        if keys:  # drawn when the run resumed; the server knows only these
+            answered = state.group("secure").get("masked-round", torch.tensor(0))
+            # a round that was answered in this run stays answered
+            keys["masked-round"] = max(answered, keys.get("masked-round", answered))
+            state.set_group("secure", keys)
+            store.save(context, partition_id, state)
+        info = ConfigRecord({"round": int(state.values.get("round", 0))})
+        return Message(RecordDict({INFO: info}), reply_to=message)
+
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Open a client's graph, settings and state.
 
@@ -307,16 +312,9 @@ class Session:
         """
         node, content = context.node_config, message.content
         kind = message.metadata.message_type
-        agreement: ClassAgreement | None = None
-        stamps: tuple[tuple[str, int, int], ...] = ()
-        if AGREEMENT in content:
-            agreement = ClassAgreement.from_record(content)
-        if "graph" in node:
-            stamps = file_stamps(node)
-            if agreement is None and kind != DESCRIBES:
-                raise PayloadError(
-                    "the message lacks the agreement with the data owners"
-                )
+        agreement, stamps = read_agreement(message), file_stamps(node)
+        if "graph" in node and agreement is None and kind != DESCRIBES:
+            raise PayloadError("the message lacks the agreement with the data owners")
         config = self.config(context)
         if torch.get_num_threads() != config.threads:
             torch.set_num_threads(config.threads)
@@ -345,11 +343,9 @@ class Session:
 
 def refuse_weaker_run(config: RunConfig, context: Context) -> None:
     """Raise an error if a node config is wrong, or a run is weaker than its floors."""
-    node = parse_node_config(context.node_config)
-    flat = config.flat()
     broken = broken_floors(
-        node,
-        flat,
+        parse_node_config(context.node_config),
+        config.flat(),
         uploads=METHODS[config.method].uploads,
         predicts_numbers=config.predicts_numbers,
         known_methods=METHODS,

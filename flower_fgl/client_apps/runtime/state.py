@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock
@@ -30,8 +32,9 @@ from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.runs.state_files import is_secret, keep_file, link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
-__all__ += ["read_state", "write_state"]
+__all__ += ["part_of", "read_state", "write_state"]
 
+Entry = TypeVar("Entry")
 ANSWERED = "answered/"
 """Prefix of the values that hold the last answered round of each exchange."""
 
@@ -58,9 +61,8 @@ class ClientState:
         """Note that a round of an exchange is answered; each is answered only once.
 
         A second answer to the same round would let the server average the noise away.
-        Rounds are ``first`` to ``last``; PayloadError for another one, or if this or a
-        later one was answered. ``exchange`` is, for example, ``train`` or
-        ``query.judge``.
+        PayloadError if this or a later round was answered, or it is not one of ``first``
+        to ``last``.
         """
         kept = self.values.get(ANSWERED + exchange)
         if kept is not None and number <= int(kept):
@@ -77,16 +79,13 @@ class ClientState:
         self.claimed = exchange
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """Return copies of the tensors under ``prefix/`` by their names without it.
+        """Return copies of the tensors under ``prefix/``, sorted by names without it."""
+        found = part_of(self.tensors, prefix + "/")
+        return {name: found[name].clone() for name in sorted(found)}
 
-        They are sorted by name, so that all stores give the same order.
-        """
-        start = prefix + "/"
-        return {
-            key[len(start) :]: tensor.clone()
-            for key, tensor in sorted(self.tensors.items())
-            if key.startswith(start)
-        }
+    def has_group(self, prefix: str) -> bool:
+        """Return whether there are tensors under ``prefix/``."""
+        return any(name.startswith(prefix + "/") for name in self.tensors)
 
     def without_secrets(self) -> ClientState:
         """Return a copy that may be kept, without the secrets of secure aggregation."""
@@ -99,9 +98,8 @@ class ClientState:
         A tensor of a stacked client is a view into the memory of all clients, which
         pickle would write once for every client.
         """
-        kept = {
-            name: t.detach().to("cpu", copy=True) for name, t in self.tensors.items()
-        }
+        tensors = self.tensors.items()
+        kept = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         return ClientState(kept, dict(self.values))
 
     def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
@@ -121,6 +119,23 @@ class ClientState:
         self.tensors = kept | {
             start + name: t.detach().clone() for name, t in tensors.items()
         }
+
+    def set_hashed_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
+        """Replace a group, and set the value of this name to a hash of the tensors."""
+        self.set_group(prefix, tensors)
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in tensors.values():
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        self.values[prefix] = digest.hexdigest()
+
+
+def part_of(entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
+    """Return the entries whose names begin with ``prefix``, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): entry
+        for name, entry in entries.items()
+        if name.startswith(prefix)
+    }
 
 
 class StateStore(ABC):
@@ -238,19 +253,25 @@ class FileStates(StateStore):
             self._bind(context.run_id, partition_id)
         return state_file(self.folder, context.run_id, partition_id, self.owner)
 
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Let other processes wait; an OSError becomes a RunError that names the file."""
+        try:
+            make_private_folder(self.folder)
+            with FileLock(f"{path}.lock"):
+                yield
+        except OSError as error:
+            raise RunError(
+                f"Cannot write client state {path}: {error}. Check state-dir."
+            ) from error
+
     def _bind(self, run_id: int, partition_id: int) -> None:
         """Keep the first partition-id that a data owner got in a run; refuse others."""
         place = self.folder / f"{run_id}-owner-{self.owner}.txt"
-        try:
-            make_private_folder(self.folder)
-            with FileLock(f"{place}.lock"):
-                if not place.exists():
-                    write_file(place, str(partition_id).encode(), is_private=True)
-                bound = place.read_text()
-        except OSError as error:
-            raise RunError(
-                f"Cannot write client state {place}: {error}. Check state-dir."
-            ) from error
+        with self._locked(place):
+            if not place.exists():
+                write_file(place, str(partition_id).encode(), is_private=True)
+            bound = place.read_text()
         if bound != str(partition_id):
             raise PayloadError(
                 f"the message gives this data owner the partition-id {partition_id}, but "
@@ -270,35 +291,28 @@ class FileStates(StateStore):
         """
         # a late worker must not undo what the client has since trained in another process
         path = self._path(context, partition_id)
-        try:
-            make_private_folder(self.folder)
-            with FileLock(f"{path}.lock"):
-                kept, new = _round_of(path), int(state.values.get("round", 0))
-                if state.claimed:
-                    _merge_answers(path, state)
-                    if kept is not None and kept > new:
-                        raise PayloadError(
-                            f'round {new} of the exchange "{state.claimed}" is refused: '
-                            f"the client has stored its state of round {kept}"
-                        )
-                if kept is None or kept <= new:
-                    # an evaluation changes the file, too, of a client that did not train
-                    evaluated = int(state.values.get(ANSWERED + "evaluate", 0))
-                    self._keep(path, kept, max(new, evaluated))
-                    write_state(path, state, is_synced=self.is_synced)
-        except OSError as error:
-            raise RunError(
-                f"Cannot write client state {path}: {error}. Check state-dir."
-            ) from error
+        with self._locked(path):
+            kept, new = _round_of(path), int(state.values.get("round", 0))
+            if state.claimed:
+                _merge_answers(path, state)
+                if kept is not None and kept > new:
+                    raise PayloadError(
+                        f'round {new} of the exchange "{state.claimed}" is refused: '
+                        f"the client has stored its state of round {kept}"
+                    )
+            if kept is None or kept <= new:
+                # an evaluation changes the file, too, of a client that did not train
+                evaluated = int(state.values.get(ANSWERED + "evaluate", 0))
+                self._keep(path, kept, max(new, evaluated))
+                write_state(path, state, is_synced=self.is_synced)
 
     def _keep(self, path: Path, kept: int | None, new: int) -> None:
         """Keep a checkpoint's state, without secrets, before a round overwrites it."""
         if not self.keep_every or kept is None:
             return
         newest = (new - 1) // self.keep_every * self.keep_every
-        points = [
-            _kept_at(path, r) for r in (newest - self.keep_every, newest) if r > 0
-        ]
+        rounds = (newest - self.keep_every, newest)
+        points = [_kept_at(path, number) for number in rounds if number > 0]
         for point in points:
             if kept <= int(point.stem[-6:]) and not point.exists():
                 keep_file(path, point)
@@ -312,14 +326,8 @@ class FileStates(StateStore):
         """Restore the state of a round; an empty one if the client had not trained yet."""
         path = self._path(context, partition_id)
         source = state_file(self.folder, run_id, partition_id, self.owner)
-        try:
-            make_private_folder(self.folder)
-            with FileLock(f"{path}.lock"):
-                self._restore(source, path, server_round)
-        except OSError as error:
-            raise RunError(
-                f"Cannot write client state {path}: {error}. Check state-dir."
-            ) from error
+        with self._locked(path):
+            self._restore(source, path, server_round)
 
     def _restore(self, source: Path, path: Path, server_round: int) -> None:
         """Replace a client's state by that of a round in the interrupted run."""
@@ -362,10 +370,7 @@ def read_state(path: Path) -> ClientState:
 
 def write_state(path: Path, state: ClientState, *, is_synced: bool = False) -> None:
     """Write a client's state atomically, readable only by the owner of the process."""
-    tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in state.tensors.items()
-    }
+    tensors = {n: t.detach().cpu().contiguous() for n, t in state.tensors.items()}
     # safetensors' own writer reports a full disk by another error, and keeps a part
     data = save(tensors, {"values": json.dumps(state.values)})
     write_file(path, data, is_private=True, is_synced=is_synced)
@@ -379,8 +384,7 @@ def _kept_at(path: Path, server_round: int) -> Path:
 def _merge_answers(path: Path, state: ClientState) -> None:
     """Take over what other processes have answered since ``state`` was loaded.
 
-    PayloadError if one of them has answered the round that ``state`` claims, or a later
-    one.
+    PayloadError if one has answered the round that ``state`` claims, or a later one.
     """
     masked = "secure/masked-round"
     try:

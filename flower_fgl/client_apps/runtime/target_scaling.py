@@ -45,10 +45,9 @@ def scaled(data: ClientData, config: RunConfig, content: RecordDict) -> ClientDa
 
 
 def target_statistics(data: ClientData, config: RunConfig) -> TargetStatistics:
-    """Return the moments of the training values of each target.
+    """Return the moments of each target's training values; PayloadError if not needed.
 
-    Targets with fewer known ones than ``min-target-count`` say nothing. Raises a
-    PayloadError in a run that needs no statistics.
+    Targets with fewer known ones than ``min-target-count`` say nothing.
     """
     if not config.predicts_numbers or config.target_scale != "shared":
         raise PayloadError("the run does not combine statistics of targets")

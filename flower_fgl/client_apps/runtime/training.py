@@ -48,10 +48,9 @@ scalar."""
 class TrainingSet:
     """The training nodes of a client, or the training graphs of its batch.
 
-    ``index`` (n,), int64, are nodes or graphs of ``inputs``; ``labels`` are classes (n,),
-    or (n, C) float32, see :class:`ClientData`. ``fields`` are cached receptive fields of
-    all training nodes, by number of hops; ``samplers`` is that of the graph's neighbours,
-    once it was needed.
+    ``index`` (n,) are nodes or graphs of ``inputs``; ``labels`` as in
+    :class:`ClientData`. ``fields`` are cached receptive fields of all training nodes, by
+    number of hops; ``samplers`` is that of the graph's neighbours, once it was needed.
     """
 
     inputs: GraphInput
@@ -125,20 +124,19 @@ class TrainingSet:
         """Return the receptive field of some training nodes, ``None`` for many nodes."""
         # The field of a fifth of the nodes already covers most of the graph. A batch uses
         # its field on a CPU only: finding it would synchronize a GPU several times a step.
-        if index is not self.index:
-            are_few = len(index) <= BATCH_FIELD_SHARE * self.inputs.num_nodes
+        is_batch = index is not self.index
+        if not is_batch and reach in self.fields:
+            return self.fields[reach]
+        share = BATCH_FIELD_SHARE if is_batch else FIELD_SHARE
+        are_few = len(index) <= share * self.inputs.num_nodes
+        if is_batch:
             are_few &= self.inputs.device.type == "cpu"
-            return (
-                receptive_field(self.inputs, index, reach, is_batch=True)
-                if are_few
-                else None
-            )
-        if reach not in self.fields:
-            are_few = len(index) <= FIELD_SHARE * self.inputs.num_nodes
-            self.fields[reach] = (
-                receptive_field(self.inputs, index, reach) if are_few else None
-            )
-        return self.fields[reach]
+        part = None
+        if are_few:
+            part = receptive_field(self.inputs, index, reach, is_batch=is_batch)
+        if not is_batch:
+            self.fields[reach] = part
+        return part
 
 
 def make_optimizer(
@@ -196,10 +194,7 @@ def optimizer_tensors(
 def restore_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore the moments that :func:`optimizer_tensors` returned.
-
-    Tensors whose parameter does not exist or has another shape are ignored.
-    """
+    """Restore moments of :func:`optimizer_tensors`; ignore those that do not fit."""
     parameters = dict(model.named_parameters())
     for path, tensor in tensors.items():
         key, _, name = path.partition("/")
@@ -225,8 +220,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 def refuse_non_finite(tensors: Mapping[str, Tensor], *, rate: str = "lr") -> None:
     """Raise an error for a trained model with NaN or infinite weights.
 
-    The client then keeps its state from before the round. ``rate`` is the name of the
-    setting of the learning rate, for the message.
+    ``rate`` is the name of the setting of the learning rate, for the message.
     """
     # how many numbers, and where, would tell the server something about the data
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
@@ -288,18 +282,14 @@ def train_epochs(
     generator: torch.Generator | None = None,
     num_neighbors: Sequence[int] = (),
 ) -> float:
-    """Minimize the cross-entropy, or another loss, of the training nodes or graphs.
+    """Minimize the cross-entropy, or ``data_loss``, of the training nodes or graphs.
 
-    ``batch_size`` 0 takes all nodes or graphs in one step; each step of nodes passes over
-    the whole graph. ``generator`` draws the batches; ``num_neighbors`` are the most
-    neighbours per node in each layer that a batch reads, those of the last layer first,
-    or all. A batch makes no step if its loss depends on no output. The result is the mean
-    loss over the steps of the last epoch; NaN without any.
-
-    Notes
-    -----
-    1. Dropout draws from torch's global generator. Call this function inside
-       :func:`flower_fgl.core.seeds.seeded`.
+    ``batch_size`` 0 takes all in one step. ``generator`` draws the batches;
+    ``num_neighbors`` are the most neighbours per node in each layer that a batch reads,
+    those of the last layer first, or all. A batch makes no step if its loss depends on
+    no output. The result is the mean loss over the steps of the last epoch; NaN without
+    any. Dropout draws from torch's global generator: call this inside
+    :func:`flower_fgl.core.seeds.seeded`.
     """
     model.train()
     size = int(data.index.numel())

@@ -19,17 +19,13 @@ __all__ = ["privatize"]
 
 
 def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
-    """Withhold rare classes, clip the upload and add noise.
+    """Withhold rare classes, clip and add noise; PayloadError if a field has no clipping.
 
-    With ``upload-noise-model = "distributed"`` no noise is added here: the client adds
-    its share when the upload is encoded for the secure sum. For weights that upload and
-    download both contain under the same names, the difference is clipped. PayloadError if
-    a number is not finite, or is in a field that cannot be clipped.
-
-    Notes
-    -----
-    1. The noise must not be reproducible, so its seed comes from the operating system
-       and not from ``seed``. Such a run cannot be repeated exactly.
+    With ``upload-noise-model = "distributed"`` the client adds its share of the noise
+    when the upload is encoded for the secure sum. For weights that upload and download
+    both contain under the same names, the difference is clipped. The noise must not be
+    reproducible: its seed comes from the operating system, and such a run cannot be
+    repeated exactly.
     """
     config = client.config
     if config.min_class_count > 1:

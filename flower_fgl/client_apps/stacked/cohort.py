@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import torch
@@ -202,12 +202,8 @@ class Cohort(Group):
     ) -> GroupFit:
         """Return the result of a method that uploads these weights."""
         uploads = [Weights(state) for state in self.split(tensors)]
-        return GroupFit(
-            model,
-            uploads,
-            losses,
-            lambda: Weights.stacked_records(tensors, len(losses)),
-        )
+        records = partial(Weights.stacked_records, tensors, len(losses))
+        return GroupFit(model, uploads, losses, records)
 
     @cached_property
     def all_rows(self) -> Rows:
@@ -241,23 +237,15 @@ class Cohort(Group):
         epochs = self.config.local_epochs if epochs is None else epochs
         optimizer = StackedOptimizer(model, self.clients)
         fields = {} if size else self.data.fields(model.reach)
-        draws = [
-            torch.Generator(self.device).manual_seed(
-                client.seed(self.server_round, purpose)
-            )
-            for client in self.clients
-        ]
+        seeds = [client.seed(self.server_round, purpose) for client in self.clients]
+        draws = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
         sizes = [client.data.inputs[0].num_nodes for client in self.clients]
         uniform = Uniform(draws, sizes, fields)
         for module in model.modules():
             if isinstance(module, Backbone):
                 module.uniform = uniform
-        is_main = purpose == "training"
-        order = (
-            self.generators("batches" if is_main else f"batches of {purpose}")
-            if size
-            else []
-        )
+        drawn_for = "batches" if purpose == "training" else f"batches of {purpose}"
+        order = self.generators(drawn_for) if size else []
         model.train()
         total = torch.full((len(self),), math.nan, device=self.device)
         for _ in range(epochs):

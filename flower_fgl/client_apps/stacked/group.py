@@ -1,9 +1,6 @@
-"""``Group``: the clients that a client half trains at once, many or one.
+"""Clients that a client half trains at once: one as a ``Group``, or many as a ``Cohort``.
 
-A client half that derives from :class:`GroupClientApp` is written once, for K clients. A
-:class:`Group` is one client, K = 1. Its subclass
-:class:`~flower_fgl.client_apps.stacked.cohort.Cohort` trains many as one stack: weights and
-representations have a leading dimension K.
+A client half that derives from :class:`GroupClientApp` is written once, for K clients.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import DataLoss, TrainingSet, load_state
 from flower_fgl.protocols.fedavg import Weights
 
@@ -43,16 +41,8 @@ __all__ = [
 class Rows:
     """Training items of K clients: those of one optimizer step, or all.
 
-    Parameters
-    ----------
-    index : Tensor of shape (t,), int64
-        Rows of the representations (K·n, p), client by client.
-    client : Tensor of shape (t,), int64
-        Client of each row, 0 to K − 1.
-    labels : Tensor of shape (t,), int64
-        Classes.
-    num_clients : int
-        K.
+    ``index`` (t,) are rows of the representations (K·n, p), client by client; ``client``
+    (t,) is the client of each row, 0 to K − 1, ``labels`` (t,) its class; all int64.
     """
 
     index: Tensor
@@ -96,12 +86,8 @@ class Rows:
 
     def select(self, places: Tensor) -> Rows:
         """Return the rows at some places, client by client."""
-        return Rows(
-            self.index[places],
-            self.client[places],
-            self.labels[places],
-            self.num_clients,
-        )
+        parts = (self.index[places], self.client[places], self.labels[places])
+        return Rows(*parts, self.num_clients)
 
     def embedded(self, model: RecordingBackbone) -> tuple[Tensor, Rows]:
         """Return the embeddings (t', p) that the last step computed, and their rows.
@@ -203,21 +189,12 @@ class Group:
 
     def stored(self, group: str = "model") -> list[dict[str, Tensor]]:
         """Return tensors of each client's state, by default of the model trained last."""
-        start = f"{group}/"
-        return [
-            {
-                name[len(start) :]: tensor
-                for name, tensor in client.state.tensors.items()
-                if name.startswith(start)
-            }
-            for client in self.clients
-        ]
+        return [part_of(client.state.tensors, f"{group}/") for client in self.clients]
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         """Return one CPU generator per client."""
-        number = self.server_round
-        assert number is not None
-        return [client.generator(number, purpose) for client in self.clients]
+        assert self.server_round is not None
+        return [client.generator(self.server_round, purpose) for client in self.clients]
 
     def train(
         self,

@@ -30,31 +30,29 @@ known to be faster. Beyond it, arithmetic takes longer than the calls that it sa
 
 def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
     """Return why no client of a run can be stacked, empty if some can."""
-    if config.classifies_graphs:
-        return 'setting = "graph" classifies whole graphs'
-    if config.predicts_links:
-        return 'setting = "link" predicts pairs of nodes'
-    if config.classifies_edges:
-        return 'setting = "edge" classifies pairs of nodes'
-    if config.reads_messages:
-        return "a backbone reads edges with direction or features"
-    if config.class_weights != "none":
-        return "class-weights differ by client"
-    if config.predicts_numbers:
-        return "it predicts numbers"
-    if config.clip_gradient:
-        return "clip-gradient clips the gradient of each client"
-    if config.keeps_layers:
-        return "the first layer or the head of each owner stays local"
-    if config.main_score == "auroc":
-        return "the dataset is scored by the area under the ROC curve"
-    if config.check_every:
-        return "check-every stops the training of each client at another epoch"
-    if config.num_neighbors:
-        return "num-neighbors draws the graph of every step of each client"
-    if "graph" in node or "model-dir" in node:
-        return "the clients are data owners with their own files"
-    return ""
+    reasons = {
+        'setting = "graph" classifies whole graphs': config.classifies_graphs,
+        'setting = "link" predicts pairs of nodes': config.predicts_links,
+        'setting = "edge" classifies pairs of nodes': config.classifies_edges,
+        "a backbone reads edges with direction or features": config.reads_messages,
+        "class-weights differ by client": config.class_weights != "none",
+        "it predicts numbers": config.predicts_numbers,
+        "clip-gradient clips the gradient of each client": config.clip_gradient,
+        "the first layer or the head of each owner stays local": config.keeps_layers,
+        "the dataset is scored by the area under the ROC curve": (
+            config.main_score == "auroc"
+        ),
+        "check-every stops the training of each client at another epoch": (
+            config.check_every
+        ),
+        "num-neighbors draws the graph of every step of each client": (
+            config.num_neighbors
+        ),
+        "the clients are data owners with their own files": (
+            "graph" in node or "model-dir" in node
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class Backbones:
@@ -71,15 +69,9 @@ class Backbones:
             return "it has no training nodes"
         if any(g.batch is not None or g.edge_weight is not None for g in data.inputs):
             return "it has a batch of graphs or edge weights"
-        kind = (
-            id(config),
-            client.model_name,
-            graph.num_features,
-            data.num_classes,
-            graph.x.layout,
-            graph.x.dtype,
-            str(client.device),
-        )
+        sizes = graph.num_features, data.num_classes
+        layout = graph.x.layout, graph.x.dtype, str(client.device)
+        kind = (id(config), client.model_name, *sizes, *layout)
         if kind not in self._reach:
             model: Backbone = client.build_model()
             self._reach[kind] = config, can_stack(model), model.reach
@@ -99,9 +91,8 @@ class Backbones:
 def num_stacks(num_clients: int) -> int:
     """Return into how many stacks the clients of a run are divided on a CPU: 2, 4, 8 or 16.
 
-    Client k belongs to stack ``k % num_stacks``. The number does not depend on the worker
-    processes, each of which has whole stacks: the order of all sums, and so every number,
-    is the same for any number of workers up to this one.
+    Client k belongs to stack ``k % num_stacks``. Each worker process has whole stacks:
+    the order of all sums, and so every number, is the same for any number of workers.
     """
     stacks = 2
     while stacks < MOST_STACKS and num_clients >= 2 * stacks * CLIENTS_OF_STACK:
@@ -130,11 +121,8 @@ def cut(
             width = clients[place][1].data.inputs[0].num_features
             used = (position - start + 1) * bytes_per_client + 4 * rows * width
             nodes += sizes[place]
-            ratio = (
-                MAX_PADDING
-                if position - start >= SMALL_COHORT
-                else MAX_PADDING_OF_SMALL
-            )
+            is_small = position - start < SMALL_COHORT
+            ratio = MAX_PADDING_OF_SMALL if is_small else MAX_PADDING
             if position > start and (rows > ratio * nodes or used > COHORT_BYTES):
                 cohorts.append(places[start:position])
                 start, nodes = position, sizes[place]
@@ -149,9 +137,6 @@ def is_worthwhile(clients: Sequence[Client]) -> bool:
     """Return whether a cohort trains faster together than one by one."""
     if len(clients) < FEWEST:
         return False
-    config = clients[0].config
-    largest = max(
-        client.data.inputs[0].num_nodes * config.hidden_channels for client in clients
-    )
-    weights = clients[0].data.graph.num_features * config.hidden_channels
-    return max(largest, weights) <= LARGEST_STEP
+    most_rows = max(client.data.inputs[0].num_nodes for client in clients)
+    longest = max(most_rows, clients[0].data.graph.num_features)
+    return longest * clients[0].config.hidden_channels <= LARGEST_STEP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
 from flower_fgl.client_apps.stacked.group import GroupClientApp
@@ -74,10 +75,7 @@ class Broadcasts:
 
 
 class Stacker:
-    """Trains and evaluates clients of one process together.
-
-    It keeps the stacked graphs of the last exchange.
-    """
+    """Trains and evaluates clients of one process together; keeps their stacked graphs."""
 
     def __init__(self) -> None:
         self._backbones = Backbones()
@@ -90,10 +88,9 @@ class Stacker:
     ) -> dict[int, Answer]:
         """Return replies, or clients' errors, by place of messages that can be stacked.
 
-        The items are messages of one exchange to different clients; those that are not in
-        the result must be handled one by one. If ``is_forced``, clients are stacked also
-        where that is not faster, and training messages that cannot be stacked are
-        refused.
+        The items are messages of one exchange to different clients; the others must be
+        handled one by one. If ``is_forced``, clients are stacked also where that is not
+        faster, and training messages that cannot be stacked are refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
         if kinds == {MessageType.TRAIN}:
@@ -102,7 +99,6 @@ class Stacker:
             return self._evaluate(app, items, is_forced=is_forced)
         return {}
 
-    # ------------------------------------------------------------------ training
     def _train(
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
     ) -> dict[int, Answer]:
@@ -115,25 +111,12 @@ class Stacker:
         if reason:
             return _refused(dict.fromkeys(range(len(items)), reason), is_forced)
         assert isinstance(app, GroupClientApp)
-        opened, keys, refused = [], [], {}
         broadcasts = Broadcasts(app)
-        for place, (message, context) in enumerate(items):
-            clock = time.perf_counter()
-            try:
-                client, store, number = app.open_once(message, context)
-                key = self._backbones.key(client)
-                if isinstance(key, str):
-                    refused[place] = key
-                    continue
-                download = broadcasts.read(client, message.content)
-            except Exception as error:  # handled one by one, it fails in the usual way
-                log.debug("Client of message %d is not stacked: %s", place, error)
-                continue
-            spent = time.perf_counter() - clock
-            opened.append(
-                Placed(message, context, client, store, number, download, place, spent)
-            )
-            keys.append((*key, app.stack_key(client)))
+
+        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable]:
+            return broadcasts.read(client, content), app.stack_key(client)
+
+        opened, keys, refused = self._open(app, dict(enumerate(items)), read)
         answers = _refused(refused, is_forced)
         for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
             try:
@@ -150,6 +133,36 @@ class Stacker:
                 continue
             answers |= found
         return answers
+
+    def _open(
+        self,
+        app: FglClientApp,
+        items: Mapping[int, Item],
+        read: Callable[[Client, RecordDict], tuple[Any, Hashable] | None],
+    ) -> tuple[list[Placed], list[Any], dict[int, str]]:
+        """Open clients; return those to stack, their keys, and reasons against others.
+
+        ``read`` returns a client's download and a further part of its key, or ``None``.
+        """
+        opened, keys, refused = [], [], {}
+        for place, (message, context) in items.items():
+            clock = time.perf_counter()
+            try:
+                client, store, number = app.open_once(message, context)
+                key = self._backbones.key(client)
+                if isinstance(key, str):
+                    refused[place] = key
+                    continue
+                found = read(client, message.content)
+            except Exception as error:  # handled one by one, it fails in the usual way
+                log.debug("Client of message %d is not stacked: %s", place, error)
+                continue
+            if found is not None:
+                spent = time.perf_counter() - clock
+                parts = (message, context, client, store, number, found[0])
+                opened.append(Placed(*parts, place, spent))
+                keys.append((*key, found[1]))
+        return opened, keys, refused
 
     def _cohorts(
         self, opened: Sequence[Placed], keys: Sequence[Any], *, is_forced: bool
@@ -224,7 +237,6 @@ class Stacker:
                 answers[one.place] = error
         return answers
 
-    # ---------------------------------------------------------------- evaluation
     def _evaluate(
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
     ) -> dict[int, Answer]:
@@ -232,35 +244,27 @@ class Stacker:
         config = app.session.config(items[0][1])
         if not is_stackable(app) or why_not_run(config, items[0][1].node_config):
             return {}
-        opened, keys = [], []
         shared: dict[int, Mapping[str, Tensor]] = {}
-        for place, (message, context) in enumerate(items):
-            settings = round_settings(message.content)
-            modes = tuple(str(mode) for mode in settings["modes"])  # type: ignore[union-attr]
-            if settings["refresh"] or settings.get("mixed"):
-                continue
-            try:
-                client, store, number = app.open_once(message, context)
-                key = self._backbones.key(client)
-                if isinstance(key, str) or (
-                    "local" in modes and not _holds_backbone(client)
-                ):
-                    continue
-                received = None
-                if "global" in modes:
-                    same = id(message.content["global"])
-                    if same not in shared:
-                        shapes = client.state_shapes()
-                        shared[same] = read_tensors(message.content, "global", shapes)
-                    received = shared[same]
-                    key = (*key, same)
-            except Exception as error:  # handled one by one, it fails in the usual way
-                log.debug("Client of message %d is not stacked: %s", place, error)
-                continue
-            opened.append(
-                Placed(message, context, client, store, number, received, place)
-            )
-            keys.append((*key, modes))
+
+        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | None:
+            modes = tuple(map(str, round_settings(content)["modes"]))  # type: ignore[arg-type]
+            if "local" in modes and not _holds_backbone(client):
+                return None
+            if "global" not in modes:
+                return None, modes
+            same = id(content["global"])
+            if same not in shared:
+                shapes = client.state_shapes()
+                shared[same] = read_tensors(content, "global", shapes)
+            return shared[same], (same, modes)
+
+        settings = [round_settings(message.content) for message, _ in items]
+        fitting = {
+            place: item
+            for place, item in enumerate(items)
+            if not (settings[place]["refresh"] or settings[place].get("mixed"))
+        }
+        opened, keys, _ = self._open(app, fitting, read)
         answers: dict[int, Answer] = {}
         for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
             answers |= self._evaluate_cohort(app, cohort)
@@ -283,15 +287,12 @@ class Stacker:
         seconds = {"evaluate": (time.perf_counter() - clock) / len(opened)}
         for one in opened:
             app.keep(one.client, one.store, one.context, is_state_new=False)
-        return {
-            one.place: reply_with(
-                one.message,
-                RecordDict(
-                    {METRICS: app.session.pack_metrics(one.context, mine, seconds)}
-                ),
-            )
-            for one, mine in zip(opened, scores, strict=True)
-        }
+        answers: dict[int, Answer] = {}
+        for one, mine in zip(opened, scores, strict=True):
+            metrics = app.session.pack_metrics(one.context, mine, seconds)
+            content = RecordDict({METRICS: metrics})
+            answers[one.place] = reply_with(one.message, content)
+        return answers
 
 
 def is_stackable(app: FglClientApp) -> bool:
@@ -301,12 +302,8 @@ def is_stackable(app: FglClientApp) -> bool:
 
 def _holds_backbone(client: Client) -> bool:
     """Return whether the stored model is the run's backbone: a step may add to it."""
-    shapes = {
-        name.removeprefix("model/"): tuple(tensor.shape)
-        for name, tensor in client.state.tensors.items()
-        if name.startswith("model/")
-    }
-    return shapes == client.state_shapes()
+    kept = part_of(client.state.tensors, "model/")
+    return {n: tuple(t.shape) for n, t in kept.items()} == client.state_shapes()
 
 
 def _stack_of(client: Client) -> int:

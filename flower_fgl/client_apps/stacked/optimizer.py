@@ -23,8 +23,7 @@ def step_counts(
     """Return name and optimizer steps of each parameter in a client's state, sorted.
 
     Clients of equal counts share one fused step: Adam corrects its moments by the count.
-    It is empty before the first step and if moments are not kept. ``known`` holds counts
-    by the ``id`` of their tensor, which clients may share; completed in place.
+    It is empty if there are none. ``known`` caches counts by the ``id`` of their tensor.
     """
     if client.config.optimizer_state != "keep":
         return ()
@@ -51,10 +50,7 @@ def in_order(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 class StackedOptimizer:
-    """The clients' optimizer on stacked weights (K, ...).
-
-    Clients with equal :func:`step_counts` are neighbours.
-    """
+    """The clients' optimizer on stacked weights (K, ...); see :func:`step_counts`."""
 
     def __init__(self, model: nn.Module, clients: Sequence[Client]) -> None:
         self._clients = clients
@@ -84,15 +80,10 @@ class StackedOptimizer:
             steps = {}
             for name, view in part.items() if has_moments else ():
                 steps[name] = torch.tensor(before.get(name, 0.0), device=view.device)
-                self._optimizer.state[view] = {
-                    "step": steps[name],
-                    **{
-                        key: in_order(self._bases[key, name], self._parameters[name])[
-                            low:high
-                        ]
-                        for key in MOMENTS
-                    },
-                }
+                self._optimizer.state[view] = {"step": steps[name]}
+                for key in MOMENTS:
+                    base = in_order(self._bases[key, name], self._parameters[name])
+                    self._optimizer.state[view][key] = base[low:high]
             self._steps.append(steps)
 
     def _restored(self) -> dict[tuple[str, str], Tensor]:
@@ -138,8 +129,7 @@ class StackedOptimizer:
     def save(self, *, is_shared: bool) -> None:
         """Store each client's moments in its state, if the settings keep them.
 
-        If ``is_shared``, the states are views of the stacked moments. They then occupy
-        the memory of all clients until the last of them is replaced.
+        If ``is_shared``, the states are views of the moments of all clients.
         """
         if not self._is_kept:
             return
@@ -153,11 +143,8 @@ class StackedOptimizer:
             paths = [f"optimizer/{key}/{name}" for name in used for key in MOMENTS]
             for place in range(low, high):
                 state = self._clients[place].state
-                kept = {
-                    path: tensor
-                    for path, tensor in state.tensors.items()
-                    if not path.startswith("optimizer/")
-                }
+                tensors = state.tensors.items()
+                kept = {p: t for p, t in tensors if not p.startswith("optimizer/")}
                 kept |= counts
                 for path in paths:
                     row = rows[path][place]

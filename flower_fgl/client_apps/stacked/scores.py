@@ -63,14 +63,10 @@ def score_segments(
     sums = torch.stack(
         [true_pos.sum(1), f1.sum(1), recall.sum(1), num_present], dim=1
     ).tolist()
-    out = []
-    for size, (hits, sum_f1, sum_recall, present) in zip(
-        column.counts, sums, strict=True
-    ):
-        over = num_classes if absent_classes == "zero" else present
-        out.append(
-            Scores(size, hits / size, sum_f1 / over, sum_recall / over)
-            if size
-            else EMPTY
-        )
+    out = [EMPTY] * clients
+    for place, size in enumerate(column.counts):
+        if size:
+            hits, sum_f1, sum_recall, present = sums[place]
+            over = num_classes if absent_classes == "zero" else present
+            out[place] = Scores(size, hits / size, sum_f1 / over, sum_recall / over)
     return out

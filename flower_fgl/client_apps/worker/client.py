@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
@@ -62,24 +63,22 @@ def ask_worker(
     idle: float,
     instead: Callable[[Message, Context], Message],
 ) -> Message:
-    """Handle a message in the data owner's worker, or in this process if that fails.
+    """Handle a message in the data owner's worker, or by ``instead`` in this process.
 
-    ``idle`` is ``worker-idle`` in seconds; ``instead`` handles a message in this process.
-    The context's state is replaced by the one that the worker returns. An error of the
-    worker for the message is raised with the same class and text. A RunError means that
-    the worker ended after it had stored the client's state of this message.
+    ``idle`` is ``worker-idle`` in seconds. The context's state is replaced by the one
+    that the worker returns; its error for the message is raised with the same class and
+    text. A RunError means that the worker ended after it had stored the client's state.
 
     Notes
     -----
     1. This process handles the message only if the worker stored no state of it. A second
-       handling after that would train twice in one round, or draw a second set of
-       secrets.
-    2. A state in the context arrives with the reply or not at all. A state in
-       ``state-dir`` is replaced by one rename at the end of the handling. So unchanged
-       files prove that the message left nothing but the data owner's model, which a
-       second handling writes again identically.
+       handling after that would train twice in one round, or draw a second set of secrets.
+    2. A state in the context arrives with the reply or not at all. A state in ``state-dir``
+       is replaced by one rename at the end of the handling. So unchanged files prove that
+       the message left nothing but the data owner's model, which is written again.
     """
-    before = kept_states(context.run_id, context.node_config, context.run_config)
+    kept = partial(kept_states, context.run_id, context.node_config, context.run_config)
+    before = kept()
     try:
         parent = find_parent_process()
         with reach_worker(context.node_config, parent, idle) as connection:
@@ -87,9 +86,7 @@ def ask_worker(
             answer = read_answer(connection, context)
     except (EOFError, OSError, subprocess.SubprocessError, UnreadableError) as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        if before != kept_states(
-            context.run_id, context.node_config, context.run_config
-        ):
+        if before != kept():
             raise RunError(
                 f"The node's worker ended ({reason}) after it had stored the client's "
                 "state and before its reply was read. The client continues with the next "

@@ -30,10 +30,8 @@ def main(arguments: list[str]) -> None:
     of the socket, ``worker-idle`` in seconds, and the SuperNode's process id and its
     start time in seconds since 1970.
     """
-    address, parent = (
-        Path(arguments[0]),
-        ParentProcess(int(arguments[2]), float(arguments[3])),
-    )
+    address = Path(arguments[0])
+    parent = ParentProcess(int(arguments[2]), float(arguments[3]))
     lock = _take_lock(address.with_suffix(".lock"))
     if lock is None:
         return

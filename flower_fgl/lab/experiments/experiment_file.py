@@ -1,30 +1,4 @@
-"""Experiment files: a grid of runs, the published values, and the results table.
-
-::
-
-    title = "FedAvg and Local on Cora"
-    extends = "base.toml"              # optional: merged with that file, table by table
-    output-dir = "runs/cora"           # optional
-    draws = 10                         # optional: repeat every run with seed and
-                                       # partition-seed 0, 1, …, 9
-    [config]                           # any run-config keys
-    dataset = "cora"
-    clients = 10
-    [[case]]                           # optional: named bundles of settings
-    name = "fedavg, reset"
-    method = "fedavg"
-    optimizer-state = "reset"
-    [grid]                             # one run per case and combination of values
-    lr = [0.01, 0.1]
-    [published]                        # test accuracy in percent, by table row: the case
-    "fedavg, reset, lr=0.1" = 79.4     # and the grid values without seeds; also accepted:
-                                       # the values alone, "fedavg, reset/0.1"
-    [published-macro-f1]               # optional: the same for test macro-F1
-    [published-unseen]                 # optional: accuracy of another column: unseen,
-                                       # missing, new-client, test-masked
-    [tune]                             # optional: search space of flower-fgl tune, see
-    lr = [0.003, 0.01, 0.03]           # lab/experiments/search_space.py
-"""
+"""Experiment files: a grid of runs, and the published values; see docs/experiments.md."""
 
 from __future__ import annotations
 
@@ -92,9 +66,8 @@ class PlannedRun:
     """One run of an experiment: the name of its folder, and its flat settings.
 
     ``row`` of the results table is the same for all seeds; ``label`` adds the keys of
-    grid values, as the table shows it; ``line`` is ``label`` without the grid values
-    that define the data, which are columns of ``flower-fgl table``. ``case`` is empty
-    without cases.
+    grid values; ``line`` is ``label`` without the values that define the data, which
+    are columns of ``flower-fgl table``. ``case`` is empty without cases.
     """
 
     name: str
@@ -109,13 +82,10 @@ class PlannedRun:
 class Experiment:
     """A grid of runs; ``name`` is the stem of the file name.
 
-    ``cases`` are named groups of settings, each combined with the whole ``grid``, and
-    ``config`` the settings of all runs. ``draws`` repeats each run with so many
-    partitions, splits and initial models; 0 if the grid or the settings choose the
-    seeds. ``published`` holds percentages by score or column (``accuracy``,
-    ``macro_f1``, ``unseen``, ``missing``, …) and table row. ``tune`` is the search
-    space of ``flower-fgl tune``, ``tune_draws`` its draws, and ``tuning`` how the
-    settings of a file that this command wrote were tuned: ``budget``, ``draws``, …
+    Each of the ``cases`` is combined with the whole ``grid``. ``draws`` is 0 if the
+    grid or the settings choose the seeds. ``published`` holds percentages by score or
+    column and table row, ``tuning`` how the settings of a file that ``flower-fgl tune``
+    wrote were tuned.
     """
 
     name: str
@@ -139,11 +109,8 @@ class Experiment:
 
         A list is a grid setting, in place of the experiment's own values; a grid
         setting stays in the grid with one value, which keeps the names of runs and
-        rows. Settings that an option replaces, as ``participants`` replaces
-        ``participation``, are removed. Published values are removed from rows whose
-        method or data an option changes, and rows with other settings are no longer
-        tuned. Raises a ConfigError if an option sets a seed of an experiment with
-        draws.
+        rows. Published values are removed from rows whose method or data an option
+        changes, and rows with other settings are no longer tuned.
         """
         if self.draws and (seeds := options.keys() & set(REPLICATES)):
             raise ConfigError(
@@ -175,12 +142,8 @@ class Experiment:
         unchanged = {
             run.row
             for run in fixed.runs()
-            if all(
-                run.settings.get(key) == before.get(run.row, {}).get(key)
-                for key in MEASURED
-            )
+            if _picked(run.settings) == _picked(before.get(run.row, {}))
         }
-
         kept = {
             key: {row: value for row, value in values.items() if row in unchanged}
             for key, values in self.published.items()
@@ -223,8 +186,8 @@ class Experiment:
     def runs(self) -> list[PlannedRun]:
         """Return all runs, case by case, in grid order.
 
-        A setting that has no effect in a run, e.g. ``fedprox.mu`` with FedAvg, is left
-        out of it, so that no run is repeated.
+        A setting that has no effect in a run is left out of it, so that no run is
+        repeated.
         """
         out: dict[str, list[PlannedRun]] = {}
         names = Counter(map(_short, self.grid))
@@ -246,19 +209,14 @@ class Experiment:
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 parts += [f"draw{draw}"] if self.draws else []
                 shown = {k: v for k, v in chosen.items() if k not in REPLICATES}
-                row = [title, *map(str, shown.values())]
-                label = [title]
-                line = [self._line_of(title)]
-                line += [
-                    _labelled(k, v, names) for k, v in shown.items() if k not in PLACE
-                ]
-                label += [_labelled(k, v, names) for k, v in shown.items()]
+                label = {k: _labelled(k, v, names) for k, v in shown.items()}
+                line = [text for k, text in label.items() if k not in PLACE]
                 run = PlannedRun(
                     "-".join(parts) or "run",
-                    "/".join(part for part in row if part) or "run",
+                    _joined("/", title, *map(str, shown.values())),
                     {**kept, **seeds},
-                    ", ".join(part for part in label if part) or "run",
-                    ", ".join(part for part in line if part) or "run",
+                    _joined(", ", title, *label.values()),
+                    _joined(", ", self._line_of(title), *line),
                     str(case.get("name", "")),
                 )
                 if given == chosen or run not in out.get(run.name, ()):
@@ -286,9 +244,27 @@ def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any
     return tuning if tuning.get("trials") else {}
 
 
+def _picked(settings: Mapping[str, Scalar]) -> list[Scalar | None]:
+    """Return the settings that a published value depends on."""
+    return [settings.get(key) for key in MEASURED]
+
+
 def _quoted(names: Sequence[str]) -> str:
     """Join names in quotes."""
     return ", ".join(f'"{name}"' for name in names)
+
+
+def _joined(by: str, *parts: str) -> str:
+    """Join the parts of a name that are not empty."""
+    return by.join(part for part in parts if part) or "run"
+
+
+def _require(
+    is_right: object, path: Path, what: str, found: object, hint: str = ""
+) -> None:
+    """Reject a wrong entry of a file: what it must be, what it is, and what to do."""
+    if not is_right:
+        raise ConfigError(f"{path}: {what}, got {found!r}.{hint}")
 
 
 def _short(key: str) -> str:
@@ -335,10 +311,7 @@ def _reject_tables(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Read an experiment file, or the ``config.toml`` of a run folder.
-
-    Raises a ConfigError if it is missing, is not TOML, or has unknown or wrong entries.
-    """
+    """Read an experiment file, or the ``config.toml`` of a run folder."""
     if path.is_dir():
         raise ConfigError(
             f"{path} is a folder. Pass an experiment file; or, to repeat a run, the "
@@ -366,9 +339,9 @@ def read_experiment(path: Path) -> Experiment:
             settings.pop("positive-class", None)
         return Experiment(path.stem, config=dict(flatten_config(settings)))
     for key, (kind, name) in KINDS.items():
-        if key in table and not isinstance(table[key], kind):
-            shown = f"[{key}]" if kind is dict else key
-            raise ConfigError(f"{path}: {shown} must be a {name}, got {table[key]!r}.")
+        value = table.get(key, kind())
+        shown = f"[{key}]" if kind is dict else key
+        _require(isinstance(value, kind), path, f"{shown} must be a {name}", value)
     config = dict(flatten_config(table.get("config", {})))
     if "output-dir" in table:
         if "output-dir" in config:
@@ -376,8 +349,10 @@ def read_experiment(path: Path) -> Experiment:
         config["output-dir"] = table["output-dir"]
     grid = dict(flatten_config(table.get("grid", {})))
     cases = _read_cases(path, table.get("case", []))
-    _reject_lists(path, config, cases, grid)
-    draws = _read_draws(path, table, cases, grid)
+    draws = table.get("draws", 0)
+    is_number = type(draws) is int and 0 <= draws <= 1000
+    _require(is_number, path, "draws must be a number from 0 to 1000", draws)
+    _check_settings(path, config, cases, grid, draws)
     if table.get("tuning"):
         _check_tuning(path, table["tuning"], draws)
     experiment = Experiment(
@@ -396,81 +371,54 @@ def read_experiment(path: Path) -> Experiment:
     return replace(experiment, published=_read_published(path, table, runs))
 
 
-def _reject_lists(
+def _check_settings(
     path: Path,
     config: Mapping[str, Any],
     cases: Sequence[Mapping[str, Any]],
     grid: Mapping[str, Any],
+    draws: int,
 ) -> None:
-    """Reject lists outside of ``[grid]``, others in it, and values that it replaces."""
-    places = {"[config]": config} | {f'case "{case["name"]}"': case for case in cases}
-    for where, settings in places.items():
+    """Reject lists outside of ``[grid]``, others in it, and settings given twice."""
+    own = {f'case "{case["name"]}"': case for case in cases}
+    for where, settings in {"[config]": config, **own}.items():
+        hint = " Lists of values belong into [grid]."
         for key, value in settings.items():
-            if isinstance(value, list):
-                raise ConfigError(
-                    f"{path}: {key} of {where} must be one value, got {value!r}. Lists "
-                    "of values belong into [grid]."
-                )
+            what = f"{key} of {where} must be one value"
+            _require(not isinstance(value, list), path, what, value, hint)
     for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(
-                f"{path}: grid.{key} must be a list of values, got {values!r}."
-            )
-        if nested := [value for value in values if isinstance(value, list | Mapping)]:
-            raise ConfigError(
-                f"{path}: each value of grid.{key} must be a single one, got {nested[0]!r}."
-            )
-        for case in cases:
+        what = f"grid.{key} must be a list of values"
+        _require(isinstance(values, list) and values, path, what, values)
+        for value in values:
+            what = f"each value of grid.{key} must be a single one"
+            _require(not isinstance(value, list | Mapping), path, what, value)
+        for where, case in own.items():
             if key in case:
                 raise ConfigError(
-                    f'{path}: case "{case["name"]}" sets {key}, which [grid] varies. '
-                    "Remove one of them."
+                    f"{path}: {where} sets {key}, which [grid] varies. Remove one of them."
                 )
-
-
-def _read_draws(
-    path: Path,
-    table: Mapping[str, Any],
-    cases: Sequence[Mapping[str, Scalar]],
-    grid: Mapping[str, Any],
-) -> int:
-    """Return the number of draws; reject seeds that stand beside them."""
-    draws = table.get("draws", 0)
-    if type(draws) is not int or not 0 <= draws <= 1000:
-        raise ConfigError(
-            f"{path}: draws must be a number from 0 to 1000, got {draws!r}."
-        )
-    parts = {"[config]": table.get("config", {}), "[grid]": grid}
-    parts |= {f'case "{case["name"]}"': case for case in cases}
-    for where, settings in parts.items():
-        seeds = [key for key in REPLICATES if key in settings]
-        if draws and seeds:
+    for where, settings in {"[config]": config, "[grid]": grid, **own}.items():
+        if draws and (seeds := [key for key in REPLICATES if key in settings]):
             raise ConfigError(
                 f"{path}: {where} sets {seeds[0]}, but draws = {draws} sets "
                 f"{' and '.join(REPLICATES)}. Remove one of them."
             )
-    return draws
 
 
 def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[int]:
     """Return the draws of the tuning runs; by default the first one after the table's."""
     found = table.get("tune-draws", [draws])
-    if (
-        not isinstance(found, list)
-        or not found
-        or not all(type(draw) is int and draw >= 0 for draw in found)
-        or len(set(found)) < len(found)
-    ):
-        raise ConfigError(
-            f"{path}: tune-draws must be a list of distinct draws such as [{draws}], got "
-            f"{found!r}."
-        )
+    are_draws = isinstance(found, list) and all(
+        type(draw) is int and draw >= 0 for draw in found
+    )
+    what = f"tune-draws must be a list of distinct draws such as [{draws}]"
+    is_set = are_draws and 0 < len(set(found)) == len(found)
+    _require(is_set, path, what, found)
     if own := [draw for draw in found if draw < draws]:
         raise ConfigError(
             f"{path}: tune-draws {own} are draws of the table, which has 0 to {draws - 1}: "
             f"no draw may choose its own settings. Use {draws} or more."
         )
-    return found
+    return list(found)
 
 
 def _check_tuning(path: Path, tuning: Mapping[str, Any], draws: int) -> None:
@@ -483,16 +431,13 @@ def _check_tuning(path: Path, tuning: Mapping[str, Any], draws: int) -> None:
             "this table; the search space is called [tune]."
         )
     for key, kind in (needed | dict.fromkeys((*TUNED_ROWS, "lines"), dict)).items():
-        if key in tuning and type(tuning[key]) is not kind:
-            raise ConfigError(
-                f"{path}: [tuning] {key} must be as flower-fgl tune wrote it, got "
-                f"{tuning[key]!r}."
-            )
+        what = f"[tuning] {key} must be as flower-fgl tune wrote it"
+        value = tuning.get(key, kind())
+        _require(type(value) is kind, path, what, value)
     numbers = [*tuning["draws"], *tuning.get("trials", {}).values()]
-    if not all(type(number) is int for number in numbers):
-        raise ConfigError(
-            f"{path}: draws and trials in [tuning] must be whole numbers, got {numbers}."
-        )
+    are_whole = all(type(number) is int for number in numbers)
+    what = "draws and trials in [tuning] must be whole numbers"
+    _require(are_whole, path, what, numbers)
     if own := [draw for draw in tuning["draws"] if draw < draws]:
         raise ConfigError(
             f"{path}: the rows were tuned on draw {own[0]}, so the table can have draws 0 "
@@ -509,11 +454,10 @@ def _read_published(
     found: dict[str, dict[str, float]] = {}
     for name in sorted(PUBLISHED.keys() & table.keys()):
         for row, value in table[name].items():
-            if type(value) not in (int, float) or not 0 <= value <= 100:
-                raise ConfigError(
-                    f'{path}: [{name}] "{row}" must be a percentage from 0 to 100, got '
-                    f"{value!r}. A row with a dot in its name needs quotes."
-                )
+            is_share = type(value) in (int, float) and 0 <= value <= 100
+            what = f'[{name}] "{row}" must be a percentage from 0 to 100'
+            hint = " A row with a dot in its name needs quotes."
+            _require(is_share, path, what, value, hint)
             if row not in rows:
                 raise ConfigError(
                     f'{path}: [{name}] names "{row}", which is not a row of the table. '
@@ -546,9 +490,7 @@ def describe_tuning(tuning: Mapping[str, Any]) -> str:
     """Describe the table ``[tuning]`` in one line, empty if the table is."""
     if not tuning:
         return ""
+    trials = tuning.get("trials", {}).items()
+    fewer = ", ".join(f"{row} {n}" for row, n in trials if n < tuning["budget"])
     text = f"{describe_trials(tuning)}; study {str(tuning['study'])[:12]}"
-    fewer = {k: n for k, n in tuning.get("trials", {}).items() if n < tuning["budget"]}
-    if fewer:
-        rows = ", ".join(f"{name} {n}" for name, n in fewer.items())
-        text += f"; fewer trials: {rows}"
-    return text
+    return f"{text}; fewer trials: {fewer}" if fewer else text

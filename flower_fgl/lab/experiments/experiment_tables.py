@@ -22,21 +22,15 @@ EXTENDS = "extends"
 def read_tables(path: Path) -> dict[str, Any]:
     """Read an experiment file, merged with the file that it extends, and so on.
 
-    Tables are merged key by key. Any other value of the file, lists, all ``[[case]]``
-    together and a range of ``[tune]`` included, replaces the one of the file it extends.
-
-    Raises a ConfigError if a file is missing or is not TOML, if files extend each
-    other, or if an extended file has published values or tuned settings, which belong
-    to one dataset.
+    Tables are merged key by key. Any other value, lists, all ``[[case]]`` together and
+    a range of ``[tune]`` included, replaces the one of the file it extends. An extended
+    file has no published values or tuned settings, which belong to one dataset.
     """
     return _read(path, [])
 
 
 def standalone_text(path: Path) -> str:
-    """Return the text of an experiment file that can be read in another folder.
-
-    This is the file's own text, or the merged tables as TOML if it extends another file.
-    """
+    """Return the file's own text, or the merged tables if it extends another file."""
     if EXTENDS not in _load(path, []):
         return read_text(path)
     table = read_tables(path)
@@ -52,7 +46,8 @@ def standalone_text(path: Path) -> str:
 def _read(path: Path, extending: list[Path]) -> dict[str, Any]:
     """Return the merged tables of a file; ``extending`` are the files that lead to it."""
     table = _load(path, extending)
-    if extending and (own := sorted(k for k in table if _is_of_one_dataset(k))):
+    own = sorted(k for k in table if k.startswith("published") or k == "tuning")
+    if extending and own:
         raise ConfigError(
             f"{extending[-1]} extends {path}, which has [{own[0]}]: its values are those "
             "of one dataset. Move this table into the files that extend it."
@@ -70,11 +65,6 @@ def _read(path: Path, extending: list[Path]) -> dict[str, Any]:
         names = " extends ".join(str(file) for file in [*way, base])
         raise ConfigError(f"Experiment files extend each other: {names}.")
     return _merged(_read(base, way), table)
-
-
-def _is_of_one_dataset(key: str) -> bool:
-    """Return whether a table holds values that another dataset must not inherit."""
-    return key.startswith("published") or key == "tuning"
 
 
 def _load(path: Path, extending: list[Path]) -> dict[str, Any]:

@@ -52,19 +52,12 @@ def run_jobs(
     workers: int | None = None,
     client_gpus: float = 0.0,
 ) -> dict[str, str]:
-    """Run all jobs; one that fails does not stop the others.
+    """Run all jobs; return the error message of each that failed, by name.
 
     ``side_by_side`` = 1 runs them in this process, one after another; more start as
-    many processes, each of which takes one run after another, with one thread. The
-    numbers are the same. A run whose estimated memory does not fit beside that of the
-    active runs waits until one of them ends. Side by side, ``engine`` must be
-    ``"auto"`` or ``"local"``, and the others unset; see
-    :func:`~flower_fgl.simulation.run.run_one`.
-
-    Returns the error message of each run that failed, by name. Raises a ConfigError if
-    the options contradict each other, or what this process registered cannot be sent to
-    other processes; and a DataError before the first run if a dataset is missing.
-    Runs that were active at a Ctrl-C can resume.
+    many processes of one thread, with the same numbers. A run whose estimated memory
+    does not fit beside that of the active runs waits. Runs that were active at a Ctrl-C
+    can resume.
     """
     check_jobs(side_by_side, engine, workers, client_gpus)
     _obtain_data(jobs)
@@ -87,7 +80,7 @@ def check_jobs(
 
 
 def _obtain_data(jobs: Sequence[Job]) -> None:
-    """Download missing datasets before the first run, see :func:`obtain_data`."""
+    """Download missing datasets before the first run."""
     from flower_fgl.datasets.store import obtain_data  # loads torch
     from flower_fgl.simulation.local import count_owners
 
@@ -183,22 +176,17 @@ def _side_by_side(jobs: Sequence[Job], watcher: Watcher, number: int) -> dict[st
                 if kind in ("round", "note"):
                     getattr(watcher, kind)(job.name, content)
                     continue
-                error = _why_died(content) if kind == "died" else content
+                error = content
+                if kind == "died":  # without an answer
+                    by_kill = content == -signal.SIGKILL
+                    why = ", perhaps for lack of memory" if by_kill else ""
+                    error = f"its process ended (exit status {content}){why}. Run the "
+                    error += "same command again to resume it."
                 watcher.end(job.name, error)
                 if error:
                     errors[job.name] = error
                 start_next()
     return errors
-
-
-def _why_died(status: int | None) -> str:
-    """Return an error message for a process that ended without an answer."""
-    by_kill = status == -signal.SIGKILL
-    return (
-        f"its process ended (exit status {status})"
-        f"{', perhaps for lack of memory' if by_kill else ''}. Run the same command again "
-        "to resume it."
-    )
 
 
 def _work(parent: Connection) -> None:

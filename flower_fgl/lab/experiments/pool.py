@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, Self
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import Registered, adopt, registered
+from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.options import Scalar
 
 __all__ = ["Job", "Send", "WorkerPool", "follow_parent", "notes_once", "serve"]
@@ -38,10 +37,17 @@ class Job:
 
 
 class Worker:
-    """A process that takes one job after another."""
+    """A process that knows what is registered here, and takes one job after another."""
 
     def __init__(self, target: Callable[[Connection], None]) -> None:
-        self.connection, self.process = start_child(target)
+        context = get_context("spawn")  # torch does not survive a fork
+        self.connection, inner = context.Pipe()
+        self.process = context.Process(
+            target=_enter, args=(target, inner, _extensions()), daemon=True
+        )
+        with _child_environment():
+            self.process.start()
+        inner.close()
         self.job: Job | None = None
 
     def take(self, job: Job) -> None:
@@ -79,32 +85,20 @@ class MemoryRoom:
         self._held: list[Worker] = []
 
     def admit(self, worker: Worker, name: str, needed: int, free: int) -> str:
-        """Start a run whose memory fits beside that of the others, else hold it.
+        """Start a run whose memory fits beside that of the others, else hold it; say why.
 
-        Returns why it is held, empty if it starts.
-        """
-        why = self.why_full(name, needed, free)
-        if why:
-            self._held.append(worker)
-        else:
-            worker.answer(may_start=True)
-        return why
-
-    def why_full(self, name: str, needed: int, free: int) -> str:
-        """Take ``needed`` bytes for a run, of ``free`` ones, and return an empty text.
-
-        Otherwise return why the run must wait. The estimates of all runs together must
-        fit into what was free before the first of them, since a run that has just
-        started has not yet taken its part. A run alone is always admitted: it reports
-        itself that it does not fit.
+        The estimates of all runs together must fit into what was free before the first of
+        them, since a run that has just started has not yet taken its part. A run alone is
+        always admitted: it reports itself that it does not fit.
         """
         if not self._taken:
             self._free = free
-        taken = sum(self._taken.values())
-        room = min(self._free - taken, free)
+        room = min(self._free - sum(self._taken.values()), free)
         if not self._taken or needed <= room:
             self._taken[name] = needed
+            worker.answer(may_start=True)
             return ""
+        self._held.append(worker)
         return (
             f"It needs at least {needed / GIB:.1f} GiB of memory, and {len(self._taken)} "
             f"of the runs beside it leave {max(room, 0) / GIB:.1f} of "
@@ -122,8 +116,8 @@ class MemoryRoom:
 class WorkerPool:
     """Processes that run ``target``, which calls :func:`serve`, and share jobs and memory.
 
-    A job whose estimated memory does not fit beside that of the active ones waits until
-    one of them ends; ``on_hold`` gets the name and the reason of the first such job.
+    A job that does not fit into memory beside the active ones waits until one ends;
+    ``on_hold`` gets the name and the reason of the first such job.
     """
 
     def __init__(
@@ -166,7 +160,7 @@ class WorkerPool:
         """Wait for the busy processes; yield jobs with the kind and content of a message.
 
         Besides what the jobs send, the kinds are ``end`` with the result of a job, and
-        ``died`` with the exit status of its process. Requests for memory are not yielded.
+        ``died`` with the exit status of its process.
         """
         busy = {one.connection: one for one in self._workers if one.job is not None}
         for ready in connection.wait(list(busy)) if busy else ():
@@ -192,46 +186,31 @@ class WorkerPool:
             yield job, kind, content
 
 
-def start_child(
-    target: Callable[[Connection], None],
-) -> tuple[Connection, BaseProcess]:
-    """Start a process of one thread that knows what is registered here.
-
-    It runs ``target`` with its end of a pipe, and does not import the caller's script.
-    To end even when this process is killed, the target calls :func:`follow_parent`.
-    Returns this process's end of the pipe, and the process; raises a ConfigError if
-    something registered cannot be sent.
-    """
-    context = get_context("spawn")  # torch does not survive a fork
-    outer, inner = context.Pipe()
-    process = context.Process(
-        target=_enter, args=(target, inner, _extensions()), daemon=True
-    )
-    with _one_thread(), _without_main():
-        process.start()
-    inner.close()
-    return outer, process
-
-
 def _enter(
-    target: Callable[[Connection], None],
-    parent: Connection,
-    extensions: Registered | None,
+    target: Callable[[Connection], None], parent: Connection, extensions: bytes
 ) -> None:
     """Run the function in a child process, with the extensions of its parent."""
     if extensions:
-        adopt(extensions)
+        from ray import cloudpickle
+
+        adopt(cloudpickle.loads(extensions))
     target(parent)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let a process that starts inside use one thread, until its run sets a number."""
+def _child_environment() -> Iterator[None]:
+    """Let a process that starts inside use one thread, and not import this script.
+
+    A script that calls this at its top level would start processes without end.
+    """
+    main = sys.modules["__main__"]
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # until its run sets a number
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
+        sys.modules["__main__"] = main
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -239,44 +218,15 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Let a process that starts inside not import the caller's script.
-
-    A script that calls this at its top level would start processes without end.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-class _Extensions:
-    """What :func:`flower_fgl.register` added here, e.g. classes of a notebook.
-
-    A child process receives the registered rows in its place.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Registered], tuple[bytes]]:
-        from ray import cloudpickle
-
-        return cloudpickle.loads, (self._content,)
-
-
-def _extensions() -> _Extensions | None:
-    """Return what is registered here; None without."""
+def _extensions() -> bytes:
+    """Return what :func:`flower_fgl.register` added here, e.g. classes of a notebook."""
     rows = registered()
     if not rows:
-        return None
+        return b""
     from ray import cloudpickle
 
     try:
-        return _Extensions(bytes(cloudpickle.dumps(rows)))  # type: ignore[no-untyped-call]
+        return bytes(cloudpickle.dumps(rows))  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever the objects' own state raises
         names = ", ".join(name for named in rows.values() for name in named)
         raise ConfigError(
@@ -339,10 +289,7 @@ def serve(parent: Connection, run: Callable[[Job, Send], Any]) -> None:
 
 
 def needed_memory(settings: Mapping[str, Scalar]) -> tuple[int, int]:
-    """Return the bytes that a run of the local engine needs at least, and the free ones.
-
-    The first number is 0 if the settings, which name the ``clients``, are wrong.
-    """
+    """Return the bytes that a run needs at least (0 if unknown), and the free ones."""
     from flower_fgl.simulation.local import check_run, count_owners
     from flower_fgl.simulation.memory import available_memory, estimate_memory
 

@@ -1,15 +1,7 @@
 """The search space of an experiment file: ``[tune]``, and its part for each row.
 
-::
-
-    tune-draws = [10]                  # optional: draws on which settings are compared
-    [tune]
-    lr = [0.003, 0.01, 0.03]           # a list of values
-    dropout = {low = 0.0, high = 0.7}  # a range; log = true, step = … are optional
-    fedprox.mu = {low = 1e-4, high = 1.0, log = true}   # only for rows of this method
-    fedpano.lr = [0.03, 0.1, 0.3]      # for this method in place of the general list
-    fedpano.dropout = []               # this method keeps its default
-    "as printed".fedpg.mu = []         # this case keeps its value
+A key of a method (``fedprox.mu``) or of a case has an effect in its rows only, in place of
+a general list; an empty list keeps the row's own value. See docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -32,17 +24,13 @@ __all__ += ["space_points", "space_size"]
 
 RANGE_KEYS = {"low", "high", "log", "step"}
 MOST_STEPS = 1_000_000
-TASK = "method dataset target owners clients setting shots expansion-hops"
-TASK += " feature-sparsity feature-align class-align time-cuts positive-class"
-TASK += (
-    " edge-sparsity label-sparsity partition partition-seed dirichlet-alpha split seed"
-)
-EVALUATION = "rounds round-patience evaluate evaluate-every eval-policy link-k"
-EVALUATION += " precision-k absent-classes"
-MACHINE = (
-    "data-dir device threads stacked output-dir run-dir state-dir checkpoint-every"
-)
-MACHINE += " keep-checkpoint resume round-timeout join-timeout min-clients min-replies"
+TASK = """method dataset target owners clients setting shots expansion-hops split seed
+feature-sparsity feature-align class-align time-cuts positive-class edge-sparsity
+label-sparsity partition partition-seed dirichlet-alpha"""
+EVALUATION = """rounds round-patience evaluate evaluate-every eval-policy link-k precision-k
+absent-classes"""
+MACHINE = """data-dir device threads stacked output-dir run-dir state-dir checkpoint-every
+keep-checkpoint resume round-timeout join-timeout min-clients min-replies"""
 NOT_TUNABLE = frozenset(f"{TASK} {EVALUATION} {MACHINE} max-message-mb".split())
 """Settings of the task, the evaluation and the machine, which all rows share."""
 
@@ -56,10 +44,9 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers between two bounds, both included.
+    """Numbers between two bounds, both included; ``step`` 0 for any value.
 
-    With ``log`` the logarithm is sampled uniformly; ``step`` is the distance between
-    two values, 0 for any value (1 for whole numbers).
+    With ``log`` the logarithm is sampled uniformly.
     """
 
     low: float
@@ -72,11 +59,7 @@ Dimension = Choices | Range
 
 
 def read_space(path: Path, table: Mapping[str, Any]) -> dict[str, Dimension]:
-    """Read the table ``[tune]`` of an experiment file: lists of values and ranges.
-
-    The keys are dotted; an empty list gives ``Choices(())``. Raises a ConfigError,
-    which names the file ``path``, if an entry is neither a list of values nor a range.
-    """
+    """Read the table ``[tune]`` of an experiment file, by dotted key."""
     return {key: _read_entry(path, key, value) for key, value in _entries(table)}
 
 
@@ -133,10 +116,8 @@ def row_space(
 ) -> tuple[dict[str, Dimension], dict[str, Scalar]]:
     """Return the search space of one row, and the row's own point in it.
 
-    ``settings`` is the flat run config of the row; entries of the table of its ``case``
-    take precedence. A list also holds the row's own value. Raises a ConfigError if a
-    key is unknown or cannot be tuned, a value is not valid for the row, or the row's
-    own value is outside a range or between two of its steps.
+    Entries of the table of its ``case`` take precedence. A list also holds the row's
+    own value, which must lie inside a range.
     """
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
@@ -270,10 +251,7 @@ def nearest_point(
 
 
 def _values(dimension: Dimension, default: Scalar) -> list[Scalar] | None:
-    """Return all values, ``None`` for a range without steps.
-
-    They are those that Optuna computes, but the row's own value is as it is.
-    """
+    """Return all values, as Optuna computes them; ``None`` for a range without steps."""
     if isinstance(dimension, Choices):
         return list(dimension.values)
     is_whole = isinstance(default, int)

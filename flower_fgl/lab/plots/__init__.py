@@ -3,10 +3,14 @@
 They use neither pyplot nor global state, so they work in any process or thread.
 """
 
-from flower_fgl.lab.plots.clients import client_bars, client_spread, label_heat_map
+from flower_fgl.lab.plots.clients import (
+    client_bars,
+    client_spread,
+    label_heat_map,
+    mixture_heat_map,
+    stacked_bars,
+)
 from flower_fgl.lab.plots.clouds import Cloud, node_clouds
-from flower_fgl.lab.plots.costs import scale_bytes, stacked_bars
-from flower_fgl.lab.plots.mixtures import mixture_heat_map
 from flower_fgl.lab.plots.rounds import (
     Curve,
     by_cost,
@@ -25,6 +29,7 @@ from flower_fgl.lab.plots.style import (
     variant_look,
 )
 from flower_fgl.lab.plots.sweeps import by_value
+from flower_fgl.lab.units import scale_bytes
 
 __all__ = [
     "PALETTE",

@@ -1,8 +1,8 @@
-"""Figures of the clients: test accuracies, and the classes that each client holds."""
+"""Bars, dots and heat maps: scores, classes and mixtures of clients, and costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,15 @@ from flower_fgl.lab.plots.style import (
     client_ticks,
     dress,
     is_narrow,
+    legend_columns,
     name_rows,
     new_figure,
     plain,
     show_percent,
 )
 
-__all__ = ["client_bars", "client_spread", "heat_map", "label_heat_map"]
+__all__ = ["client_bars", "client_spread", "label_heat_map", "mixture_heat_map"]
+__all__ += ["stacked_bars"]
 
 HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b"])
 
@@ -41,9 +43,8 @@ def client_bars(
 ) -> Figure:
     """Draw the test score of each client of one run; NaN without test nodes.
 
-    Scores in [0, 1] are drawn in percent, those of numbers in their units. Texts among
-    ``partition_ids`` are names of owners. ``pooled``, over the ``items`` (nodes or
-    graphs) of all clients, is drawn as a line.
+    Texts among ``partition_ids`` are names of owners. ``pooled``, over the ``items`` of
+    all clients, is drawn as a line.
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
@@ -94,11 +95,8 @@ def client_spread(
 ) -> Figure:
     """Draw the clients' test scores of several runs, one row of dots per run.
 
-    ``scores`` are those of the clients of each run, in [0, 1] if they are drawn in
-    percent; NaN is not drawn.
-    ``pooled``, over the nodes of all clients, is drawn as a bar. ``colours`` are by
-    default those of the palette, in turn; ``panels`` names the dataset of each run, if
-    there are several: each has a panel.
+    ``pooled``, over the nodes of all clients, is drawn as a bar. ``panels`` names the
+    dataset of each run, if there are several: each has a panel.
     """
     titles = list(panels) or [""] * len(labels)
     groups = {
@@ -134,11 +132,7 @@ def label_heat_map(
     *,
     items: str = "nodes",
 ) -> Figure:
-    """Draw the number of nodes, or other ``items``, by class and client.
-
-    ``counts`` has shape (K, C), with C ``class_names``, or a ValueError is raised;
-    texts among the K ``partition_ids`` are names of owners.
-    """
+    """Draw the number of ``items`` by class and client, of ``counts`` (K, C)."""
     table = np.asarray(counts).T  # (C, K)
     if table.ndim != 2 or table.shape[0] != len(class_names):
         raise ValueError(
@@ -152,7 +146,7 @@ def label_heat_map(
     dress(panel, xlabel=_client_title(ids), grid="")
     top = max(int(table.max(initial=0)), 1)
     has_texts = num_clients <= (8 if is_narrow() else 20) and num_classes <= 40
-    bar = heat_map(
+    bar = _heat_map(
         panel,
         np.ma.masked_equal(table, 0),
         top,
@@ -175,11 +169,10 @@ def label_heat_map(
     return figure
 
 
-def heat_map(panel: Any, table: Any, top: float, *, text: str, has_lines: bool) -> Any:
+def _heat_map(panel: Any, table: Any, top: float, *, text: str, has_lines: bool) -> Any:
     """Draw a table of colours up to ``top``; return its colour bar.
 
-    Masked cells stay empty. ``text`` is the format of the number in a cell, empty for none;
-    lines between the cells would cover them in a large table.
+    Masked cells stay empty; ``text`` is the format of the number in a cell.
     """
     image = panel.imshow(
         table,
@@ -206,3 +199,84 @@ def heat_map(panel: Any, table: Any, top: float, *, text: str, has_lines: bool) 
     bar.ax.tick_params(labelsize=8.5, colors=MUTED, length=0)
     bar.outline.set_visible(False)
     return bar
+
+
+def mixture_heat_map(weights: Any, partition_ids: Sequence[int | str]) -> Figure:
+    """Draw the weight of each client's model in the mixture that each client receives.
+
+    Row i of ``weights``, (K, K) in [0, 1], is the mixture of client i.
+    """
+    table = np.asarray(weights, dtype=float)
+    number = len(partition_ids)
+    if table.shape != (number, number):
+        raise ValueError(
+            f"weights must be (clients, clients) = ({number}, {number}), got shape "
+            f"{table.shape}."
+        )
+    figure = new_figure(min(9.0, 1.1 + 0.27 * max(number, 4)))
+    panel = figure.subplots()
+    dress(panel, xlabel="model of client", ylabel="mixture for client", grid="")
+    has_texts = number <= (7 if is_narrow() else 20)
+    bar = _heat_map(
+        panel,
+        np.ma.asarray(table),
+        1,
+        text="{:.2f}" if has_texts else "",
+        has_lines=number <= 100,
+    )
+    client_ticks(panel, partition_ids)
+    step = -(-number // 30)
+    shown = range(0, number, step)
+    panel.set_yticks(
+        list(shown),
+        labels=[str(partition_ids[place]) for place in shown],
+        parse_math=False,
+        fontsize=8.5,
+    )
+    bar.set_label("weight", color=INK, fontsize=9)
+    bar.set_ticks([0, 0.1, 0.25, 0.5, 1], labels=["0", "0.1", "0.25", "0.5", "1"])
+    return figure
+
+
+def stacked_bars(
+    rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str
+) -> Figure:
+    """Draw one horizontal bar per row, split into named parts, one value per row each."""
+    columns = legend_columns(list(parts), 6)
+    legend_rows = -(-len(parts) // columns)
+    figure = new_figure(0.75 + 0.36 * len(rows) + 0.22 * legend_rows)
+    panel = figure.subplots()
+    dress(panel, xlabel="seconds" if unit == "s" else unit, grid="x")
+    left = np.zeros(len(rows))
+    bars = []
+    for number, values in enumerate(parts.values()):
+        colour = PALETTE[number % len(PALETTE)]
+        hatch = "////" if number >= len(PALETTE) else None
+        bars.append(
+            panel.barh(
+                np.arange(len(rows)),
+                values,
+                left=left,
+                height=0.62,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.8,
+                zorder=2,
+            )
+        )
+        left = left + np.asarray(values, dtype=float)
+    for row, total in enumerate(left):
+        panel.annotate(
+            f"{total:{'.3g' if total < 1000 else '.0f'}} {unit}",
+            (total, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+        )
+    panel.set_xlim(0, 1.13 * max(left.max(initial=0), 1e-12))
+    name_rows(panel, rows)
+    add_legend(figure, bars, list(parts), "outside lower center", columns)
+    return figure

@@ -31,11 +31,7 @@ MARKS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cloud:
-    """Nodes of one client for :func:`node_clouds`.
-
-    ``places`` holds coordinates of shape (n, 2) for each kind of nodes (``synthetic``,
-    ``test``, ``train``), ``classes`` the n classes of the same nodes.
-    """
+    """Nodes of one client: coordinates (n, 2) and classes (n,) by kind, see ``MARKS``."""
 
     label: str
     places: Mapping[str, Any]
@@ -45,11 +41,7 @@ class Cloud:
 def node_clouds(
     clouds: Sequence[Cloud], class_names: Sequence[str] | None = None
 ) -> Figure:
-    """Draw nodes in a plane: colours show classes, markers show kinds of nodes.
-
-    There is one panel per cloud, three per row. More than eight classes reuse the eight
-    colours of the palette.
-    """
+    """Draw nodes in a plane: colours show classes, markers show kinds of nodes."""
     columns = min(3, len(clouds))
     rows = -(-len(clouds) // columns)
     classes = [y for cloud in clouds for y in cloud.classes.values()]

@@ -1,4 +1,4 @@
-"""Curves by round: scores, training loss, and other values of a run."""
+"""Curves by round and by cost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from flower_fgl.lab.plots.costs import scale_bytes
 from flower_fgl.lab.plots.style import (
     PALETTE,
     add_legend,
@@ -18,15 +18,15 @@ from flower_fgl.lab.plots.style import (
     draw_line,
     dress,
     first_upper,
-    grid_of,
     is_narrow,
-    legend_columns,
+    legend_below,
     line_of,
     look_of,
     mark_selected,
-    new_figure,
+    panel_grid,
     show_percent,
 )
+from flower_fgl.lab.units import scale_bytes
 
 __all__ = ["Curve", "by_cost", "by_round", "column_curves", "convergence"]
 
@@ -40,12 +40,9 @@ class Curve:
 
     ``val`` and ``test`` are pooled scores in the evaluated ``rounds``, NaN without
     nodes; ``columns`` those of other node sets by title; the spreads are standard
-    deviations over the averaged runs, empty for one run. ``loss`` belongs to
-    ``loss_rounds``. ``best_round`` has the best validation score. ``bytes`` (sent by
-    all) and ``seconds`` count from the start to each of ``rounds``. ``look`` holds
-    colour, dash and marker, by default those of the curve's number; ``score`` is the
-    name of the score, and ``is_percent`` whether it is a share, not in units. ``panel``
-    is the dataset, if a figure shows several: it has panels of its own.
+    deviations over the averaged runs. ``bytes`` (sent by all) and ``seconds`` count
+    from the start to each of ``rounds``. ``panel`` is the dataset, if a figure shows
+    several.
     """
 
     label: str
@@ -74,70 +71,60 @@ class Curve:
 def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     """Draw a score and the training loss by round.
 
-    Of one run, validation and test scores share a panel. For several runs, each score
-    has its own panel. A band is one standard deviation wide on each side. Losses of
-    different objectives cannot be compared: then ``has_loss`` is false.
+    Of one run, validation and test scores share a panel; a band is one standard
+    deviation wide on each side. Losses of different objectives cannot be compared.
     """
     is_single = len(curves) == 1
-    groups, looks = _by_panel(curves), _looks(curves)
-    columns = legend_columns(list(looks), 3)
-    legend_rows = 0 if is_single else -(-len(looks) // columns)
-    kinds = 2 if is_single or not has_loss else 3
-    rows, across = grid_of(kinds)
-    figure = new_figure(2.4 * rows * len(groups) + 0.7 + 0.22 * legend_rows)
-    ratios = (3, 2) if is_single and across > 1 else None
-    grid = figure.subplots(
-        rows * len(groups), across, squeeze=False, width_ratios=ratios
-    ).reshape(len(groups), kinds)
-    score = curves[0].score
+    groups, looks, score = _by_panel(curves), _looks(curves), curves[0].score
     titles = [first_upper(score)]
     if not is_single:
         titles = [f"{column} {score}" for column in ("Validation", "Test")]
     titles += ["Training loss"] if is_single or has_loss else []
+    figure, grid, columns = panel_grid(
+        len(titles),
+        list(looks),
+        (2.4, 0.7),
+        groups=len(groups),
+        has_legend=not is_single,
+        width_ratios=(3, 2) if is_single and not is_narrow() else None,
+    )
     lines: dict[str, Any] = {}
     for (name, group), panels in zip(groups.items(), grid, strict=True):
         for panel, title in zip(panels, titles, strict=True):
             dress(panel, xlabel="round", title=f"{title}, {name}" if name else title)
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
             panel.set_xlim(0, 1.02 * _last_round(curves))
-        for panel in panels[: len(panels) - (is_single or has_loss)]:
-            if curves[0].is_percent:
+            if curves[0].is_percent and title != "Training loss":
                 show_percent(panel.yaxis)
         if is_single:
             _draw_one(panels, curves[0])
             return figure
         for curve in group:
             look = _drawn(curve, looks)
-            lines[curve.label] = draw_line(panels[0], curve.rounds, curve.val, look)
-            draw_line(panels[1], curve.rounds, curve.test, look)
-            _band(panels[0], curve.rounds, curve.val, curve.val_spread, look)
-            _band(panels[1], curve.rounds, curve.test, curve.test_spread, look)
+            x = curve.rounds
+            lines[curve.label] = _line(panels[0], x, curve.val, curve.val_spread, look)
+            _line(panels[1], x, curve.test, curve.test_spread, look)
             if has_loss:
                 draw_line(panels[2], curve.loss_rounds, curve.loss, look)
         if not any(curve.is_validated for curve in group):
             panels[0].set_yticks([])
             place = {"transform": panels[0].transAxes, "ha": "center"}
             panels[0].text(0.5, 0.5, "no validation data", **place)
-    add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
+    legend_below(figure, lines, columns)
     return figure
 
 
 def by_cost(curves: Sequence[Curve]) -> Figure:
-    """Draw the test score by the bytes and the seconds that it took.
-
-    The axes are logarithmic if the curves' totals differ more than twenty-fold.
-    """
+    """Draw the test score by bytes and seconds; far apart, the axes are logarithmic."""
     groups, looks = _by_panel(curves), _looks(curves)
-    columns = legend_columns(list(looks), 3)
-    legend_rows = -(-len(looks) // columns) if len(curves) > 1 else 0
-    rows, across = grid_of(2)
-    figure = new_figure(2.4 * rows * len(groups) + 0.5 + 0.22 * legend_rows)
-    grid = figure.subplots(
-        rows * len(groups),
-        across,
-        squeeze=False,
+    figure, grid, columns = panel_grid(
+        2,
+        list(looks),
+        (2.4, 0.5),
+        groups=len(groups),
+        has_legend=len(curves) > 1,
         sharey="row" if len(groups) > 1 else "all",
-    ).reshape(len(groups), 2)
+    )
     factor, unit = scale_bytes(max((c.bytes[-1] for c in curves if c.bytes), default=0))
     lines: dict[str, Any] = {}
     for (name, group), panels in zip(groups.items(), grid, strict=True):
@@ -155,12 +142,12 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
                 panel.xaxis.set_major_formatter("{x:g}")
             for curve, x in zip(group, places, strict=True):
                 look = _drawn(curve, looks)
-                lines[curve.label] = draw_line(panel, x, curve.test, look)
-                _band(panel, x, curve.test, curve.test_spread, look)
+                drawn = _line(panel, x, curve.test, curve.test_spread, look)
+                lines[curve.label] = drawn
             if curves[0].is_percent:
                 show_percent(panel.yaxis)
     if len(curves) > 1:
-        add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
+        legend_below(figure, lines, columns)
     return figure
 
 
@@ -186,19 +173,19 @@ def _drawn(curve: Curve, looks: Mapping[str, Mapping[str, Any]]) -> dict[str, An
     return {**base, **looks[curve.label]}
 
 
-def _band(
+def _line(
     panel: Any,
     x: Sequence[float],
-    middle: Sequence[float],
+    y: Sequence[float],
     spread: Sequence[float],
     look: Mapping[str, Any],
-) -> None:
-    """Draw the band of one standard deviation around a mean."""
-    if not spread:
-        return
-    low = [m - s for m, s in zip(middle, spread, strict=True)]
-    high = [m + s for m, s in zip(middle, spread, strict=True)]
-    panel.fill_between(x, low, high, color=look["color"], alpha=0.16, linewidth=0)
+) -> Any:
+    """Draw a line, with the band of one standard deviation around a mean."""
+    if spread:
+        middle, width = np.asarray(y, dtype=float), np.asarray(spread, dtype=float)
+        band = {"color": look["color"], "alpha": 0.16, "linewidth": 0}
+        panel.fill_between(x, middle - width, middle + width, **band)
+    return draw_line(panel, x, y, look)
 
 
 def _last_round(curves: Sequence[Curve]) -> int:
@@ -237,32 +224,27 @@ def by_round(
     looks: Sequence[Mapping[str, Any]] = (),
     panels: Sequence[str] = (),
 ) -> Figure:
-    """Draw a value by round, with name, rounds and values of each run.
-
-    ``looks`` are by default those of the curves' numbers; ``panels`` names the dataset
-    of each curve, if a figure shows several.
-    """
+    """Draw a value by round, with name, rounds and values of each run."""
     names = list(dict.fromkeys(name for name, _, _ in curves))
     titles = list(panels) or [""] * len(curves)
     groups = list(dict.fromkeys(titles))
-    columns = legend_columns(names, 3)
-    legend_rows = -(-len(names) // columns) if len(names) > 1 else 0
-    rows, across = grid_of(len(groups))
-    figure = new_figure(2.7 * rows + 0.22 * legend_rows)
-    grid = figure.subplots(rows, across, squeeze=False).flatten()
+    has_legend = len(names) > 1
+    figure, grid, columns = panel_grid(
+        len(groups), names, (2.7, 0), has_legend=has_legend
+    )
     lines: dict[str, Any] = {}
     for number, ((name, rounds, values), title) in enumerate(
         zip(curves, titles, strict=True)
     ):
-        panel = grid[groups.index(title)]
+        panel = grid[0, groups.index(title)]
         dress(panel, xlabel="round", ylabel=ylabel, title=title)
         look = looks[number] if looks else look_of(number)
         lines[name] = draw_line(panel, rounds, values, {**line_of(rounds), **look})
-    for panel in grid:
+    for panel in grid[0]:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
         panel.set_ylim(bottom=0)
-    if len(names) > 1:
-        add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
+    if has_legend:
+        legend_below(figure, lines, columns)
     return figure
 
 
@@ -270,14 +252,15 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     """Draw the score by round for each node set that a setting scores.
 
     Of one run, all columns share a panel. For several runs, each column has a panel.
-    Columns without values are marked "(no nodes)".
     """
     titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
     layout: dict[str, list[tuple[Curve, Sequence[float], Mapping[str, Any]]]] = {}
     looks = _looks(curves)
     for panel, group in _by_panel(curves).items():
         for number, title in enumerate(titles):
-            found = [(c, c.columns.get(title, _absent(c))) for c in group]
+            found = [
+                (c, c.columns.get(title, [math.nan] * len(c.rounds))) for c in group
+            ]
             has_number = any(not math.isnan(v) for _, values in found for v in values)
             name = title if has_number else f"{title} (no nodes)"
             if len(curves) == 1:  # all columns share a panel
@@ -291,14 +274,13 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     names = titles if len(curves) == 1 else list(looks)
     selected = curves[0].best_round if len(curves) == 1 else None
     shown_names = names if selected is None else [*names, f"selected: round {selected}"]
-    columns = legend_columns(shown_names, 5 if len(curves) == 1 else 3)
-    rows, across = grid_of(len(layout))
-    height = 2.5 * rows + 0.6 + 0.22 * -(-len(shown_names) // columns)
-    figure = new_figure(height)
-    panels = figure.subplots(rows, across, sharey=True, squeeze=False).flatten()
+    most = 5 if len(curves) == 1 else 3
+    figure, grid, columns = panel_grid(
+        len(layout), shown_names, (2.5, 0.6), most=most, sharey=True
+    )
     last = _last_round(curves)
     lines: dict[str, Any] = {}
-    for axes, (title, shown) in zip(panels, layout.items(), strict=True):
+    for axes, (title, shown) in zip(grid[0], layout.items(), strict=True):
         dress(axes, xlabel="round", title=title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         axes.set_xlim(0, 1.02 * last)
@@ -308,13 +290,8 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
             name = names[number] if len(curves) == 1 else curve.label
             style = {**line_of(curve.rounds), **look}
             lines[name] = draw_line(axes, curve.rounds, values, style)
-    artists = [lines[name] for name in names]
+    drawn = {name: lines[name] for name in names}
     if selected is not None:
-        artists.append(mark_selected(panels[0], selected))
-    add_legend(figure, artists, shown_names, "outside lower center", columns)
+        drawn[shown_names[-1]] = mark_selected(grid[0, 0], selected)
+    legend_below(figure, drawn, columns)
     return figure
-
-
-def _absent(curve: Curve) -> list[float]:
-    """Return NaN for each round of a curve that lacks a column."""
-    return [float("nan")] * len(curve.rounds)

@@ -1,7 +1,7 @@
 """Style that all figures share: colours, axes, lines, legends and names.
 
-The colours are based on those of Okabe and Ito, which colour-blind readers can tell apart.
-Names from data are shown on one line, shortened, and never parsed as mathematics.
+The colours follow those of Okabe and Ito, which colour-blind readers can tell apart. Names
+from data are never parsed as mathematics.
 """
 
 from __future__ import annotations
@@ -19,36 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from flower_fgl.core.atomic import write_file
-
-__all__ = [
-    "CELL_INK",
-    "DASHES",
-    "INK",
-    "MUTED",
-    "PALETTE",
-    "add_legend",
-    "client_ticks",
-    "dashed_look",
-    "distinct",
-    "draw_line",
-    "dress",
-    "first_upper",
-    "grid_of",
-    "is_narrow",
-    "legend_columns",
-    "line_of",
-    "look_of",
-    "mark_selected",
-    "name_rows",
-    "narrow_figures",
-    "new_figure",
-    "plain",
-    "save_figure",
-    "show_percent",
-    "to_svg",
-    "variant_look",
-]
+from flower_fgl.core.errors import RunError
+from flower_fgl.runs.writer import replace_file
 
 PALETTE = (
     "#0072b2",
@@ -131,6 +103,33 @@ def new_figure(height: float) -> Figure:
     figure = ReportFigure(figsize=size, dpi=100, layout="constrained")
     figure.set_facecolor("white")
     return figure
+
+
+def panel_grid(
+    number: int,
+    names: Sequence[str],
+    height: tuple[float, float],
+    *,
+    groups: int = 1,
+    has_legend: bool = True,
+    most: int = 3,
+    **options: Any,
+) -> tuple[Figure, Any, int]:
+    """Return a figure, its panels (groups, number), and the columns of its legend.
+
+    ``height`` is that of a row of panels, and that of the rest besides the legend.
+    """
+    columns = legend_columns(names, most)
+    rows, across = grid_of(number)
+    legend = 0.22 * -(-len(names) // columns) if has_legend else 0
+    figure = new_figure(height[0] * rows * groups + height[1] + legend)
+    grid = figure.subplots(rows * groups, across, squeeze=False, **options)
+    return figure, grid.reshape(groups, number), columns
+
+
+def legend_below(figure: Figure, lines: Mapping[str, Any], columns: int) -> None:
+    """Add the legend below the panels."""
+    add_legend(figure, lines.values(), list(lines), "outside lower center", columns)
 
 
 def dress(
@@ -261,11 +260,7 @@ def first_upper(name: str) -> str:
 
 
 def distinct(names: Sequence[str], limit: int = LONGEST) -> list[str]:
-    """Shorten names so that different names stay different.
-
-    Names that would be shortened to the same text lose their middle instead of their end;
-    if that does not help, they are numbered.
-    """
+    """Shorten names so that different names stay different, by numbers if need be."""
     different = list(dict.fromkeys(names))
     for shorten in (plain, _without_middle):
         if len({shorten(name, limit) for name in different}) == len(different):
@@ -292,21 +287,17 @@ def quiet_glyphs() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, path: Path, **options: Any) -> None:
-    """Write a figure atomically in the format of the ending, PNG without one.
-
-    Raises an OSError if the file cannot be written, and a ValueError if matplotlib
-    knows no such format.
-    """
+    """Write a figure in the format of the ending, PNG without one; else a RunError."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:] or "png", **options)
-    write_file(path, buffer.getvalue())
+    try:
+        figure.savefig(buffer, format=path.suffix[1:].lower() or "png", **options)
+    except ValueError as error:  # matplotlib knows no such format
+        raise RunError(f"Cannot write {path}: {error}.") from error
+    replace_file(path, buffer.getvalue())
 
 
 def to_svg(figure: Figure) -> bytes:
-    """Render a figure as SVG with text as outlines, identical on every machine.
-
-    The image has the colours of a dark page where the reader prefers one.
-    """
+    """Render a figure as SVG with text as outlines, identical on every machine."""
     buffer = io.BytesIO()
     fixed_ids = {"svg.hashsalt": "flower-fgl"}
     with quiet_glyphs(), mpl.rc_context(fixed_ids):

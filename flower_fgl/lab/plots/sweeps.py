@@ -9,12 +9,10 @@ from matplotlib.figure import Figure
 
 from flower_fgl.lab.plots.style import (
     PALETTE,
-    add_legend,
     dress,
-    grid_of,
-    legend_columns,
+    legend_below,
     look_of,
-    new_figure,
+    panel_grid,
     show_percent,
 )
 
@@ -34,18 +32,14 @@ def by_value(
 ) -> Figure:
     """Draw scores by the value of a setting, with error bars of one standard deviation.
 
-    ``values`` are ascending and drawn at equal distances. Each panel has, by its title,
-    the name of each line and its means and standard deviations at the values, NaN if
-    missing; all panels have the same names. Shares are drawn in percent, the panels with
-    the titles ``plain`` in units.
+    Each panel has, by its title, the name of each line and its means and standard
+    deviations at the ascending ``values``. Panels with the titles ``plain`` are in
+    units, not percent.
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
-    columns = legend_columns(names, 3)
-    rows, across = grid_of(len(panels))
-    figure = new_figure(2.5 * rows + 0.6 + 0.22 * -(-len(names) // columns))
-    drawn = figure.subplots(rows, across, squeeze=False).flatten()
+    figure, grid, columns = panel_grid(len(panels), names, (2.5, 0.6))
     lines = []
-    for panel, (title, scores) in zip(drawn, panels.items(), strict=True):
+    for panel, (title, scores) in zip(grid[0], panels.items(), strict=True):
         dress(panel, xlabel=xlabel, title=title)
         panel.set_xticks(range(len(values)), labels=[f"{value:g}" for value in values])
         if title not in plain:
@@ -67,5 +61,5 @@ def by_value(
             ).lines[0]
             for number, (_, means, deviations) in enumerate(scores)
         ]
-    add_legend(figure, lines, names, "outside lower center", columns)
+    legend_below(figure, dict(zip(names, lines, strict=True)), columns)
     return figure

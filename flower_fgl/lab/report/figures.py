@@ -9,23 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean, stdev
-from typing import Any
 
 from matplotlib.figure import Figure
 
 from flower_fgl.lab import plots
+from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.lines import Line, has_one_objective, looks_of
-from flower_fgl.lab.report.numbers import (
-    client_scores,
-    column_name,
-    item_kind,
-    last_mixture,
-    own_columns_of,
-    pooled_test_score,
-    scope_of,
-    setting_of,
-    shown_score,
-)
 from flower_fgl.lab.report.sweeps import Sweep
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
@@ -42,49 +31,44 @@ Pictures = dict[str, Figure]
 def draw_run(run: RunFolder) -> Pictures:
     """Draw all figures of one run, finished or not."""
     lines = [Line("", [run])]
-    score = shown_score([run])
+    score = numbers.shown_score([run])
     curves = [_curve(run, "", score)]
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     pictures |= _by_cost(curves)
     owners = run.owner_names
-    if scores := client_scores(run, score):
+    if scores := numbers.client_scores(run, score):
         values = [_number(value) for value in scores.values()]
         pictures["clients"] = plots.client_bars(
             [owners.get(pid, pid) for pid in scores],
             values,
-            pooled_test_score(run, score),
-            items=item_kind([run]),
+            numbers.pooled_test_score(run, score),
+            items=numbers.item_kind([run]),
             score=run.scale_of(score).title,
             is_percent=not run.scale_of(score).kind.has_units,
         )
     counted = [r for r in run.clients if r.get("class_counts")]
     # owners with classes of their own share no axis
-    if len(_class_names(counted)) == 1:
+    if len({tuple(row.get("class_names") or ()) for row in counted}) == 1:
         counted.sort(key=lambda row: int(row["partition_id"]))
         counts = [row["class_counts"] for row in counted]
-        numbers = [str(c) for c in range(len(counts[0]))]
+        indices = [str(c) for c in range(len(counts[0]))]
         names = counted[0].get("class_names") or run.summary.get("class_names")
         pictures["labels"] = plots.label_heat_map(
             counts,
-            [f"class {n}" if n.isdigit() else n for n in names or numbers],
+            [f"class {n}" if n.isdigit() else n for n in names or indices],
             [owners.get(row["partition_id"], row["partition_id"]) for row in counted],
-            items=item_kind([run]),
+            items=numbers.item_kind([run]),
         )
-    if table := last_mixture(run):
+    if table := numbers.last_mixture(run):
         names = [owners.get(pid, pid) for pid in table["clients"]]
         pictures["mixture"] = plots.mixture_heat_map(table["weights"], names)
     return pictures | _costs(lines)
 
 
-def _class_names(described: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]:
-    """Return the different lists of class names of clients."""
-    return {tuple(row.get("class_names") or ()) for row in described}
-
-
 def draw_runs(lines: Sequence[Line]) -> Pictures:
     """Draw all figures that compare several runs; lines of several runs are averaged."""
     runs = [run for line in lines for run in line.runs]
-    score = shown_score(runs)
+    score = numbers.shown_score(runs)
     curves = [
         replace(
             _mean_curve(
@@ -96,7 +80,11 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
         for line in lines
     ]
     per_client = [
-        [_number(v) for run in line.runs for v in client_scores(run, score).values()]
+        [
+            _number(v)
+            for run in line.runs
+            for v in numbers.client_scores(run, score).values()
+        ]
         for line in lines
     ]
     one = has_one_objective(runs)
@@ -165,7 +153,7 @@ def _columns(lines: Sequence[Line], curves: Sequence[plots.Curve]) -> Pictures:
     groups: dict[str, list[plots.Curve]] = {}
     for line, curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
-            groups.setdefault(setting_of(line.runs[0]), []).append(curve)
+            groups.setdefault(numbers.setting_of(line.runs[0]), []).append(curve)
     return {
         f"columns-{setting}": plots.column_curves(group)
         for setting, group in groups.items()
@@ -240,9 +228,8 @@ def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _mean_score(runs: Sequence[RunFolder], score: str) -> float | None:
     """Return the mean test score of the runs that have one."""
-    known = [
-        value for run in runs if (value := pooled_test_score(run, score)) is not None
-    ]
+    values = [numbers.pooled_test_score(run, score) for run in runs]
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
@@ -252,12 +239,12 @@ def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
     scored = [
         row
         for row in run.rounds
-        if is_scored(row) and row["metrics"].get(scope_of(run))
+        if is_scored(row) and row["metrics"].get(numbers.scope_of(run))
     ]
-    own = own_columns_of([run])
+    own = numbers.own_columns_of([run])
     columns = {
         name: [
-            _number(row["metrics"][scope_of(run)].get(name, {}).get(score))
+            _number(row["metrics"][numbers.scope_of(run)].get(name, {}).get(score))
             for row in scored
         ]
         for name in ("val", "test", *own)
@@ -276,7 +263,7 @@ def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
         columns={
             "seen graph"
             if name == "test" and "unseen" in own
-            else column_name(name): columns[name]
+            else numbers.column_name(name): columns[name]
             for name in shown
         },
         bytes=[costs[row["round"]][0] for row in scored],
@@ -307,46 +294,41 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
     """Average curves over the rounds that all of them have."""
     if len(curves) == 1:
         return curves[0]
-    rounds = _in_all([curve.rounds for curve in curves])
-    loss_rounds = _in_all([curve.loss_rounds for curve in curves])
+    scored = [curve.rounds for curve in curves]
+    lost = [curve.loss_rounds for curve in curves]
 
     def values(
-        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
+        what: Sequence[Sequence[float]], where: Sequence[Sequence[int]] = scored
     ) -> list[list[float]]:
         tables = [
             dict(zip(x, y, strict=True)) for x, y in zip(where, what, strict=True)
         ]
-        return [[t[r] for t in tables if math.isfinite(t[r])] for r in of]
+        return [[t[r] for t in tables if math.isfinite(t[r])] for r in _in_all(where)]
 
-    def mean(
-        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
-    ) -> list[float]:
-        return [fmean(v) if v else NAN for v in values(where, what, of)]
+    def mean(*what: Sequence[float]) -> list[float]:
+        return [fmean(v) if v else NAN for v in values(what)]
 
-    def spread(what: Sequence[Sequence[float]]) -> list[float]:
-        found = values(scored, what, rounds)
-        return [stdev(v) if len(v) > 1 else NAN for v in found]
+    def spread(*what: Sequence[float]) -> list[float]:
+        return [stdev(v) if len(v) > 1 else NAN for v in values(what)]
 
-    scored = [curve.rounds for curve in curves]
+    losses = values([c.loss for c in curves], lost)
     return plots.Curve(
         label=label,
-        rounds=rounds,
-        val=mean(scored, [c.val for c in curves], rounds),
-        test=mean(scored, [c.test for c in curves], rounds),
-        loss_rounds=loss_rounds,
-        loss=mean(
-            [c.loss_rounds for c in curves], [c.loss for c in curves], loss_rounds
-        ),
+        rounds=_in_all(scored),
+        val=mean(*(c.val for c in curves)),
+        test=mean(*(c.test for c in curves)),
+        loss_rounds=_in_all(lost),
+        loss=[fmean(v) if v else NAN for v in losses],
         best_round=None,
         columns={
-            title: mean(scored, [c.columns[title] for c in curves], rounds)
+            title: mean(*(c.columns[title] for c in curves))
             for title in curves[0].columns
             if all(title in curve.columns for curve in curves)
         },
-        val_spread=spread([c.val for c in curves]),
-        test_spread=spread([c.test for c in curves]),
-        bytes=mean(scored, [c.bytes for c in curves], rounds),
-        seconds=mean(scored, [c.seconds for c in curves], rounds),
+        val_spread=spread(*(c.val for c in curves)),
+        test_spread=spread(*(c.test for c in curves)),
+        bytes=mean(*(c.bytes for c in curves)),
+        seconds=mean(*(c.seconds for c in curves)),
         score=curves[0].score,
         is_percent=curves[0].is_percent,
     )

@@ -1,8 +1,8 @@
 """Lines of the report's figures: which runs share one, its name, colour, dash and marker.
 
 The methods of a page get their colours, and from the ninth on their dashes, in the order in
-which they first appear. All figures of the page share them. Lines of one method differ by
-their marker. Where all lines belong to one method, they have colours instead.
+which they first appear. Lines of one method differ by their marker; where all lines belong
+to one method, they have colours instead.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ __all__ = ["Line", "has_one_objective", "lines_of", "looks_of"]
 class Line:
     """Runs that the figures show as one line: one run, or the mean over seeds.
 
-    ``label`` is its name; ``look`` holds colour, dash and marker. If there are several
-    datasets, ``panel`` is the line's, and ``name`` its name beside lines of the same
-    dataset.
+    If there are several datasets, ``panel`` is the line's, and ``name`` its name beside
+    lines of the same dataset.
     """
 
     label: str
@@ -42,21 +41,16 @@ class Line:
 
 
 def lines_of(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Line]:
-    """Return the lines of several runs; those that differ only in seeds share one.
-
-    ``labels`` names each run, for those with a line of their own. Lines of several
-    datasets have one panel each, in which a name has the same look.
-    """
-    groups = [group for group in average_groups(runs) if len(group.runs) > 1]
+    """Return the lines of several runs; those that differ only in seeds share one."""
     data = {run.summary["dataset"] for run in runs}
     sizes = {(run.summary["dataset"], run.summary["clients"]) for run in runs}
     found = []
-    for group in groups:
-        about = group.runs[0].summary
-        label = group.label + (f" on {about['dataset']}" if len(data) > 1 else "")
+    for label, group in average_groups(runs):
+        about = group[0].summary
+        label += f" on {about['dataset']}" if len(data) > 1 else ""
         if len(sizes) > len(data):
             label += f" · {about['clients']} clients"
-        found.append((label, group.runs))
+        found.append((label, group))
     averaged = {id(run) for _, members in found for run in members}
     found += [
         (label, [run])
@@ -79,11 +73,7 @@ def lines_of(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Line]:
 
 
 def looks_of(methods: Sequence[str], order: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return colour, dash and marker of each line by its method.
-
-    Methods get colours, and then dashes, in the order in which the page first shows them:
-    that of ``order``, or of ``methods``.
-    """
+    """Return colour, dash and marker of each line by its method, see this module."""
     if len(set(methods)) == 1 and len(methods) > 1:
         return [plots.look_of(number) for number in range(len(methods))]
     numbers = {name: n for n, name in enumerate(dict.fromkeys([*order, *methods]))}
@@ -96,11 +86,7 @@ def looks_of(methods: Sequence[str], order: Sequence[str] = ()) -> list[dict[str
 
 
 def has_one_objective(runs: Sequence[RunFolder]) -> bool:
-    """Return whether the training losses of all runs can be compared.
-
-    They can if the runs train the same method, with the same settings of that method, on
-    the same dataset and kind of task.
-    """
+    """Return whether losses can be compared: same method, its settings, data and task."""
     objectives = [
         (
             run.summary["method"],

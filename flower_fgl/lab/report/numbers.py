@@ -7,28 +7,9 @@ from typing import Any
 
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
-from flower_fgl.lab.tables.compare import common_scale
+from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import number_scores
-
-__all__ = [
-    "about",
-    "client_scores",
-    "column_name",
-    "columns_of",
-    "dropped_replies",
-    "idle_clients",
-    "item_kind",
-    "last_mixture",
-    "metrics_of",
-    "own_columns_of",
-    "pooled_test_score",
-    "scope_of",
-    "score_rows",
-    "setting_of",
-    "settings_of",
-    "shown_score",
-]
 
 
 def about(run: RunFolder) -> str:
@@ -50,11 +31,7 @@ def scope_of(run: RunFolder) -> str:
 
 
 def last_mixture(run: RunFolder) -> Mapping[str, Any] | None:
-    """Return the last round's mixtures of a personalized average, ``None`` without any.
-
-    Its keys: ``round``, ``clients``, ``weights`` (row i: the mixture of client i), and
-    ``numbers``, which describe them.
-    """
+    """Return the last round's mixtures of a personalized average, ``None`` without any."""
     for row in reversed(run.rounds):
         if "mixture" in row:
             kept = {"round": row["round"], "numbers": row.get("numbers", {})}
@@ -108,14 +85,8 @@ def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
 
 
 def shown_score(runs: Sequence[RunFolder]) -> str:
-    """Return the score that figures show: the one that selects rounds in all runs.
-
-    Runs that differ in it are compared by their accuracy, or their normalised RMSE.
-    """
-    scores = {str(run.summary.get("metric", "accuracy")) for run in runs}
-    if len(scores) == 1:
-        return scores.pop()
-    return "nrmse" if "nrmse" in scores else "accuracy"
+    """Return the score that figures show: the one that selects rounds in all runs."""
+    return one_metric(str(run.summary.get("metric", "accuracy")) for run in runs)
 
 
 def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | None]:
@@ -165,21 +136,18 @@ def score_rows(run: RunFolder) -> list[tuple[str, Mapping[str, Any]]]:
 
 def dropped_replies(run: RunFolder) -> list[dict[str, Any]]:
     """Count dropped replies by reason, with the affected clients and rounds."""
-    out: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[tuple[Any, int]]] = {}
     for row in run.rounds:
         for failure in row.get("failures", ()):
-            reason = failure["reason"]
-            entry = out.setdefault(reason, {"count": 0, "clients": set(), "rounds": []})
-            entry["count"] += 1
-            entry["clients"].add(failure.get("partition_id"))
-            entry["rounds"].append(row["round"])
+            lost = found.setdefault(failure["reason"], [])
+            lost.append((failure.get("partition_id"), row["round"]))
     return [
         {
             "reason": reason,
-            "count": entry["count"],
-            "clients": ", ".join(str(pid) for pid in sorted(entry["clients"], key=str)),
-            "first": min(entry["rounds"]),
-            "last": max(entry["rounds"]),
+            "count": len(lost),
+            "clients": ", ".join(sorted({str(pid) for pid, _ in lost})),
+            "first": min(number for _, number in lost),
+            "last": max(number for _, number in lost),
         }
-        for reason, entry in out.items()
+        for reason, lost in found.items()
     ]

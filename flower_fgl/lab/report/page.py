@@ -1,8 +1,7 @@
 """Write the report: one HTML page with figures and tables of one or more runs.
 
 The page is self-contained: figures are inline SVG images, and there are no scripts and no
-network requests. All text from runs is escaped. Runs that failed or were killed are shown
-up to their last round, with a note at the top.
+network requests. All text from runs is escaped.
 """
 
 from __future__ import annotations
@@ -21,26 +20,12 @@ from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.lab import plots
+from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.lab.report.lines import Line, has_one_objective, lines_of
-from flower_fgl.lab.report.numbers import (
-    about,
-    client_scores,
-    column_name,
-    columns_of,
-    dropped_replies,
-    idle_clients,
-    item_kind,
-    last_mixture,
-    metrics_of,
-    own_columns_of,
-    score_rows,
-    settings_of,
-    shown_score,
-)
 from flower_fgl.lab.report.owners import owner_table
 from flower_fgl.lab.report.seeds import over_seeds
-from flower_fgl.lab.report.sweeps import Sweep, find_sweeps
+from flower_fgl.lab.report.sweeps import find_sweeps
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
@@ -55,6 +40,13 @@ MANY = 6
 """With more runs than this, the tables of single runs are folded."""
 MISSING = "–"
 """Value of a setting that a run does not have."""
+EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("scores", "held", "sweeps", "differing", "ranks"), ()),
+    "mixture": None,
+    "has_means": False,
+    "has_losses": True,
+}
+"""Parts of the page that either one run or several do not have."""
 PLACES = {"output-dir", "run-dir", "state-dir", "data-dir"}
 """Settings that say where files are, which no comparison shows."""
 
@@ -72,13 +64,10 @@ def write_report(
 
     ``out`` is a file or folder; by default ``report.html`` in the folder of a single
     run, or ``comparison.html`` next to the folder of the first of several. A mark shows
-    results with a significantly higher test score than the method ``against``, if any.
-    All figures are also written as SVG files to ``pictures``. ``nodes`` are embeddings
-    of some clients' nodes, and ``title`` is that of a comparison.
-
-    Raises a RunError if there is no run, they predict different kinds of targets, a
-    file cannot be written, this copy of the package has no template, or ``against`` has
-    no runs over several seeds, or of several settings.
+    results that are significantly better than the method ``against``. All figures are
+    also written as SVG files to ``pictures``. ``nodes`` are embeddings of some clients'
+    nodes. Raises a RunError if the runs do not fit together, or a file cannot be
+    written.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")
@@ -105,20 +94,20 @@ def write_report(
     if title and len(runs) > 1:
         context["title"] = title
     page = template.render(
+        **{**EMPTY, **context},
         runs=runs,
-        columns=columns_of(runs),
-        own_columns=own_columns_of(runs),
-        own_by_setting=settings_of(runs),
-        metrics=metrics_of(runs),
-        items=item_kind(runs),
+        columns=numbers.columns_of(runs),
+        own_columns=numbers.own_columns_of(runs),
+        own_by_setting=numbers.settings_of(runs),
+        metrics=numbers.metrics_of(runs),
+        items=numbers.item_kind(runs),
         owners=owner_table(runs, lines_of(runs, context["labels"]), against or "local"),
-        idle=idle_clients(runs[0]),
+        idle=numbers.idle_clients(runs[0]),
         many=MANY,
-        score=shown_score(runs),
-        scale=common_scale(shown_score(runs), runs),
+        score=numbers.shown_score(runs),
+        scale=common_scale(numbers.shown_score(runs), runs),
         has_finetuned=any(run.summary.get("finetuned") for run in runs),
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
-        **context,
     )
     # the pictures come first: if they cannot be written, the page stays as it was
     if pictures is not None:
@@ -138,8 +127,8 @@ def _environment(folder: Path) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "column_name": column_name,
-        "percent": percent,
+        "column_name": numbers.column_name,
+        "percent": lambda value: ScoreScale().show(value, 1),
         "capitalise": plots.first_upper,
         "gained": lambda value, score: ScoreScale(score).show(value, 1, sign="+"),
         "shown": lambda value, score: ScoreScale(score).show(value, 1),
@@ -164,14 +153,9 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
         replace_file(folder / f"{name}.svg", content)
 
 
-def percent(value: float | None) -> str:
-    """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
 def _one(run: RunFolder, against: str) -> dict[str, Any]:
     """Return the template's context for one run."""
-    scores = client_scores(run, shown_score([run]))
+    scores = numbers.client_scores(run, numbers.shown_score([run]))
     held = sorted(
         (
             {**row, "test": scores.get(row["partition_id"])}
@@ -182,19 +166,14 @@ def _one(run: RunFolder, against: str) -> dict[str, Any]:
         key=lambda row: int(row["partition_id"]),
     )
     return {
-        "title": about(run),
-        "labels": [about(run)],
+        "title": numbers.about(run),
+        "labels": [numbers.about(run)],
         "pictures": draw_run(run),
-        "has_means": False,
-        "has_losses": True,
-        "ranks": set(),
-        "scores": score_rows(run),
-        "mixture": last_mixture(run),
+        "scores": numbers.score_rows(run),
+        "mixture": numbers.last_mixture(run),
         "held": held,
         "groups": over_seeds([run], against),
-        "sweeps": [],
-        "differing": [],
-        "dropped": dropped_replies(run),
+        "dropped": numbers.dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
             for key, value in _read_settings(run).items()
@@ -237,7 +216,9 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
     differing = [(key, values) for key, values in table if len(set(values)) > 1]
     if len(runs) > MANY:  # a method's own settings only where its runs differ in them
         differing = [
-            (key, values) for key, values in differing if _differs(key, values, flat)
+            (key, values)
+            for key, values in differing
+            if "." not in key or len({c[key] for c in flat if key in c}) > 1
         ]
     return {
         "title": f"{len(runs)} runs compared",
@@ -246,15 +227,27 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         "has_means": len(lines) < len(runs),
         "has_losses": has_one_objective(runs),
         "ranks": {group["rank"] for group in groups},
-        "scores": [],
-        "mixture": None,
-        "held": [],
         "groups": groups,
-        "sweeps": [(sweep, _sweep_rows(sweep)) for sweep in sweeps],
+        "sweeps": [
+            (
+                sweep,
+                [
+                    (
+                        line.label,
+                        [
+                            " / ".join(line.show(value, m) for m in sweep.metrics)
+                            for value in sweep.values
+                        ],
+                    )
+                    for line in sweep.lines
+                ],
+            )
+            for sweep in sweeps
+        ],
         "dropped": [
             {**entry, "run": label}
             for run, label in zip(runs, labels, strict=True)
-            for entry in dropped_replies(run)
+            for entry in numbers.dropped_replies(run)
         ],
         "differing": differing,
         "settings": [
@@ -264,31 +257,6 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         ],
         "commands": [_command(run) for run in runs],
     }
-
-
-def _differs(
-    key: str, values: Sequence[str], configs: Sequence[Mapping[str, str]]
-) -> bool:
-    """Return whether a setting is general, or differs among the runs that have it."""
-    return (
-        "." not in key
-        or len({v for v, config in zip(values, configs, strict=True) if key in config})
-        > 1
-    )
-
-
-def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
-    """Return the lines of a sweep as table rows of its test scores."""
-    return [
-        (
-            line.label,
-            [
-                " / ".join(line.show(value, metric) for metric in sweep.metrics)
-                for value in sweep.values
-            ],
-        )
-        for line in sweep.lines
-    ]
 
 
 def _shown(value: Any) -> str:

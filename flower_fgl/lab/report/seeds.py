@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
-from flower_fgl.lab.report.numbers import about, pooled_test_score
-from flower_fgl.lab.tables.compare import PER_RUN, common_scale, main_metric
-from flower_fgl.lab.tables.frame import NOTHING, Scores, frame_of_runs, place_of
+from flower_fgl.lab.report.numbers import pooled_test_score
+from flower_fgl.lab.tables.compare import PER_RUN, common_scale, group_runs, main_metric
+from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale
+from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
-__all__ = ["Group", "average_groups", "over_seeds", "scored_runs"]
+__all__ = ["average_groups", "over_seeds", "scored_runs"]
 
 KINDS = {"own": "", "global": ", aggregated model"}
 """Rows of a group by evaluated model, with the end of their name."""
@@ -41,56 +38,28 @@ def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, An
     ]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Completed runs that differ only in their seeds.
-
-    ``label`` is the method, and the settings in which it differs from other groups of
-    it.
-    """
-
-    label: str
-    runs: list[RunFolder]
-
-
-def average_groups(runs: Sequence[RunFolder], *, smallest: int = 2) -> list[Group]:
-    """Group completed runs with scores that differ only in their seeds.
-
-    Groups of fewer than ``smallest`` runs are left out.
-    """
-    groups: dict[str, list[RunFolder]] = {}
-    configs: dict[str, dict[str, Any]] = {}
-    for run, config in scored_runs(runs):
-        key = json.dumps([about(run), run.summary["clients"], sorted(config.items())])
-        groups.setdefault(key, []).append(run)
-        configs[key] = {"method": run.summary["method"], **config}
-    kept = {key: group for key, group in groups.items() if len(group) >= smallest}
-    labels = tell_apart([configs[key] for key in kept], but={"dataset", "clients"})
-    return [
-        Group(label, group) for label, group in zip(labels, kept.values(), strict=True)
-    ]
+def average_groups(runs: Sequence[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
+    """Group completed runs with scores that differ only in their seeds, by their name."""
+    scored = [run for run, _ in scored_runs(runs)]
+    return group_runs(scored, but={"dataset", "clients"}, smallest=2)
 
 
 def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:
     """Average completed runs that differ only in their seeds: one mapping per table row.
 
-    The aggregated model and fine-tuning have additional rows if the runs scored them. The
-    rows that are compared are those after fine-tuning, where the runs have it.
-
-    ``rank`` is ``best`` or ``tied`` among rows of the same data and draws. The best has the
-    best mean test score. A tied one differs from it by less than the margin; too few
-    common draws, or a large spread, are no tie. Where the draws of the rows differ, no row
-    is best, since their means are not comparable: then ``has_other_draws`` is set.
-    ``is_better`` and ``versus`` are the comparison with the method ``against``; a RunError
-    is raised if it has no runs over several seeds, or several groups on the same data.
-    The p-values of either kind of comparison are adjusted together.
+    The aggregated model and fine-tuning have rows of their own; the rows after
+    fine-tuning are compared. ``rank`` is ``best`` (mean test score) or ``tied``
+    (differs from it by less than the margin) among rows of the same data and draws.
+    Where the draws of the rows differ, no row is best: then ``has_other_draws`` is set.
+    ``is_better`` and ``versus`` are the comparison with the method ``against``. The
+    p-values of either kind of comparison are adjusted together.
     """
     groups = average_groups(runs)
     scores = Scores(
         frame_of_runs(
             (place_of(run), number, run)
-            for number, group in enumerate(groups)
-            for run in group.runs
+            for number, (_, group) in enumerate(groups)
+            for run in group
         )
     )
     shown = [
@@ -99,36 +68,34 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
         for metric in (*SCORE_NAMES, "auroc", "mean_accuracy", *NUMBER_SCORES)
     ]
     rows: list[dict[str, Any]] = []
-    for number, group in enumerate(groups):
-        first = group.runs[0]
+    for number, (label, group) in enumerate(groups):
+        first = group[0]
         place = place_of(first)
-        is_tuned = any("finetuned" in run.summary for run in group.runs)
+        is_tuned = any("finetuned" in run.summary for run in group)
         kinds = TUNED_KINDS if is_tuned else KINDS
         for model, kind in kinds.items():
-            texts = {
-                f"{column}_{metric}": _mean_std(
-                    scores.values(place, number, model, column, metric),
-                    first.scale_of(metric),
-                )
-                for column, metric in shown
-            }
+            texts = {}
+            for column, metric in shown:
+                values = scores.values(place, number, model, column, metric)
+                text = first.scale_of(metric).show_mean(values, digits=1)
+                texts[f"{column}_{metric}"] = text if len(values) > 1 else NOTHING
             if model != "own" and set(texts.values()) == {NOTHING}:
                 continue
             main = scores.series(place, number, model, "test", main_metric(first))
             row = {
-                "name": f"{group.label} on {first.summary['dataset']}{kind}",
-                "runs": group.runs,
+                "name": f"{label} on {first.summary['dataset']}{kind}",
+                "runs": group,
                 "place": place,
-                "main": main if len(main) == len(group.runs) else main[:0],
+                "main": main if len(main) == len(group) else main[:0],
                 "is_compared": model == "own",
                 "is_better": False,
                 "has_other_draws": False,
                 "versus": "",
                 "rank": "",
                 "score": main_metric(first),
-                "scale": common_scale(main_metric(first), group.runs),
+                "scale": common_scale(main_metric(first), group),
                 "clients": first.summary["clients"],
-                "seeds": _seeds(group.runs),
+                "seeds": _seeds(group),
             }
             rows.append(row | texts)
     compared = [row for row in rows if row["is_compared"]]
@@ -143,7 +110,7 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
     places: dict[Hashable, list[dict[str, Any]]] = {}
     for row in rows:
         places.setdefault(row["place"], []).append(row)
-    tests: list[tuple[dict[str, Any], Comparison]] = []
+    tests: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for rivals in places.values():
         scored = [row for row in rivals if len(row["main"])]
         if len(rivals) < 2 or not scored:
@@ -158,14 +125,8 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
             key=lambda row, s=scale: s.goodness(statistics.fmean(row["main"])),  # type: ignore[misc]
         )
         best["rank"] = "best"
-        tests += [
-            (row, found)
-            for row in scored
-            if row is not best
-            and (found := compare_series(best["main"], row["main"], scale)) is not None
-        ]
-    compared = compare_all([found for _, found in tests])
-    for (row, _), found in zip(tests, compared, strict=True):
+        tests += [(best, row) for row in scored if row is not best]
+    for _, row, found in _compared(tests):
         if found.is_tied:
             row["rank"] = "tied"
 
@@ -187,18 +148,21 @@ def _mark_better(rows: Sequence[dict[str, Any]], against: str) -> None:
             "Pass only the group to compare with."
         )
     base_of = dict(zip(places, bases, strict=True))
-    tests = [
-        (row, found)
-        for row in rows
-        if (base := base_of.get(row["place"])) is not None
-        and base is not row
-        and (found := compare_series(row["main"], base["main"], row["scale"]))
-        is not None
-    ]
-    compared = compare_all([found for _, found in tests])
-    for (row, _), found in zip(tests, compared, strict=True):
+    pairs = [(row, base_of.get(row["place"])) for row in rows]
+    tests = [(row, base) for row, base in pairs if base is not None and base is not row]
+    for row, _, found in _compared(tests):
         row["is_better"] = found.is_significant and found.difference > 0
         row["versus"] = found.brief
+
+
+def _compared(
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], Comparison]]:
+    """Yield pairs of rows that have common draws, with their adjusted comparisons."""
+    found = [(a, b, compare_series(a["main"], b["main"], a["scale"])) for a, b in pairs]
+    known = [(a, b, test) for a, b, test in found if test is not None]
+    tests = compare_all([test for _, _, test in known])
+    yield from ((a, b, test) for (a, b, _), test in zip(known, tests, strict=True))
 
 
 def _seeds(runs: Sequence[RunFolder]) -> str:
@@ -210,8 +174,3 @@ def _seeds(runs: Sequence[RunFolder]) -> str:
     partitions = f"partitions {', '.join(map(str, parts))}"
     is_one = len({run.summary["seed"] for run in runs}) == 1
     return partitions if is_one else f"{seeds}; {partitions}"
-
-
-def _mean_std(values: Sequence[float], scale: ScoreScale) -> str:
-    """Format mean and standard deviation, a dash with fewer than two runs."""
-    return scale.show_mean(values, digits=1) if len(values) > 1 else NOTHING

@@ -21,11 +21,7 @@ __all__ = ["Sweep", "SweepLine", "find_sweeps"]
 
 @dataclass(frozen=True)
 class SweepLine:
-    """Scores of runs that differ only in one setting and their seeds.
-
-    ``label`` is the method, and other settings that differ from lines of the same
-    method. ``scores`` are test scores by value of the setting and by metric.
-    """
+    """Test scores of runs that differ only in one setting and their seeds, by its value."""
 
     label: str
     method: str
@@ -52,8 +48,7 @@ class SweepLine:
 class Sweep:
     """A setting ``key`` with the scores at each of its values, at least two per line.
 
-    ``metrics`` are the scores of the lines with their display names: that by which
-    rounds are selected, and macro-F1, or Spearman's ρ of numbers.
+    ``metrics`` are the shown scores with their display names.
     """
 
     key: str
@@ -67,11 +62,7 @@ class Sweep:
 
 
 def find_sweeps(runs: Sequence[RunFolder]) -> list[Sweep]:
-    """Find the numeric settings that have several values among completed, scored runs.
-
-    They are in the order of the config. Runs that differ only in a setting and their
-    seeds form one line.
-    """
+    """Find the numeric settings that have several values among completed, scored runs."""
     scored = scored_runs(runs)
     tried: dict[str, set[float]] = {}
     for _, config in scored:

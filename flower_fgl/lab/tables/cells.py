@@ -29,21 +29,9 @@ from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
-__all__ = [
-    "CELL_ENDINGS",
-    "DEFAULT_SUFFIX",
-    "MODELS",
-    "NO_RESULT",
-    "PLACE",
-    "Cell",
-    "Draw",
-    "cell_files",
-    "describe_published",
-    "describe_trials",
-    "make_cell",
-    "read_cells",
-    "write_cells",
-]
+__all__ = ["CELL_ENDINGS", "DEFAULT_SUFFIX", "MODELS", "NO_RESULT", "PLACE", "Cell"]
+__all__ += ["Draw", "cell_files", "describe_published", "describe_trials", "make_cell"]
+__all__ += ["read_cells", "write_cells"]
 
 PLACE = (
     "dataset",
@@ -98,26 +86,11 @@ Scores = Mapping[str, Mapping[str, float | int]]
 class Draw:
     """Results of one run of a cell.
 
-    Parameters
-    ----------
-    seed, partition_seed : int
-        Seeds of the run and of its partition and split.
-    partition : str
-        SHA-256 of the clients' data.
-    rounds : int
-        Rounds that were run.
-    scores : mapping
-        By model (:data:`MODELS`), node set and name, at the round best on validation
-        nodes: in [0, 1], or of numbers in the units of the target.
-    best_round : mapping of str to int
-        That round, by model.
-    bytes_up, bytes_down : int
-        Bytes of all clients and rounds.
-    seconds : float
-        Seconds of all rounds.
-    owners : mapping
-        Of runs over natural owners: by model, name of the owner and name of the score,
-        its test scores at that round.
+    ``partition`` is the SHA-256 of the clients' data. ``scores`` are by model
+    (:data:`MODELS`), node set and name, at the round best on validation nodes,
+    ``best_round``: in [0, 1], or of numbers in the units of the target. ``bytes_up``,
+    ``bytes_down`` and ``seconds`` are those of all clients and rounds. ``owners`` are
+    test scores by model, name of the natural owner, and name of the score.
     """
 
     seed: int
@@ -143,48 +116,18 @@ class Draw:
 class Cell:
     """One row of an experiment on one dataset, with all its draws.
 
-    Parameters
-    ----------
-    experiment, title : str
-        Name and title of the experiment file.
-    row : str
-        Name of the row, without the settings in ``place``.
-    method : str
-        Method of the runs.
-    place : mapping of str to bool, int, float or str
-        Settings of the data, see :data:`PLACE`.
-    settings : mapping of str to bool, int, float or str
-        The other settings, without seeds and paths.
-    draws : sequence of Draw
-        In the order of their seeds.
-    order : int
-        Position of the row in its experiment.
-    planned_draws : int
-        Draws in the experiment file; 0 if it chooses seeds.
-    published : mapping of str to float
-        Published values, shares in percent: ``accuracy``, ``macro_f1``, or the accuracy
-        of a column such as ``unseen``.
-    tuning : mapping
-        ``experiment``, ``budget``, ``trials`` and ``failed`` of the row, ``draws``,
-        ``metric``, ``study`` and the tuned ``settings``; empty if the row is not tuned.
-    selection : str
-        ``validation`` if scores are those of the best validation round, with the name of
-        the score if it is not the runs' own; else ``last``.
-    versions : mapping of str to str
-        Versions of Python and of the packages.
-    commit, source_sha256 : str
-        Commit of the checkout, and hash of the package's source files; empty if the run
-        folders do not hold them.
-    engine, device : str
-        Engine of the runs; their device, "cpu and cuda" if they used several.
-    host : mapping
-        Processor, cores, memory and operating system, without a name. Each is a text
-        with " and " if the runs used several.
-    notes : sequence of str
-        Sentences that stand below a table with the cell.
-    target : mapping
-        If numbers are predicted, their ``kind``, ``names``, ``units``, and ``std``, the
-        standard deviation of each, averaged over the draws; else empty, and not written.
+    ``place`` holds the settings of the data (:data:`PLACE`), ``settings`` the others
+    without seeds and paths. ``planned_draws`` is 0 if the experiment file chooses
+    seeds. ``published`` are shares in percent: ``accuracy``, ``macro_f1``, or the
+    accuracy of a column such as ``unseen``. ``tuning`` is empty if the row is not
+    tuned.
+
+    ``selection`` is ``validation`` if scores are those of the best validation round,
+    with the name of the score if it is not the runs' own; else ``last``. ``device`` and
+    each entry of ``host`` (processor, cores, memory, operating system) are texts with "
+    and " if the runs used several. ``notes`` stand below a table with the cell.
+    ``target`` has ``kind``, ``names``, ``units`` and the mean ``std`` of predicted
+    numbers, else it is empty.
     """
 
     experiment: str
@@ -236,11 +179,7 @@ class Cell:
         return tuple(self.place.get(key) for key in PLACE)
 
     def pooled(self, model: str, column: str) -> tuple[float, int] | None:
-        """Pool the nodes of all draws; a draw without such nodes counts with none.
-
-        Returns the share of the correctly classified nodes of all draws together, and
-        their number; ``None`` if no draw has any.
-        """
+        """Return the share of correct nodes of all draws together, and their number."""
         found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
         hits = [
             (round(scores["accuracy"] * scores["num_nodes"]), int(scores["num_nodes"]))
@@ -252,11 +191,7 @@ class Cell:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Self:
-        """Read a cell; ``where`` is the name of its file, for messages.
-
-        Raises a RunError if the text is damaged or of a newer format, or holds values
-        that no cell has, e.g. a score above 1.
-        """
+        """Read a cell of the file ``where``; a RunError if it is damaged or was edited."""
         try:
             table = json.loads(text)
             if not isinstance(table, dict) or "format" not in table:
@@ -302,11 +237,7 @@ def make_cell(
     tuning: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> Cell:
-    """Make a cell of completed runs with scores that differ in their draw only.
-
-    Raises a RunError if two runs have the same draw, or if settings or code versions of
-    the runs differ.
-    """
+    """Make a cell of completed runs with scores that differ in their draw only."""
     ordered = sorted(runs, key=_draw_of)
     for before, after in pairwise(ordered):
         if _draw_of(before) == _draw_of(after):
@@ -476,11 +407,7 @@ def _of_owners(run: RunFolder, scope: str) -> dict[str, dict[str, float]]:
 def _worst(
     run: RunFolder, entry: Mapping[str, Any], scope: str
 ) -> dict[str, dict[str, float]]:
-    """Return the worst scores of a client in the selected round, by node set.
-
-    They are ``worst_accuracy``, and ``worst_auroc`` if AUROC selects the round, or
-    ``worst_rmse`` of numbers.
-    """
+    """Return the worst score of a client in the selected round, by node set and name."""
     lowest: dict[str, dict[str, float]] = {}
     names = dict.fromkeys(["accuracy", str(run.summary.get("metric", "accuracy"))])
     for row in run.clients:
@@ -489,10 +416,9 @@ def _worst(
         for column, scores in (row.get("metrics") or {}).get(scope, {}).items():
             mine = lowest.setdefault(column, {})
             for name in names:
-                value, key = scores.get(name), f"worst_{name}"
-                if value is not None:
-                    both = {"": value, "before": mine.get(key, value)}
-                    mine[key] = both[ScoreScale(name).worst(both)]
+                if (value := scores.get(name)) is not None:
+                    known = (mine.get(f"worst_{name}", value), value)
+                    mine[f"worst_{name}"] = min(known, key=ScoreScale(name).goodness)
     return lowest
 
 
@@ -516,8 +442,7 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> dict[Path, list[Cell]]:
     """Write the cells of each experiment to ``<folder>/<experiment>.jsonl``.
 
     Returns the files, each with the rows that it had before and that were not written
-    now: they are kept. Raises a RunError if a file cannot be written, or is damaged, or
-    a row is there twice at one place; then none is written.
+    now: they are kept. If a row is there twice at one place, none is written.
     """
     found: dict[Path, dict[tuple[Any, ...], Cell]] = {}
     for cell in cells:
@@ -550,7 +475,6 @@ def read_cells(path: Path) -> list[Cell]:
     """Read the cells of a file, or of a folder and the folders in it.
 
     A ``.jsonl`` file holds a cell per line, a ``.json`` file of an earlier version one.
-    Raises a RunError if there is no cell, or a file is damaged.
     """
     files = [path] if path.is_file() else cell_files(path)
     if not files:

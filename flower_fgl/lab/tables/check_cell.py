@@ -16,11 +16,7 @@ SIGNED = ("r2", "spearman", "mean_r2", "mean_spearman")
 
 
 def check_cell(cell: Any) -> None:
-    """Check the types and ranges of all values of a cell.
-
-    Raises a ValueError if a field has another type, a share is no number between 0 and
-    1, there is no draw, or one is there twice.
-    """
+    """Check the types and ranges of all values of a cell; else a ValueError."""
     _check_types(cell, "the cell")
     for draw in cell.draws:
         _check_types(draw, "a draw")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -22,14 +23,16 @@ from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 __all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
+__all__ += ["group_runs"]
 __all__ += [
     "main_metric",
+    "one_metric",
     "paired_runs",
     "place_name",
     "select_runs",
     "side_names",
-    "without_seed",
 ]
+__all__ += ["without_seed"]
 
 PER_RUN = NO_RESULT | {"threads"}
 """Settings that may differ between runs that are averaged over seeds."""
@@ -47,10 +50,7 @@ Key = tuple[Any, ...]
 
 
 class Comparisons(dict[str, Comparison]):
-    """Comparisons of two sides on several datasets, or numbers of clients, by their name.
-
-    They are adjusted together by Holm's method. There is no mean over datasets.
-    """
+    """Comparisons of two sides by dataset and clients, adjusted together by Holm."""
 
     def __repr__(self) -> str:
         return "\n".join(f"{place}: {found!r}" for place, found in self.items())
@@ -59,10 +59,10 @@ class Comparisons(dict[str, Comparison]):
 def select_runs(text: str) -> list[RunFolder]:
     """Read the runs, finished or not, that an argument of the command line selects.
 
-    ``text`` holds comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of
-    run folders or folders of run folders. The suffix ``:name`` selects the runs of one
-    case of an experiment or, if no case has that name, of one method. Raises a RunError
-    if a path holds no run, or none with that name, or a run folder is damaged.
+    ``text`` holds comma-separated run folders, folders of run folders, or patterns such
+    as ``runs/cora/fedavg-*``. The suffix ``:name`` selects the runs of one case of an
+    experiment or, if no case has that name, of one method. Raises a RunError without
+    runs.
     """
     runs: dict[Path, RunFolder] = {}
     for place, name in _places(text):
@@ -166,29 +166,21 @@ def _config_files(folder: Path) -> list[Path]:
 def paired_runs(
     one: Sequence[RunFolder], other: Sequence[RunFolder]
 ) -> list[tuple[RunFolder, RunFolder]]:
-    """Pair completed runs with the same dataset, partition, clients and seed.
-
-    The pairs are sorted by these; unpaired runs are omitted. Raises a RunError if two
-    runs of one side have the same.
-    """
-    first, second = _by_key("A", one), _by_key("B", other)
-    common = sorted(first.keys() & second.keys(), key=str)
-    return [(first[k], second[k]) for k in common]
-
-
-def _by_key(side: str, runs: Sequence[RunFolder]) -> dict[Key, RunFolder]:
-    """Return the runs by dataset, partition, clients and seed; reject duplicates."""
-    keyed: dict[Key, RunFolder] = {}
-    for run in runs:
-        key = tuple(run.summary.get(name) for name in PAIRED_BY)
-        if key in keyed:
-            raise RunError(
-                f"{side} holds two runs with the same dataset, partition, clients and "
-                f"seed: {keyed[key].path} and {run.path}. Select one of them, e.g. with "
-                '"folder:method" or a pattern.'
-            )
-        keyed[key] = run
-    return keyed
+    """Pair the runs with the same dataset, partition, clients and seed, sorted by these."""
+    sides: dict[str, dict[Key, RunFolder]] = {"A": {}, "B": {}}
+    for (side, keyed), runs in zip(sides.items(), (one, other), strict=True):
+        for run in runs:
+            key = tuple(run.summary.get(name) for name in PAIRED_BY)
+            if (before := keyed.setdefault(key, run)) is not run:
+                raise RunError(
+                    f"{side} holds two runs with the same dataset, partition, clients and "
+                    f"seed: {before.path} and {run.path}. Select one of them, e.g. with "
+                    '"folder:method" or a pattern.'
+                )
+    first, second = sides.values()
+    return [
+        (first[k], second[k]) for k in sorted(first.keys() & second.keys(), key=str)
+    ]
 
 
 def _require_score(run: RunFolder, column: str, metric: str) -> None:
@@ -215,10 +207,8 @@ def compare_runs(
 ) -> Comparisons:
     """Compare two methods on the experiments that both completed, dataset by dataset.
 
-    Raises a ConfigError if one side holds runs of several methods, or with different
-    settings; a RunError if a run is on both sides, the runs predict different kinds of
-    targets, there are fewer than two pairs, two runs of a side have the same data and seed,
-    or a run has no such score.
+    Raises a ConfigError or RunError if runs of a side differ in more than seed and
+    dataset, the sides do not fit together, or a run has no such score.
     """
     sides = {"A": one, "B": other}
     refuse_mixed_kinds(
@@ -301,9 +291,8 @@ def place_name(run: RunFolder) -> str:
 def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[str, str]:
     """Name the two sides of a comparison, whose runs differ in seed and dataset only.
 
-    The names are the methods; for one method also the settings that differ, ``fedprox
-    (mu=0.1)``; for equal or many settings the names of the run folders or of the
-    folders above; ``A`` and ``B`` if these are equal too.
+    The names are the methods, with settings that differ: ``fedprox (mu=0.1)``; or those
+    of the run folders or of the folders above; ``A`` and ``B`` if these are equal too.
     """
     first = [runs[0] for runs in (one, other)]
     labels = tell_apart(
@@ -326,6 +315,25 @@ def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[st
 def _own_settings(run: RunFolder) -> dict[str, Any]:
     """Return the settings of a run that may tell it from others of its method."""
     return {k: v for k, v in flatten_config(run.config) if k not in PER_RUN}
+
+
+def group_runs(
+    runs: Iterable[RunFolder], *, but: Collection[str], smallest: int = 1
+) -> list[tuple[str, list[RunFolder]]]:
+    """Group runs that differ only in their seeds, named by what tells them apart.
+
+    The names are of the method, and the settings in which groups of it differ, but some.
+    """
+    groups: dict[str, list[RunFolder]] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        config = {"method": run.summary["method"], **_own_settings(run)}
+        key = json.dumps([place_name(run), sorted(config.items())])
+        groups.setdefault(key, []).append(run)
+        configs[key] = config
+    kept = {key: group for key, group in groups.items() if len(group) >= smallest}
+    labels = tell_apart([configs[key] for key in kept], but=but)
+    return list(zip(labels, kept.values(), strict=True))
 
 
 def _reject_mixed_settings(side: str, runs: Sequence[RunFolder]) -> None:
@@ -364,5 +372,12 @@ def main_metric(run: RunFolder) -> str:
 
 def common_metric(runs: Sequence[RunFolder]) -> str:
     """Return the :func:`main_metric` of all runs, ``accuracy`` if they differ."""
-    metrics = {main_metric(run) for run in runs}
-    return metrics.pop() if len(metrics) == 1 else "accuracy"
+    return one_metric(main_metric(run) for run in runs)
+
+
+def one_metric(metrics: Iterable[str]) -> str:
+    """Return the only one of several scores, else ``nrmse`` of numbers or ``accuracy``."""
+    found = set(metrics)
+    if len(found) == 1:
+        return found.pop()
+    return "nrmse" if "nrmse" in found else "accuracy"

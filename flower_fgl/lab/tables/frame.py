@@ -8,17 +8,15 @@ A line of the frame is one score of one run: ``place`` (the data), ``row``, ``mo
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from flower_fgl.lab.tables.cells import PLACE, Cell
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
-__all__ = ["COSTS", "DRAW", "NOTHING", "Scores", "frame_of_cells", "frame_of_runs"]
-__all__ += ["place_of", "show_percent"]
+__all__ = ["COSTS", "DRAW", "Scores", "frame_of_cells", "frame_of_runs", "place_of"]
 
 KEYS = ["place", "row", "model", "column", "score"]
 DRAW = ["partition", "partition_seed", "seed"]
@@ -49,11 +47,7 @@ def frame_of_cells(cells: Iterable[Cell]) -> pd.DataFrame:
 def frame_of_runs(
     runs: Iterable[tuple[Hashable, Hashable, RunFolder]],
 ) -> pd.DataFrame:
-    """Return the tidy frame of runs, each with its ``place`` and ``row``.
-
-    The model ``own`` is scored after fine-tuning, if the run has it, and ``before`` is
-    then the best round.
-    """
+    """Return the tidy frame of runs, each with its ``place`` and ``row``."""
 
     def lines() -> Iterator[Line]:
         for place, row, run in runs:
@@ -117,8 +111,3 @@ class Scores:
         """Return the same values, indexed by draw."""
         lines = self.frame.iloc[self._places.get(key, [])]
         return lines.set_index(DRAW)["value"]
-
-
-def show_percent(values: Sequence[float], digits: int = 2) -> str:
-    """Format fractions as mean ± standard deviation in percent, a dash without any."""
-    return ScoreScale().show_mean(values, digits)

@@ -8,17 +8,11 @@ from statistics import fmean
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import is_better
-from flower_fgl.lab.tables.compare import paired_runs
+from flower_fgl.lab.tables.compare import one_metric, paired_runs
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import ScoreScale
 
-__all__ = [
-    "OwnerGain",
-    "OwnerRow",
-    "gains_per_owner",
-    "owner_metric",
-    "rows_per_owner",
-]
+__all__ = ["OwnerGain", "OwnerRow", "gains_per_owner", "owner_metric", "rows_per_owner"]
 
 
 @dataclass(frozen=True)
@@ -44,11 +38,7 @@ class OwnerGain:
 
 @dataclass(frozen=True)
 class OwnerRow:
-    """Scores of one owner in several groups of runs, and the gains over one of them.
-
-    ``means`` are mean scores over the runs of each group, ``gains`` mean paired
-    differences from the base; ``None`` for the base itself and without pairs.
-    """
+    """Mean scores of one owner in groups of runs, and mean paired gains over a base."""
 
     name: str
     means: tuple[float | None, ...]
@@ -56,12 +46,8 @@ class OwnerRow:
 
 
 def owner_metric(runs: Sequence[RunFolder], column: str = "test") -> str:
-    """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``.
-
-    Of numbers it is the score that selects the rounds.
-    """
-    found = {run.owner_metric(column) for run in runs if run.best is not None}
-    return found.pop() if len(found) == 1 else "accuracy"
+    """Return the owners' score that all scored runs have, else ``accuracy``."""
+    return one_metric(run.owner_metric(column) for run in runs if run.best is not None)
 
 
 def rows_per_owner(
@@ -71,12 +57,7 @@ def rows_per_owner(
     column: str = "test",
     metric: str = "accuracy",
 ) -> list[OwnerRow]:
-    """Score several groups of runs, which differ in their seeds, owner by owner.
-
-    ``base`` is the group to compare the others with, usually that of Local. The rows
-    are in the order of the partition-ids; ``column`` and ``metric`` are those of
-    ``per_owner`` of a run.
-    """
+    """Score groups of runs, which differ in their seeds, by owner; gains over ``base``."""
     tables = [[run.per_owner(column, metric) for run in runs] for runs in groups]
     names = dict.fromkeys(name for table in tables for row in table for name in row)
     gains: list[dict[str, float]] = []
@@ -110,9 +91,7 @@ def gains_per_owner(
 ) -> list[OwnerGain]:
     """Compare two methods owner by owner, by descending gain of B over A (usually Local).
 
-    Only completed runs with the same data, partition, number of clients and seed are
-    compared. Raises a RunError if no two runs form a pair, or no owner has the score in
-    both of them.
+    Raises a RunError if no two runs form a pair, or no owner has the score in both.
     """
     done = [[run for run in runs if run.status == "completed"] for runs in (one, other)]
     pairs = paired_runs(*done)

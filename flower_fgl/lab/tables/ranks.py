@@ -5,7 +5,6 @@ Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from statistics import fmean
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.lab.tables.statistics import LEVEL
-from flower_fgl.runs.writer import replace_file
 
 __all__ = ["MIN_BLOCKS", "Ranks", "draw_ranks", "rank_rows"]
 
@@ -30,10 +28,9 @@ PICTURES = (".svg", ".png", ".pdf")
 class Ranks:
     """Average ranks of rows over ``num_blocks`` datasets; 1 is best, and best comes first.
 
-    ``p`` is that of Friedman's test of equal ranks. By Nemenyi's, average ranks that
-    differ by more than ``critical_difference`` are significantly different at 95 %;
-    ``p_values`` has each pair of rows. They are NaN or ``None`` if not testable;
-    ``why_not`` says why.
+    ``p`` is that of Friedman's test of equal ranks; ``p_values`` of each pair of rows
+    and ``critical_difference`` are Nemenyi's at 95 %. ``why_not`` says why they are not
+    testable.
     """
 
     average: Mapping[str, float]
@@ -59,12 +56,10 @@ class Ranks:
 
 
 def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
-    """Rank rows within each dataset, and test the average ranks.
+    """Rank rows by their scores on each dataset, higher is better, and test the ranks.
 
-    ``scores`` are mean scores on each dataset by row, higher is better (of errors their
-    negatives); equal scores
-    share their mean rank. The replicates of the test are datasets, never draws of one
-    dataset.
+    Equal scores share their mean rank. The replicates of the test are datasets, never
+    draws of one dataset.
     """
     from scipy import stats
 
@@ -105,26 +100,18 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     return Ranks(average, number, p, float(wide) / math.sqrt(2) * error, p_values)
 
 
-def _with_ending(path: Path) -> Path:
-    """Return the file of a picture, an SVG file by default; reject other endings."""
+def draw_ranks(ranks: Ranks, path: Path) -> Path:
+    """Draw the critical-difference diagram as SVG, PNG or PDF; return its file.
+
+    Raises a ConfigError if the ranks are not testable, or scikit-posthocs is not
+    installed.
+    """
     if not path.suffix:
-        return path.with_name(f"{path.name}.svg")
+        path = path.with_name(f"{path.name}.svg")
     if path.suffix.lower() not in PICTURES:
         raise ConfigError(
             f"{path} has none of the endings {', '.join(PICTURES)}. Use one of them."
         )
-    return path
-
-
-def draw_ranks(ranks: Ranks, path: Path) -> Path:
-    """Draw the critical-difference diagram; bars join rows that are not different.
-
-    The picture is SVG, PNG or PDF by the ending of ``path``, SVG without one; its file
-    is returned. Raises a ConfigError if the ending stands for no kind of picture, the
-    ranks are not testable, or scikit-posthocs is not installed, and a RunError if it
-    cannot be written.
-    """
-    path = _with_ending(path)
     if ranks.p_values is None:
         raise ConfigError(
             f"A critical-difference diagram needs tested ranks: {ranks.why_not}."
@@ -139,6 +126,8 @@ def draw_ranks(ranks: Ranks, path: Path) -> Path:
     import matplotlib as mpl
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from flower_fgl.lab.plots import save_figure
 
     # the same file for the same ranks
     with mpl.rc_context({"svg.hashsalt": "ranks", "svg.fonttype": "path"}):
@@ -157,8 +146,6 @@ def draw_ranks(ranks: Ranks, path: Path) -> Path:
             label_fmt_left="{label} ({rank:.2f})  ",
             label_fmt_right="  ({rank:.2f}) {label}",
         )
-        kind, data = path.suffix[1:].lower(), io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(data, format=kind, bbox_inches="tight", metadata=metadata)
-    replace_file(path, data.getvalue())
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        save_figure(figure, path, bbox_inches="tight", metadata=metadata)
     return path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
@@ -17,9 +17,9 @@ from flower_fgl.lab.tables.cells import (
     MODELS,
     PLACE,
     Cell,
-    Draw,
     describe_trials,
 )
+from flower_fgl.lab.tables.compare import one_metric
 from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
@@ -44,8 +44,7 @@ class Line:
     @property
     def name(self) -> str:
         """Row of the cell, with the model unless it is the clients' own."""
-        suffix = MODELS[self.model]
-        return f"{self.cell.row}, {suffix}" if suffix else self.cell.row
+        return ", ".join(part for part in (self.cell.row, MODELS[self.model]) if part)
 
     @property
     def is_main(self) -> bool:
@@ -57,7 +56,6 @@ class Line:
 class Block:
     """Lines on the same data, in table order.
 
-    ``name`` is the dataset, and whatever else distinguishes the places of the table.
     ``best`` has the best mean; all others are compared with ``control``. ``target`` is
     that of its cells, with the mean of their spreads.
     """
@@ -73,17 +71,13 @@ class Block:
 class ResultsTable:
     """Rows by dataset, with paired comparisons over the draws.
 
-    The table has the experiments of ``cells`` in their order, and their rows in the
-    order of the experiment. ``column`` is a node set, ``metric`` a score or cost, by
-    default the cells' main score. ``against`` is the row or method that the others are
-    compared with, by default ``local``, if the cells have it. Of each row the first
-    ``draws`` are used, 0 for all. ``models`` have lines of their own, see
-    :data:`~flower_fgl.lab.tables.cells.MODELS`; ``labels`` are display names of rows,
-    of parts of their names, of datasets and partitions.
+    ``column`` is a node set, ``metric`` a score or cost, by default the cells' main
+    score. ``against`` is the row or method that the others are compared with, by
+    default ``local``. Of each row the first ``draws`` are used, 0 for all. ``labels``
+    are display names of rows, of parts of their names, of datasets and partitions.
 
     Raises a ConfigError if no cell has the column, metric or row; a RunError if cells
-    predict different kinds of targets, if two cells have the same row and data, or if the
-    rows of one dataset have other draws or other partitions.
+    are of different kinds, or the rows of one dataset are not unique or not paired.
     """
 
     cells: Sequence[Cell]
@@ -112,24 +106,23 @@ class ResultsTable:
             cells = [replace(cell, draws=cell.draws[: self.draws]) for cell in cells]
         object.__setattr__(self, "cells", cells)
         if not self.metric:
-            metrics = {cell.main_metric for cell in self.cells}
-            object.__setattr__(
-                self, "metric", metrics.pop() if len(metrics) == 1 else _common(metrics)
-            )
+            metric = one_metric(cell.main_metric for cell in self.cells)
+            object.__setattr__(self, "metric", metric)
         for group in self._places.values():
-            _check_rows(group)
+            self._check_names(group)
             _check_draws(group)
-            self._check_labels(group)
-        known = {c for cell in self.cells for d in cell.draws for c in _columns(d)}
+        scored = [s for c in cells for d in c.draws for s in d.scores.values()]
+        known = {column for scores in scored for column in scores}
         if self.column not in known:
             raise ConfigError(
                 f'No row has scores of "{self.column}". '
                 f"{nearest(self.column, sorted(known))}"
             )
         if not any(self.values(line) for block in self.blocks for line in block.lines):
+            names = {name for scores in scored for name in scores.get(self.column, ())}
             raise ConfigError(
                 f'No row has "{self.metric}" of "{self.column}". '
-                f"{nearest(self.metric, sorted(self._metrics()))}"
+                f"{nearest(self.metric, sorted(names - NO_SCORES))}"
             )
 
     @property
@@ -222,8 +215,7 @@ class ResultsTable:
         """Return the line to compare with: of a row, else of the only row of a method."""
         wanted = self.against or CONTROL
         main = [line for line in lines if line.is_main and self.values(line)]
-        named = [line for line in main if line.cell.row == wanted]
-        named = named or [
+        named = [line for line in main if line.cell.row == wanted] or [
             line
             for line in main
             if line.cell.method == wanted and not line.cell.row.endswith(DEFAULT_SUFFIX)
@@ -248,17 +240,6 @@ class ResultsTable:
         found = len(self._scores.values(*self._key(line, "", "")))
         return len(line.cell.draws) - found if found else 0
 
-    def _metrics(self) -> set[str]:
-        """Return the names of all scores of the column."""
-        return {
-            metric
-            for cell in self.cells
-            for draw in cell.draws
-            for scores in draw.scores.values()
-            for metric in scores.get(self.column, {})
-            if metric not in NO_SCORES
-        }
-
     @cached_property
     def _tests(self) -> dict[tuple[int, int], Comparison]:
         """All comparisons of the table, by the identity of both lines."""
@@ -270,22 +251,18 @@ class ResultsTable:
                     is_known = key in pairs or key[::-1] in pairs
                     if other is None or line is other or is_known:
                         continue
-                    if self.values(line):
-                        one, two = (
-                            self._scores.series(*self._key(side, "", ""))
-                            for side in (line, other)
-                        )
-                        found = compare_series(one, two, self.scale_of(block))
-                        if found is not None:
-                            pairs[key] = found
+                    one, two = (
+                        self._scores.series(*self._key(side, "", ""))
+                        for side in (line, other)
+                    )
+                    found = compare_series(one, two, self.scale_of(block))
+                    if found is not None and self.values(line):
+                        pairs[key] = found
         compared = dict(zip(pairs, compare_all(list(pairs.values())), strict=True))
         return compared | {key[::-1]: one.reverse() for key, one in compared.items()}
 
     def versus(self, line: Line, other: Line | None) -> Comparison | None:
-        """Return the comparison of a line with the best one or the control of its block.
-
-        ``None`` if the lines are the same, or one has no scores.
-        """
+        """Return the comparison of a line with the best one or the control of its block."""
         return self._tests.get((id(line), id(other)))
 
     @property
@@ -297,10 +274,8 @@ class ResultsTable:
     def ranks(self) -> tuple[Ranks | None, list[str]]:
         """Rank the rows over the datasets; also return the rows that a block lacks.
 
-        There are no ranks for costs, with one block, or if fewer than two rows are in
-        all blocks. Each row has its first model. If rows are tuned, rows with their
-        settings before tuning are left out. Blocks of one dataset, e.g. two partitions,
-        are no independent replicates: their scores are averaged.
+        Each row has its first model; settings before tuning are left out. Blocks of one
+        dataset are no independent replicates: their scores are averaged.
         """
         if self.is_cost or len(self.blocks) < 2:
             return None, []
@@ -337,24 +312,28 @@ class ResultsTable:
             self.labels.get(part, part) for part in name.split(", ")
         )
 
-    def _check_labels(self, cells: Sequence[Cell]) -> None:
-        """Reject two rows of the same data that would be shown under one name."""
-        rows: dict[str, str] = {}
+    def _check_names(self, cells: Sequence[Cell]) -> None:
+        """Reject two cells of the same row, and two rows that have the same label."""
+        seen: dict[str, Cell] = {}
         for cell in cells:
             label = self.label(cell.row)
-            before = rows.setdefault(label, cell.row)
-            if before != cell.row:
+            before = seen.setdefault(label, cell)
+            if before.row != cell.row:
                 raise ConfigError(
-                    f'Rows "{before}" and "{cell.row}" have the same label, "{label}". '
+                    f'Rows "{before.row}" and "{cell.row}" have the same label, "{label}". '
                     "Give them different ones."
+                )
+            if before is not cell:
+                names = f"{before.experiment} and {cell.experiment}"
+                if before.experiment == cell.experiment:
+                    names = f"two copies of experiment {cell.experiment}"
+                raise RunError(
+                    f'Row "{cell.row}" on {cell.place["dataset"]} comes twice, from '
+                    f"{names}. Pass one of them, or make a table of each."
                 )
 
     def warnings(self) -> list[str]:
-        """Name what is not equal in rows that stand in one comparison, one sentence each.
-
-        These are general settings, tuning budgets, code versions, devices and
-        evaluations.
-        """
+        """Name what is not equal in the rows of one comparison, one sentence each."""
         found: dict[str, list[str]] = {}
         for block in self.blocks:
             cells = list({id(line.cell): line.cell for line in block.lines}.values())
@@ -380,26 +359,25 @@ class ResultsTable:
             for cell in cells
         }
         out = unequal_settings(settings, tuned)
-        budgets = self._by(cells, lambda c: str(c.tuning.get("trials", 0)))
-        if len(budgets) > 1:
-            out.append(f"tuning budget: trials are {_listed(budgets)}")
+        for text, value_of in (
+            ("tuning budget: trials are", lambda c: str(c.tuning.get("trials", 0))),
+            ("code versions: rows were measured with", _code_of),
+            ("versions: rows were measured with", _versions_of),
+            (
+                "devices: seconds were measured on",
+                lambda c: f"{c.device or 'unknown'}, {c.host.get('cpu')}",
+            ),
+            ("selection: the round is chosen by", lambda c: c.selection),
+        ):
+            groups = self._by(cells, value_of)
+            if len(groups) > 1:
+                out.append(f"{text} {_listed(groups)}")
         lost = [cell for cell in cells if cell.tuning.get("failed")]
-        failed = self._by(
-            lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
-        )
-        if failed:
+        if lost:
+            failed = self._by(
+                lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
+            )
             out.append(f"failed trials: {_listed(failed)}")
-        codes = self._by(cells, _code_of)
-        if len(codes) > 1:
-            out.append(f"code versions: rows were measured with {_listed(codes)}")
-        versions = self._by(cells, _versions_of)
-        if len(versions) > 1:
-            out.append(f"versions: rows were measured with {_listed(versions)}")
-        devices = self._by(
-            cells, lambda c: f"{c.device or 'unknown'}, {c.host.get('cpu')}"
-        )
-        if len(devices) > 1:
-            out.append(f"devices: seconds were measured on {_listed(devices)}")
         shared: dict[str, set[int]] = {}
         for draw in cells[0].draws:  # all rows have the same
             shared.setdefault(draw.partition, set()).add(draw.partition_seed)
@@ -409,9 +387,6 @@ class ResultsTable:
                 out.append(
                     f"partition: partition seeds {names} give the same partition"
                 )
-        selections = self._by(cells, lambda c: c.selection)
-        if len(selections) > 1:
-            out.append(f"selection: the round is chosen by {_listed(selections)}")
         return out
 
     def _by(self, cells: Sequence[Cell], value_of: Any) -> dict[str, list[str]]:
@@ -438,14 +413,15 @@ class ResultsTable:
                 f"method: {'; '.join(dict.fromkeys(rows))}. Name one with --against."
             )
         selections = {cell.selection for cell in self.cells}
-        if selections == {"validation"} and not self.is_cost:
-            out.append("Scores are those of the round best on validation nodes.")
-        elif len(selections) == 1 and not self.is_cost and "last" not in selections:
-            score = next(iter(selections)).removeprefix("validation ")
-            title = score.replace("mean_auroc", "AUROC, averaged over owners")
-            out.append(f"Scores are those of the round best by validation {title}.")
-        elif selections == {"last"} and not self.is_cost:
-            out.append("Scores are those of the last round.")
+        if len(selections) == 1 and not self.is_cost:
+            (selection,) = selections
+            title = selection.replace("mean_auroc", "AUROC, averaged over owners")
+            rounds = {
+                "last": "last round",
+                "validation": "round best on validation nodes",
+            }
+            which = rounds.get(selection, f"round best by {title}")
+            out.append(f"Scores are those of the {which}.")
         tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
         if tuned and not self.is_cost:
             out.append(finetuned_note(tuned))
@@ -496,11 +472,6 @@ def _kind_of(cells: Sequence[Cell]) -> str:
     return "draws of partition, split and initial model."
 
 
-def _common(metrics: Iterable[str]) -> str:
-    """Return the score of a table whose cells have different main scores."""
-    return "nrmse" if "nrmse" in metrics else "accuracy"
-
-
 def _target_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
     """Return the target of cells on the same data, with the mean of their spreads."""
     known = [cell.target["std"] for cell in cells if cell.target.get("std")]
@@ -510,32 +481,12 @@ def _target_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
     }
 
 
-def _columns(draw: Draw) -> Iterable[str]:
-    """Return the node sets of a draw."""
-    return {column for scores in draw.scores.values() for column in scores}
-
-
 def _place_part(key: str, value: Any, labels: Mapping[str, str]) -> str:
     """Return a value of a place as a heading shows it."""
     text = labels.get(str(value), str(value))
     if key in ("dataset", "partition", "setting"):
         return text
     return f"{text} clients" if key == "clients" else f"{key} {text}"
-
-
-def _check_rows(cells: Sequence[Cell]) -> None:
-    """Reject two cells of the same row."""
-    seen: dict[str, Cell] = {}
-    for cell in cells:
-        before = seen.setdefault(cell.row, cell)
-        if before is not cell:
-            names = f"{before.experiment} and {cell.experiment}"
-            if before.experiment == cell.experiment:
-                names = f"two copies of experiment {cell.experiment}"
-            raise RunError(
-                f'Row "{cell.row}" on {cell.place["dataset"]} comes twice, from {names}. '
-                "Pass one of them, or make a table of each."
-            )
 
 
 def _check_draws(cells: Sequence[Cell]) -> None:

@@ -33,38 +33,17 @@ SHARE = ScoreScale()
 class Comparison:
     """Paired scores of two rows A and B, and what the gains of A over B show.
 
-    The gain is A minus B, or B minus A of an error: positive is good.
+    The gain is A minus B, or B minus A of an error: positive is good. ``n`` counts the
+    tested pairs: runs on one of several partitions are averaged first. ``t`` has n − 1
+    degrees of freedom, ``p`` is two-sided, ``interval`` is the 95 % confidence interval
+    of the gain. ``detectable`` is the smallest true difference that such a test finds
+    with probability 0.8. ``p_equivalent`` is the p-value of the hypothesis that the
+    rows differ by the margin of the score or more (two one-sided tests). All are NaN if
+    not testable, see ``why_not``.
 
-    Parameters
-    ----------
-    n : int
-        Number of tested pairs. Runs on one of several partitions are averaged first.
-    difference : float
-        Mean gain.
-    t, p : float
-        Student's t statistic with n − 1 degrees of freedom, and its two-sided p-value.
-        NaN if the differences cannot be tested.
-    interval : tuple of float
-        95 % confidence interval of the gain; NaN if not testable.
-    detectable : float
-        Smallest true difference that such a test finds with probability 0.8, given the
-        spread of these differences; NaN if not testable.
-    p_equivalent : float
-        p-value of the hypothesis that the rows differ by the margin of the score or more
-        (two one-sided tests); NaN if not testable.
-    why_not : str
-        Why the differences cannot be tested; else empty.
-    one, other : tuple of float
-        Scores of A and B by run.
-    names : tuple of str
-        Names of A and B.
-    unpaired : tuple of int
-        Completed runs of A and B that have no partner.
-    partitions : int
-        Number of different partitions among the pairs; 0 if unknown. If it is below
-        ``n``, the test says less about other partitions than its n suggests.
-    scale : ScoreScale
-        The score, its unit, and the spread that gives the margin.
+    ``one`` and ``other`` are the scores by run, ``unpaired`` numbers of completed runs
+    without a partner, ``partitions`` those among the pairs, 0 if unknown: below ``n``,
+    the test says less about other partitions.
     """
 
     n: int
@@ -93,9 +72,13 @@ class Comparison:
         return self.p_equivalent < LEVEL
 
     @property
-    def is_undecided(self) -> bool:
-        """Whether the test shows neither a difference nor a tie."""
-        return not (self.why_not or self.is_significant or self.is_tied)
+    def kind(self) -> str:
+        """``above``, ``below``, ``tied``, ``undecided``; empty if not testable."""
+        if self.why_not:
+            return ""
+        if self.is_significant:
+            return "above" if self.difference > 0 else "below"
+        return "tied" if self.is_tied else "undecided"
 
     @property
     def shares_partitions(self) -> bool:
@@ -108,14 +91,18 @@ class Comparison:
         return self.scale.show_gain(self.difference)
 
     @property
+    def _by_little(self) -> str:
+        """What a significant difference adds if it is below the margin."""
+        return f", by less than {self.scale.margin_text}" if self.is_tied else ""
+
+    @property
     def brief(self) -> str:
         """The difference and the verdict, as a table shows them."""
         if self.why_not:
             return f"{self.points}, not testable: {self.why_not}"
         if self.is_significant:
             word = "better" if self.difference > 0 else "worse"
-            tied = f", by less than {self.scale.margin_text}" if self.is_tied else ""
-            return f"{self.points}, {word}{tied} (p = {self.p:.3g})"
+            return f"{self.points}, {word}{self._by_little} (p = {self.p:.3g})"
         if self.is_tied:
             return f"{self.points}, tied (p = {self.p_equivalent:.3g})"
         return (
@@ -130,8 +117,7 @@ class Comparison:
             return f"not testable: {self.why_not}"
         if self.is_significant:
             side = self.names[0 if self.difference > 0 else 1]
-            tied = f", by less than {self.scale.margin_text}" if self.is_tied else ""
-            return f"{side} is significantly better at 95 %{tied}"
+            return f"{side} is significantly better at 95 %{self._by_little}"
         size = self.scale.show(self.detectable, 1)
         size += "" if self.scale.kind.has_units else " points"
         found = f"a difference of {size} would be found in 80 %"
@@ -176,9 +162,9 @@ def compare_series(
 ) -> Comparison | None:
     """Compare two rows by the draws that both have, ``None`` without any.
 
-    Both are indexed by :data:`~flower_fgl.lab.tables.frame.DRAW`. Runs that share one of
-    several partitions are no independent draws: their mean is one pair of the test, which
-    would otherwise find differences that other partitions do not show.
+    Runs that share one of several partitions are no independent draws: their mean is
+    one pair of the test, which would otherwise find differences that other partitions
+    lack.
     """
     import pandas as pd
 
@@ -202,9 +188,8 @@ def paired_test(
 ) -> Comparison:
     """Test whether the mean paired gain is 0, and whether it is below the margin.
 
-    Fewer than :data:`MIN_PAIRS` pairs, or differences that are all equal, are not tested:
-    their p-value would be 0 or 1 without evidence. Without the spread of a target in units
-    no tie is tested.
+    Fewer than :data:`MIN_PAIRS` pairs, or differences that are all equal, are not
+    tested: their p-value would be 0 or 1 without evidence.
     """
     if scale.is_error:
         one, other = other, one

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
+from typing import Any
 
 import pandas as pd
 
@@ -55,11 +57,7 @@ TITLES = {
 """Titles of scores. Macro-F1, AUROC and AUPRC show what accuracy hides in rare classes."""
 COST_TITLES = {"bytes_up": "upload", "bytes_down": "download", "seconds": "time"}
 TIED, ABOVE, BELOW = "≈", "↑", "↓"
-
-Key = tuple[int, int]
-"""What identifies a draw, see :attr:`~flower_fgl.lab.tables.cells.Draw.key`."""
-OwnerScores = Mapping[str, Mapping[Key, float]]
-"""Scores by owner and draw."""
+MARKS = {"above": ABOVE, "below": BELOW, "tied": TIED}
 
 
 def format_table(
@@ -69,34 +67,15 @@ def format_table(
     format: str = "markdown",
     notes: str = "all",
 ) -> str:
-    """Format a table with its notes.
+    """Format a table with its notes; the same cells give the same text.
 
-    Parameters
-    ----------
-    table : ResultsTable
-        The table.
-    layout : {"", "full", "overview", "summary", "owners"}
-        One table per dataset with all scores, costs and comparisons; one table with a
-        column per dataset, that shows the table's metric only; one table that counts
-        for each row on how many datasets it is best or differs from the control; or the
-        test scores of each natural owner, and its gain over the control. CSV has one
-        layout. By default full, and overview in LaTeX, which fits a page.
-    format : {"markdown", "latex", "csv", "html"}
-        Format of the text.
-    notes : {"all", "marks", "none"}
-        Sentences below the table: all; those on marks, tests and ranks, e.g. for the
-        second table of the same runs; or none.
-
-    Returns
-    -------
-    str
-        The text, which ends with a line break. The same cells give the same text. CSV has
-        numbers only, and none of the notes; its scores and published values are fractions.
-
-    Raises
-    ------
-    ConfigError
-        If the layout, the format or the kind of notes is unknown.
+    ``layout`` is one of ``LAYOUTS``: a table per dataset with all scores, costs and
+    comparisons (``full``, by default); a column per dataset with the table's metric
+    (``overview``, by default in LaTeX, as it fits a page); counts of verdicts and ranks
+    by row (``summary``); or test scores and gains of each natural owner (``owners``).
+    ``format`` is one of ``FORMATS``; CSV has one layout, fractions, and no notes.
+    ``notes`` are the sentences below: ``all``; ``marks``, those on marks, tests and
+    ranks, e.g. for a second table of the same runs; or ``none``.
     """
     layout = layout or ("overview" if format == "latex" else "full")
     for name, value, known in (
@@ -182,7 +161,9 @@ def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[
                 f"{100 * (1 - LEVEL):.0f} %, Holm-adjusted for the {number} {kind} of "
                 "this table."
             )
-        if layout == "full" and _has_undecided(table):
+        if layout == "full" and any(
+            v.kind == "undecided" for *_, v in _verdicts(table)
+        ):
             marks += (
                 " Undecided: neither a difference nor a tie is shown; a difference of the "
                 f"size named would be found in {100 * POWER:.0f} % of cases."
@@ -196,17 +177,6 @@ def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[
         if missing:
             notes.append(f"Not ranked, as a column lacks them: {', '.join(missing)}.")
     return notes
-
-
-def _has_undecided(table: ResultsTable) -> bool:
-    """Return whether a comparison shows neither a difference nor a tie."""
-    found = [
-        table.versus(line, other)
-        for block in table.blocks
-        for line in block.lines
-        for other in (block.control, block.best)
-    ]
-    return any(v is not None and v.is_undecided for v in found)
 
 
 def _facts(table: ResultsTable, layout: str) -> list[str]:
@@ -235,21 +205,25 @@ def _facts(table: ResultsTable, layout: str) -> list[str]:
     return notes + [f"Warning: {text}." for text in table.warnings()]
 
 
-def _not_testable(table: ResultsTable) -> list[str]:
-    """Return why comparisons cannot be tested, with the lines concerned."""
-    found: dict[str, list[str]] = {}
+def _verdicts(table: ResultsTable) -> Iterator[tuple[Block, Line, Comparison]]:
+    """Yield the comparisons of all lines with their control and their best line."""
     for block in table.blocks:
         for line in block.lines:
             for other in (block.control, block.best):
-                versus = table.versus(line, other)
-                if versus is not None and versus.why_not:
-                    name = f"{table.label(line.name)} on {block.name}"
-                    names = found.setdefault(versus.why_not, [])
-                    if name not in names:
-                        names.append(name)
+                if (versus := table.versus(line, other)) is not None:
+                    yield block, line, versus
+
+
+def _not_testable(table: ResultsTable) -> list[str]:
+    """Return why comparisons cannot be tested, with the lines concerned."""
+    found: dict[str, dict[str, None]] = {}
+    for block, line, versus in _verdicts(table):
+        if versus.why_not:
+            name = f"{table.label(line.name)} on {block.name}"
+            found.setdefault(versus.why_not, {})[name] = None
     everything = "all comparisons" if not table.num_tests and len(found) == 1 else ""
     return [
-        f"{why} ({everything or some_names(names, '; ')})"
+        f"{why} ({everything or some_names(list(names), '; ')})"
         for why, names in found.items()
     ]
 
@@ -277,11 +251,11 @@ def _main_text(table: ResultsTable, block: Block, line: Line) -> str:
     if table.is_cost:
         return _cost(table.metric, values)
     text = table.scale_of(block).show_mean(values)
-    if _ties(table.versus(line, block.best)):
+    to_best, to_control = (table.versus(line, x) for x in (block.best, block.control))
+    if to_best is not None and to_best.is_tied:
         text += f" {TIED}"
-    to_control = table.versus(line, block.control)
     if to_control is not None and to_control.is_significant:
-        text += f" {ABOVE if to_control.difference > 0 else BELOW}"
+        text += f" {MARKS[to_control.kind]}"
     return f"**{text}**" if line is block.best else text
 
 
@@ -365,7 +339,8 @@ def _summary(table: ResultsTable) -> pd.DataFrame:
         found = rows[name]
         top = sum(  # any model of the row
             any(
-                other is block.best or _ties(table.versus(other, block.best))
+                other is block.best
+                or ((v := table.versus(other, block.best)) is not None and v.is_tied)
                 for other in block.lines
                 if other.cell is line.cell
             )
@@ -380,9 +355,9 @@ def _summary(table: ResultsTable) -> pd.DataFrame:
                 for block, line in found
                 if line is not block.control
             ]
+            kinds = Counter(v.kind for v in verdicts if v is not None)
             for kind in ("above", "tied", "undecided", "below"):
-                number = sum(_is(versus, kind) for versus in verdicts)
-                cells.append(str(number) if verdicts else "")
+                cells.append(str(kinds[kind]) if verdicts else "")
         for metric in COST_TITLES:
             values = [v for _, line in found for v in table.values(line, metric)]
             cells.append(_cost(metric, values))
@@ -393,108 +368,64 @@ def _summary(table: ResultsTable) -> pd.DataFrame:
 def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
     """Return the test scores of each owner, and their gains; ConfigError without any."""
     metric = table.metric.removeprefix("mean_")
-    found: dict[str, dict[str, dict[Key, float]]] = {}
-    draws: dict[str, list[list[float]]] = {}
+    scale = table.scale_of(block, metric)
+    found: dict[str, pd.DataFrame] = {}  # owners by draw
     for line in block.lines:
-        for draw in line.cell.draws:
-            scored = {
+        rows = {
+            draw.key: {
                 name: scores[metric]
                 for name, scores in draw.owners.get(line.model, {}).items()
                 if metric in scores
             }
-            for name, score in scored.items():
-                of_owner = found.setdefault(line.name, {}).setdefault(name, {})
-                of_owner[draw.key] = score
-            if scored:
-                draws.setdefault(line.name, []).append(list(scored.values()))
-    lines = [line for line in block.lines if line.name in found]
-    if not lines:
+            for draw in line.cell.draws
+        }
+        scored = {key: row for key, row in rows.items() if row}
+        if scored:
+            index = pd.MultiIndex.from_tuples(scored)
+            found[line.name] = pd.DataFrame(list(scored.values()), index=index)
+    if not found:
         raise ConfigError(
             f'layout = "owners" needs "{metric}" of natural owners, which no cell of '
             f'"{block.name}" has. Use --metric accuracy or auroc, and cells of runs with '
             "owners."
         )
-    names = list(dict.fromkeys(name for line in lines for name in found[line.name]))
-    scale, rows = table.scale_of(block, metric), []
-    extreme = max if scale.is_error else min
-    for line in lines:
-        values = {name: list(x.values()) for name, x in found[line.name].items()}
-        means = {name: fmean(x) for name, x in values.items()}
-        texts = [
-            *(scale.show_mean(values.get(name, [])) for name in names),
-            scale.show_mean([fmean(scores) for scores in draws[line.name]]),
-            scale.show_mean([extreme(scores) for scores in draws[line.name]]),
-            scale.worst(means),
-        ]
-        rows.append((table.label(line.name), texts))
-    order = "highest" if scale.is_error else "lowest"
+    names = list(dict.fromkeys(name for scores in found.values() for name in scores))
+    order, extreme = ("highest", "max") if scale.is_error else ("lowest", "min")
+    sheet, gains = [], []
+    control = block.control.name if block.control is not None else ""
+    for name, given in found.items():
+        scores = given.reindex(columns=names)
+        shown = [*(scores[n] for n in names), scores.mean(axis=1)]
+        shown.append(scores.agg(extreme, axis=1))
+        texts = [scale.show_mean(values.dropna().tolist()) for values in shown]
+        texts.append(scale.worst(scores.mean().dropna().to_dict()))
+        sheet.append((table.label(name), texts))
+        if control in found and name != control:
+            gained: Any = scale.gain(given, found[control])  # by draw and owner
+            gained = gained.dropna(how="all").dropna(how="all", axis=1)
+            if gained.size:
+                gains.append((table.label(name), _gains(gained, names, scale)))
     titles = [*names, "mean", f"{order} of a draw", "worst owner"]
     caption = f"{block.name}: test {scale.name_of(TITLES.get(metric, metric))}"
-    sheets = [_sheet(caption, titles, rows)]
-    if block.control is None or block.control.name not in found:
-        return sheets
-    base = found[block.control.name]
-    gains = [
-        (table.label(line.name), _owner_gains(base, found[line.name], names, scale))
-        for line in lines
-        if line is not block.control and _shared_draws(base, found[line.name])
-    ]
-    caption = f"{block.name}: gain over {table.label(block.control.name)}"
-    return [*sheets, _sheet(caption, [*names, "mean", "owners that gain"], gains)]
+    sheets = [_sheet(caption, titles, sheet)]
+    if control in found:
+        caption = f"{block.name}: gain over {table.label(control)}"
+        sheets.append(_sheet(caption, [*names, "mean", "owners that gain"], gains))
+    return sheets
 
 
-def _shared_draws(base: OwnerScores, other: OwnerScores) -> dict[str, list[Key]]:
-    """Return the draws in which both rows score an owner, by owner that has any."""
-    shared = {
-        name: [key for key in scores if key in base.get(name, {})]
-        for name, scores in other.items()
-    }
-    return {name: keys for name, keys in shared.items() if keys}
-
-
-def _owner_gains(
-    base: OwnerScores, other: OwnerScores, names: Sequence[str], scale: ScoreScale
-) -> list[str]:
+def _gains(gains: pd.DataFrame, names: Sequence[str], scale: ScoreScale) -> list[str]:
     """Return the gain of each owner, their mean, and how many owners gain."""
-    gains = {
-        name: {key: scale.gain(other[name][key], base[name][key]) for key in keys}
-        for name, keys in _shared_draws(base, other).items()
-    }
-    means = {name: fmean(values.values()) for name, values in gains.items()}
-    draws = {tuple(values) for values in gains.values()}
-    overall = [fmean(means.values())]
-    if len(draws) == 1:  # each draw has all owners
-        overall = [fmean(g[key] for g in gains.values()) for key in draws.pop()]
-    return [
-        *(_gain(list(gains.get(name, {}).values()), scale) for name in names),
-        _gain(overall, scale),
-        f"{sum(mean > 0 for mean in means.values())} of {len(means)}",
-    ]
-
-
-def _gain(values: Sequence[float], scale: ScoreScale) -> str:
-    """Return mean ± standard deviation of differences, with their sign."""
-    if not values:
-        return NOTHING
-    text = scale.show_gain(fmean(values))
-    return f"{text} ± {scale.show(stdev(values))}" if len(values) > 1 else text
-
-
-def _ties(versus: Comparison | None) -> bool:
-    """Return whether a difference of the margin is excluded, as ≈ marks it."""
-    return versus is not None and versus.is_tied
-
-
-def _is(versus: Comparison | None, kind: str) -> bool:
-    """Return whether a comparison has a verdict; a significant one is not ``tied``."""
-    if versus is None or versus.why_not:
-        return False
-    if kind == "tied":
-        return versus.is_tied and not versus.is_significant
-    if kind == "undecided":
-        return versus.is_undecided
-    sign = 1 if kind == "above" else -1
-    return versus.is_significant and versus.difference * sign > 0
+    means = gains.mean()
+    is_whole = gains.notna().all(axis=None)  # each draw has all owners
+    whole = gains.mean(axis=1).tolist() if is_whole else [means.mean()]
+    shown = []
+    for found in [*(gains.get(n, pd.Series()).dropna() for n in names), whole]:
+        values = list(found)
+        text = scale.show_gain(fmean(values)) if values else NOTHING
+        spread = f" ± {scale.show(stdev(values))}" if len(values) > 1 else ""
+        shown.append(text + spread)
+    return [*shown, f"{(means > 0).sum()} of {len(means)}"]
 
 
 def _full(table: ResultsTable, block: Block, *, has_words: bool = True) -> pd.DataFrame:
@@ -579,10 +510,7 @@ def _comparison(
         return NOTHING
     if has_words:
         return versus.brief
-    mark = f" {TIED}" if _is(versus, "tied") else ""
-    mark = f" {ABOVE}" if _is(versus, "above") else mark
-    mark = f" {BELOW}" if _is(versus, "below") else mark
-    return versus.points + mark
+    return f"{versus.points} {MARKS.get(versus.kind, '')}".rstrip()
 
 
 def _markdown(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
@@ -605,13 +533,7 @@ def _markdown(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
 
 LATEX = {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",

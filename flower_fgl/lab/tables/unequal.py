@@ -32,10 +32,8 @@ def unequal_settings(
 ) -> list[str]:
     """Name the general settings in which rows of one comparison differ, one sentence each.
 
-    ``rows`` holds flat settings by the name of the row, ``tuned`` the settings that a
-    row chose on validation nodes, in which it is not compared; nor is it in those of
-    its name. E.g. ``weight decay: weight-decay is 0.0 (fedpub), 0.0005 (fedavg;
-    local)``.
+    ``tuned`` holds the settings that a row chose on validation nodes, in which it is
+    not compared; nor is it in those of its name.
     """
     chosen = tuned or {}
     out = []

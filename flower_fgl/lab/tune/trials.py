@@ -33,11 +33,9 @@ ENDED = "The process that ran the trial ended with exit status {}."
 class Outcome:
     """What a trial shows on one draw. It holds no test score.
 
-    ``score`` is the validation accuracy, AUROC or RMSE of the best round
-    (``server_round``), or after fine-tuning if the run ends with it; ``None`` if the
-    run failed, with the ``error``. ``num_bytes`` are those of both directions,
-    ``seconds`` those of the run; a run ``diverged`` if the training loss of some round
-    was not finite.
+    ``score`` is that of validation in ``server_round``, ``None`` if the run failed,
+    with the ``error``. A run ``diverged`` if the training loss of some round was not
+    finite.
     """
 
     score: float | None
@@ -49,10 +47,9 @@ class Outcome:
 
 
 def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
-    """Run one configuration with the local engine, and keep its validation score only.
+    """Run one configuration in a temporary folder, and keep its validation score only.
 
-    The run folder is removed afterwards. A run that fails is an outcome, not an error.
-    If the disk cannot be written, its error begins with ``CANNOT_WRITE``: that says
+    A run that fails is an outcome. An error that begins with ``CANNOT_WRITE`` says
     nothing about the configuration.
     """
     # loads torch, once in each process
@@ -98,23 +95,22 @@ def _outcome(run: RunFolder, seconds: float) -> Outcome:
     score = scores.get("val", {}).get(str(summary.get("metric", "accuracy")))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
+    error = ""
     if lost_finetuning(summary, run.rounds):
         error = "The fine-tuning after the last round has no scores."
-        return Outcome(None, None, sent, seconds, error, diverged)
-    if summary["selection"] != "validation" or score is None:
+    elif summary["selection"] != "validation" or score is None:
         error = "The run has no validation score, by which settings are compared."
+    if error or score is None:
         return Outcome(None, None, sent, seconds, error, diverged)
     return Outcome(float(score), int(scores["round"]), sent, seconds, "", diverged)
 
 
 class TrialProcesses:
-    """A fixed number of processes that run trials; each imports the library once.
+    """A fixed number of processes that run trials; one job runs in this process.
 
-    A trial whose estimated memory does not fit beside that of the active trials waits
-    until one of them ends; ``on_note`` then gets one line of text. A trial whose
-    process died, e.g. because somebody killed it or memory ran out, runs once more,
-    when no other trial is active. If its process dies again, it has failed. With one
-    job the trials run in this process. The folders of trials have names of their own.
+    A trial whose process died runs once more, when no other trial is active. If its
+    process dies again, it has failed. ``on_note`` gets why the first trial waits for
+    memory.
     """
 
     def __init__(self, jobs: int, on_note: Callable[[str], None] | None = None) -> None:

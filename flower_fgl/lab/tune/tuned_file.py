@@ -22,7 +22,7 @@ from flower_fgl.lab.experiments.experiment_file import (
     describe_tuning,
 )
 from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
-from flower_fgl.lab.tune.tuning import RowStudy, Trial
+from flower_fgl.lab.tune.tuning import RowStudy
 from flower_fgl.runs.writer import replace_file
 
 __all__ = ["hash_of_study", "nested", "published_tables", "write_study"]
@@ -32,10 +32,7 @@ __all__ += ["write_tuned_experiment"]
 def write_study(
     experiment: Experiment, studies: Sequence[RowStudy], folder: Path, *, budget: int
 ) -> str:
-    """Write ``study.json`` and ``trials.csv`` of the finished studies.
-
-    Returns the SHA-256 of the trials, their settings and scores, without times.
-    """
+    """Write ``study.json`` and ``trials.csv`` of finished studies; return their hash."""
     rows = {study.row.name: _study_entry(study) for study in studies}
     table = {
         "experiment": experiment.name,
@@ -55,9 +52,21 @@ def write_study(
     writer.writerow([*about, *keys])
     for study in studies:
         for trial in study.trials:
-            writer.writerow(_csv_line(study.row.name, trial, keys))
+            outcomes = trial.outcomes.values()
+            writer.writerow(
+                [
+                    study.row.name,
+                    trial.index,
+                    trial.score,
+                    "/".join(str(o.server_round or "") for o in outcomes),
+                    sum(o.num_bytes for o in outcomes),
+                    f"{sum(o.seconds for o in outcomes):.1f}",
+                    trial.error,
+                    *(trial.settings.get(key, "") for key in keys),
+                ]
+            )
     replace_file(folder / "trials.csv", out.getvalue().encode())
-    return study_hash(studies)
+    return hash_of_study(table)
 
 
 def _metric(studies: Sequence[RowStudy]) -> str:
@@ -68,12 +77,7 @@ def _metric(studies: Sequence[RowStudy]) -> str:
 
 def study_hash(studies: Sequence[RowStudy]) -> str:
     """Return the SHA-256 of the settings and scores of all trials."""
-    content = [
-        [study.row.name, trial.index, sorted(trial.settings.items()), trial.score]
-        for study in studies
-        for trial in study.trials
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return hash_of_study({"rows": {s.row.name: _study_entry(s) for s in studies}})
 
 
 def hash_of_study(table: Mapping[str, Any]) -> str:
@@ -105,21 +109,6 @@ def _study_entry(study: RowStudy) -> dict[str, Any]:
     }
 
 
-def _csv_line(row: str, trial: Trial, keys: Sequence[str]) -> list[Any]:
-    """Return one line of the table of trials."""
-    outcomes = trial.outcomes.values()
-    return [
-        row,
-        trial.index,
-        trial.score,
-        "/".join(str(o.server_round or "") for o in outcomes),
-        sum(o.num_bytes for o in outcomes),
-        f"{sum(o.seconds for o in outcomes):.1f}",
-        trial.error,
-        *(trial.settings.get(key, "") for key in keys),
-    ]
-
-
 def write_tuned_experiment(
     experiment: Experiment,
     studies: Sequence[RowStudy],
@@ -131,9 +120,8 @@ def write_tuned_experiment(
 ) -> None:
     """Write an experiment file in which each row has its best settings.
 
-    ``study`` is the hash of the study. With defaults, a row whose best trial is not its
-    default also appears as ``"<row>, default"``. Grid values become settings of cases,
-    because each combination has settings of its own. The rows keep their names.
+    With defaults, a row whose best trial is not its default also appears as ``"<row>,
+    default"``. Grid values become settings of cases. The rows keep their names.
     """
     config = {k: v for k, v in experiment.config.items() if k != "output-dir"}
     cases: list[dict[str, Scalar]] = []

@@ -1,14 +1,13 @@
 """Tune the methods of an experiment file with equal budgets, by validation scores.
 
-Every row of the experiment gets the same number of trials. Trial 0 is the row as it stands;
-Optuna's TPE sampler proposes the others from the row's search space, or they cover the
-whole space if it has no more points than the budget. A trial trains on the tuning draws
-and is compared by the validation score of its best round: accuracy, or AUROC or RMSE where
-runs are selected by it.
+Trial 0 of each row is the row as it stands; Optuna's TPE sampler proposes the others from
+the row's search space, or they cover the whole space if it has no more points than the
+budget. A trial trains on the tuning draws and is compared by the validation score of its
+best round.
 
-The proposals of a trial depend on the seed, and on the trials of earlier batches only. A
-study is therefore the same for any number of processes, and after a kill. A version of
-Optuna that proposes other trials cannot continue it.
+The proposals depend on the seed, and on the trials of earlier batches only. A study is
+therefore the same for any number of processes, and after a kill. A version of Optuna that
+proposes other trials cannot continue it.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ OnTrial = Callable[["RowStudy", Trial], None]
 class RowToTune:
     """A row of the experiment before it is tuned.
 
-    ``settings`` is its flat run config without seeds, ``default`` its own point in the
-    ``space``, and ``line`` its line of the results table, which rows on other data
-    share.
+    ``default`` is its own point in the ``space``; ``line`` is its line of the results
+    table, which rows on other data share.
     """
 
     name: str
@@ -111,13 +109,7 @@ class RowToTune:
 
 
 def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
-    """Return the rows of an experiment with their search spaces.
-
-    Raises a ConfigError if the experiment has no draws or no search space, if a key of
-    the space belongs to no row or is also in the grid, if two rows of the tuned file
-    would share a folder, or in the cases of
-    :func:`~flower_fgl.lab.experiments.search_space.row_space`.
-    """
+    """Return the rows of an experiment with their search spaces; a ConfigError if wrong."""
     name = experiment.name
     if not experiment.tune:
         raise ConfigError(
@@ -194,15 +186,10 @@ def tune(
 ) -> list[RowStudy]:
     """Run the studies of some rows of an experiment, or what is missing of them.
 
-    A study in ``folder`` continues. Each row gets ``budget`` trials, at least 2, or all
-    points of a smaller space, in ``jobs`` processes of one thread. A trial whose
-    estimated memory does not fit beside that of the active ones waits, which
-    ``on_note`` says once. ``on_trial`` gets the study and the trial after each trial.
-
-    Raises a ConfigError if ``budget`` or ``jobs`` is too small, or Optuna is not
-    installed; a RunError if the folder holds a study of other settings or of an Optuna
-    that proposes other trials, a row has more trials than ``budget`` already, or
-    another process uses the folder.
+    Each row gets ``budget`` trials, at least 2, or all points of a smaller space, in
+    ``jobs`` processes of one thread. ``on_trial`` gets the study and the trial after
+    each trial. A RunError if the folder holds a study of other settings, or one with
+    more trials.
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(
@@ -271,9 +258,8 @@ def _run_studies(
 class RowStudy:
     """The study of one row, kept in Optuna's storage of all studies of the experiment.
 
-    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``metric`` is the
-    score by which trials are compared, and ``trials`` holds the finished ones by index.
-    Raises a RunError if the storage holds a study of other settings for this row.
+    ``draws`` are the tuning draws, ``seed`` is that of the proposals; ``trials`` holds
+    the finished ones by index.
     """
 
     def __init__(
@@ -338,29 +324,20 @@ class RowStudy:
         return list(self._study.user_attrs.get("optuna", []))
 
     def check_proposals(self, budget: int) -> None:
-        """Record the version of Optuna; reject one that proposes other trials.
-
-        Raises a RunError if another version proposed the stored trials, this one
-        proposes others, and trials are missing.
-        """
+        """Record the version of Optuna; a RunError if it proposes other trials."""
         import optuna
 
         before, now = self.optuna_versions, str(optuna.__version__)
         if now in before or len(self.trials) >= self.num_trials(budget):
             return
-        size = space_size(self.row.space, self.row.default)
-        if size is None or size > budget:  # else the rest of the space is tried
-            self._compare_proposals(before, now)
-        self._study.set_user_attr("optuna", [*before, now])
-
-    def _compare_proposals(self, before: Sequence[str], now: str) -> None:
-        """Raise an error if the stored trials are not those that would be proposed."""
-        made = f"Optuna {' and '.join(before)}" if before else "another Optuna"
-        for begin in range(0, len(self.trials), BATCH):
+        # if the budget covers the space, the rest of it is tried
+        for begin in () if self._covers(budget) else range(0, len(self.trials), BATCH):
             proposed = self._propose(begin)
             for trial in self.trials[begin : begin + BATCH]:
-                point = self._nearest_point(trial.settings)
-                if point != proposed[trial.index - begin]:
+                if self._nearest_point(trial.settings) != proposed[trial.index - begin]:
+                    made = (
+                        f"Optuna {' and '.join(before)}" if before else "another Optuna"
+                    )
                     raise RunError(
                         f'The output folder holds a study of row "{self.row.name}" whose '
                         f"trial {trial.index} was proposed by {made}. Optuna {now} "
@@ -368,11 +345,16 @@ class RowStudy:
                         "mixed. Install the version that made it, move the folder tune "
                         "away, or set another output-dir."
                     )
+        self._study.set_user_attr("optuna", [*before, now])
 
     def num_trials(self, budget: int) -> int:
         """Return the number of trials of a budget: less if the space has fewer points."""
+        return min(budget, space_size(self.row.space, self.row.default) or budget)
+
+    def _covers(self, budget: int) -> bool:
+        """Return whether the budget has a trial for each point of the space."""
         size = space_size(self.row.space, self.row.default)
-        return budget if size is None else min(budget, size)
+        return size is not None and size <= budget
 
     def next_batch(self, budget: int) -> list[Trial]:
         """Propose the next trials; none while trials of a batch are running."""
@@ -382,34 +364,35 @@ class RowStudy:
             return []
         begin = missing[0] // BATCH * BATCH
         batch = [k for k in missing if k < begin + BATCH]
-        size = space_size(self.row.space, self.row.default)
-        if size is not None and size <= budget:
-            out = list(zip(batch, self._untried(self.trials), strict=False))
+        if self._covers(budget):
+            points = zip(batch, self._untried(self.trials), strict=False)
+            out = [Trial(index, point) for index, point in points]
         else:
             proposed = self._propose(begin)
-            out = [(k, proposed[k - begin]) for k in batch]
+            out = [Trial(k, proposed[k - begin]) for k in batch]
         self._num_running = len(out)
-        return [Trial(index, settings) for index, settings in out]
+        return out
 
     def record(self, trial: Trial) -> None:
         """Store a finished trial."""
-        import optuna
-
-        failed = trial.score is None
-        state = optuna.trial.TrialState
         outcomes = {str(draw): asdict(o) for draw, o in trial.outcomes.items()}
-        self._study.add_trial(
-            optuna.trial.create_trial(
-                state=state.FAIL if failed else state.COMPLETE,
-                value=trial.score,
-                params=dict(trial.settings),
-                distributions=self._distributions,
-                user_attrs={"index": trial.index, "outcomes": outcomes},
-            )
-        )
+        attrs = {"index": trial.index, "outcomes": outcomes}
+        self._study.add_trial(self._kept(trial, attrs))
         self._num_running -= 1
         self.trials.append(trial)
         self.trials.sort(key=lambda t: t.index)
+
+    def _kept(self, trial: Trial, attrs: Mapping[str, Any] | None = None) -> Any:
+        """Return Optuna's form of a finished trial."""
+        from optuna.trial import TrialState, create_trial
+
+        return create_trial(
+            state=TrialState.FAIL if trial.score is None else TrialState.COMPLETE,
+            value=trial.score,
+            params=dict(trial.settings),
+            distributions=self._distributions,
+            user_attrs=dict(attrs or {}),
+        )
 
     def _propose(self, begin: int) -> list[dict[str, Scalar]]:
         """Propose one batch from the trials of the batches before it."""
@@ -428,13 +411,7 @@ class RowStudy:
             )
             for trial in before:
                 if trial.score is not None:
-                    scratch.add_trial(
-                        optuna.trial.create_trial(
-                            value=trial.score,
-                            params=dict(trial.settings),
-                            distributions=self._distributions,
-                        )
-                    )
+                    scratch.add_trial(self._kept(trial))
             out: list[dict[str, Scalar]] = [] if begin else [dict(self.row.default)]
             tried = [self._nearest_point(trial.settings) for trial in before]
             for _ in range(ATTEMPTS):

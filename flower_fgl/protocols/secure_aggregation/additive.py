@@ -45,10 +45,4 @@ class AdditivePayload(Payload):
     @classmethod
     @abstractmethod
     def summand_shapes(cls, spec: Any) -> Shapes:
-        """Return names and shapes of the summands.
-
-        Parameters
-        ----------
-        spec : object
-            The ``spec`` of :meth:`Payload.from_record`.
-        """
+        """Return names and shapes of the summands, given that of :meth:`from_record`."""

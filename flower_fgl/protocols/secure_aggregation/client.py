@@ -1,8 +1,4 @@
-"""Client side of secure aggregation, Bonawitz et al. 2017, Fig. 4.
-
-A round has four messages. Between them the secrets are kept in the client's state, group
-``secure``; each is deleted as soon as it has been used.
-"""
+"""Client side of secure aggregation in four messages, Bonawitz et al. 2017, Fig. 4."""
 
 from __future__ import annotations
 
@@ -54,9 +50,8 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     to_bytes,
 )
 from flower_fgl.protocols.secure_aggregation.noise import NoiseShare, add_noise_share
-from flower_fgl.protocols.secure_aggregation.quantization import encode
-from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES, split
-from flower_fgl.protocols.secure_aggregation.threshold import threshold, with_witness
+from flower_fgl.protocols.secure_aggregation.quantization import encode, with_witness
+from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES, split, threshold
 
 __all__ = ["Member"]
 
@@ -67,16 +62,15 @@ BOTH = 2 * SHARE_BYTES
 class Member:
     """One client of the protocol.
 
-    Its numbers of rounds, threshold and precision, and the settings of the noise, come
-    with the run, so a server could give different clients different ones: :meth:`check`
-    confirms that all have the same. ``run_id`` is Flower's; all keys and confirmations
-    depend on it.
+    Rounds, threshold, precision and noise come with the run, so a server could give
+    different clients different ones: :meth:`check` confirms that all have the same. All
+    keys and confirmations depend on Flower's ``run_id``.
 
-    ``memory`` is the group ``secure`` of the client's state, changed in place: the caller
-    stores it after each call, before the reply is sent. ``identity`` signs the key of the
-    run. With ``peers``, pinned identities and their owners' names, every client of a
-    roster must have one of them. ``history`` has the sums that the client helped to open;
-    :meth:`reveal` adds one, and the caller stores it before the reply is sent.
+    ``memory`` is the group ``secure`` of the client's state: each secret is deleted as soon
+    as it has been used. The caller stores ``memory`` after each call and ``history`` after
+    :meth:`reveal`, before the reply is sent. ``identity`` signs the key of the run. With
+    ``peers``, pinned identities and their owners' names, every client of a roster must have
+    one of them.
     """
 
     partition_id: int
@@ -88,12 +82,10 @@ class Member:
     history: SumHistory = field(default_factory=SumHistory)
 
     def join(self) -> bytes:
-        """Draw the client's key pair for this run and delete all other secrets.
+        """Draw the key pair of the run, delete all other secrets, return the public key.
 
-        The number of the last round with a masked vector stays, so that no round is
-        answered twice. Returns the public key of 32 bytes, with which other clients
-        encrypt shares to this one; with an identity, the identity and its signature
-        follow (128 bytes).
+        With an identity it is a card of 128 bytes. The number of the last round with a
+        masked vector stays, so that no round is answered twice.
         """
         secret = draw_secret()
         card = public_key(secret)
@@ -109,13 +101,8 @@ class Member:
         """Draw the secrets of the round and split them into shares.
 
         The keys that encrypt the shares depend on the whole roster: a client that was
-        sent another roster can decrypt none of them.
-
-        Raises a PayloadError if the round is none of the run; if the client has no key
-        or the roster has another one; if the roster has fewer than three clients, two
-        equal keys, or a client that is not pinned; if it differs from the first one and
-        the owner fixed that; or if the client has sent a masked vector in this or a
-        later round.
+        sent another roster can decrypt none of them. A PayloadError refuses the round or
+        the roster.
         """
         ids = self._listed(roster.ids, "roster")
         if len(ids) < MIN_SECURE_CLIENTS:
@@ -191,10 +178,8 @@ class Member:
         clients must have received alike. ``origin`` is the hash of what the upload
         depends on, by which the history finds equal uploads; by default ``download``.
 
-        Raises a PayloadError if the client sent no shares in this round or has already
-        sent its masked vector; if the peers are not in the roster, are fewer than the
-        threshold or do not include the client; if a peer's shares cannot be decrypted;
-        if an equal download was summed under another roster; or if a summand cannot be
+        Raises a PayloadError if the message is not due, the peers or their shares are
+        wrong, an equal download was summed under another roster, or a summand cannot be
         encoded.
         """
         self._expect("seed", server_round)
@@ -258,12 +243,9 @@ class Member:
         """Confirm to each client in the sum what this client has seen in the round.
 
         That is the run, the round, the roster, the threshold, the peers with their mask
-        keys, the download, the noise and the clients in the sum. It answers once.
-
-        Raises a PayloadError if the client sent no masked vector in this round or has
-        already replied; if the survivors are no peers, are fewer than the threshold or
-        do not include the client; or if an equal download was summed over other
-        clients.
+        keys, the download, the noise and the clients in the sum. A PayloadError refuses a
+        second request, other survivors than peers, and an equal download summed over
+        other clients.
         """
         self._expect("held", server_round)
         ids = self.memory["peers"].tolist()
@@ -290,12 +272,8 @@ class Member:
     def reveal(self, server_round: int, confirmations: Confirmations) -> Reveal:
         """Return one share per client to the server, never both shares of a client.
 
-        Only if at least the threshold of clients in the sum, this one included, have
-        seen the same as this client. All shares are deleted with the reply.
-
-        Raises a PayloadError if the client has not confirmed the clients in the sum or
-        has already replied, if too few other clients confirmed the same, or if it has
-        since helped to open a sum of an equal download over other clients.
+        A PayloadError refuses unless at least the threshold of clients in the sum, this one
+        included, have seen the same as this client. All shares are deleted with the reply.
         """
         self._expect("held", server_round)
         if "survivors" not in self.memory:

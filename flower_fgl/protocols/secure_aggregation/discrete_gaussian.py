@@ -33,10 +33,9 @@ Bits: TypeAlias = NDArray[np.bool_]
 
 
 def discrete_gaussian(sigma: int, size: int) -> Integers:
-    """Draw ``size`` integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
+    """Draw integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
 
-    σ is the standard deviation of the continuous Gaussian of the same shape, at most
-    2^56, else a ValueError is raised. The samples are independent, of type int64.
+    σ, 1 to 2^56, is the standard deviation of the continuous Gaussian of the same shape.
     """
     if not 1 <= sigma <= MAX_SIGMA:
         raise ValueError(f"sigma must lie in [1, 2^56], got {sigma}.")
@@ -54,12 +53,13 @@ def discrete_gaussian(sigma: int, size: int) -> Integers:
 def _accept(whole: Integers, part: Integers, sigma: int) -> Bits:
     """Return True with probability exp(−r²/2), r = whole + part/sigma."""
     kept = _repeat(whole * whole, lambda i: _bernoulli_exp(len(i), _half))
+    places = np.flatnonzero(kept)
 
     def fraction(index: Integers) -> Bits:
-        some = part[index]
+        some = part[places[index]]
         return _bernoulli_exp(len(index), lambda j, k: _is_below(some[j], sigma))
 
-    kept[kept] = _repeat(whole[kept], _on(fraction, np.flatnonzero(kept)))
+    kept[places] = _repeat(whole[places], fraction)
     index = np.flatnonzero(kept)
     some = part[index]
     kept[index] = _bernoulli_exp(
@@ -69,13 +69,6 @@ def _accept(whole: Integers, part: Integers, sigma: int) -> Bits:
         ),
     )
     return kept
-
-
-def _on(
-    function: Callable[[Integers], Bits], places: Integers
-) -> Callable[[Integers], Bits]:
-    """Return ``function`` with indices into ``places``."""
-    return lambda index: function(places[index])
 
 
 def _repeat(times: Integers, draw: Callable[[Integers], Bits]) -> Bits:

@@ -21,9 +21,9 @@ IDENTITY_END = KEY_BYTES + 32
 
 
 def client_label(card: bytes, partition_id: int) -> bytes:
-    """Return a client's label, 32 bytes: its identity, or its partition-id if it has none.
+    """Return a client's identity, or its partition-id if it has none, as 32 bytes.
 
-    ``card`` is the client's row of a roster: its key, and its identity and signature.
+    ``card`` is the client's row of a roster.
     """
     identity = card[KEY_BYTES:IDENTITY_END]
     return identity if any(identity) else partition_id.to_bytes(32, "big")
@@ -71,7 +71,7 @@ class SumHistory:
             )
 
     def check_download(self, download: bytes, roster: str) -> None:
-        """Reject a download by a PayloadError that was summed under another roster."""
+        """Reject a download that was summed under another roster."""
         before = self.sums.get(_key(download))
         if before is not None and before[0] != roster:
             raise PayloadError(
@@ -81,11 +81,7 @@ class SumHistory:
             )
 
     def check_sum(self, download: bytes, roster: str, group: str) -> None:
-        """Reject a sum of an equal download over other clients, or of some clients only.
-
-        Another run may have opened a first sum since :meth:`check_roster`. A sum that
-        must not be opened raises a PayloadError.
-        """
+        """Reject a sum of an equal download over other clients, or of some clients only."""
         self.check_roster(roster)
         if self.is_fixed and group != roster:
             raise PayloadError(

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.protocols.secure_aggregation.keys import KEY_BYTES
 
 __all__ = [
     "CARD_BYTES",
@@ -40,7 +41,6 @@ __all__ = [
     "read_peers",
 ]
 
-KEY_BYTES = 32
 IDENTITY_BYTES = 32
 SIGNATURE_BYTES = 64
 CARD_BYTES = KEY_BYTES + IDENTITY_BYTES + SIGNATURE_BYTES
@@ -64,10 +64,9 @@ class Identity:
         return base64.b64encode(self.public).decode()
 
     def card(self, key: bytes, *, run_id: int, partition_id: int) -> bytes:
-        """Sign the key of a run; return key, identity and signature, 128 bytes.
+        """Sign the key of a run (32 bytes); return key, identity and signature, 128 bytes.
 
-        ``key`` is the public key, 32 bytes, with which others encrypt shares to this
-        client. A key of another run is refused by Flower's ``run_id``.
+        ``run_id`` is Flower's: a key of another run is refused.
         """
         signature = self.private.sign(_statement(key, run_id, partition_id))
         return key + self.public + signature
@@ -76,13 +75,10 @@ class Identity:
 def check_roster(
     cards: Mapping[int, bytes], peers: Mapping[bytes, str], own: bytes, *, run_id: int
 ) -> None:
-    """Check that pinned identities have signed all keys of a roster.
+    """Raise a PayloadError unless different pinned identities have signed all keys.
 
     ``cards`` has the rows of :class:`.messages.Roster` by partition-id, ``peers`` the
     names of the owners by pinned identity; ``own`` is the receiver's own identity.
-
-    Raises a PayloadError if a client has no identity or one that is not pinned, if its
-    signature is wrong, or if two clients have the same identity.
     """
     known = {**peers, own: "this client"}
     seen: dict[bytes, int] = {}
@@ -119,9 +115,7 @@ def _statement(key: bytes, run_id: int, partition_id: int) -> bytes:
 def load_identity(path: Path) -> Identity:
     """Read a private identity key; create the file with mode 0600 if it is missing.
 
-    The file is an unencrypted PKCS #8 key in PEM form, in an existing folder. A RunError
-    says that it cannot be read or written, holds no Ed25519 key, or is readable by other
-    users.
+    It is an unencrypted PKCS #8 key in PEM form. A RunError says what is wrong with it.
     """
     if not path.is_absolute():
         raise RunError(f"identity must be an absolute path, got {str(path)!r}.")
@@ -163,10 +157,9 @@ def read_identity(path: Path) -> Identity:
 
 
 def read_peers(path: Path) -> dict[bytes, str]:
-    """Read pinned identities from a TOML file with one ``name = "public key"`` per line.
+    """Read a TOML file of lines ``name = "public key"``; return the names by key.
 
-    Returns the names of the owners by public key (32 bytes). A RunError says that the
-    file cannot be read, a key is malformed, or two owners have the same key.
+    A RunError says that the file or a key is malformed, or two owners have the same key.
     """
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))

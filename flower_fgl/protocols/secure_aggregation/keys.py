@@ -68,10 +68,10 @@ def public_key(secret: bytes) -> bytes:
 
 
 class KeyAgreement:
-    """Diffie-Hellman keys that a client shares with each other client.
+    """Keys that a client, with a private key of 32 bytes, shares with each other client.
 
-    ``secret`` is its private key, 32 bytes. Every key depends on the round, on its
-    purpose, on the pair of clients, and on ``context``, what both clients must agree on.
+    Every key depends on the round, on its purpose, on the pair of clients, and on
+    ``context``, what both clients must agree on.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class KeyAgreement:
     def key(self, public: bytes, purpose: str, first: int, second: int) -> bytes:
         """Return the key, 32 bytes, that is shared with the client of a public key.
 
-        Different purposes give different keys. ``first`` and ``second`` are the
-        partition-ids of the pair, in the same order on both sides. An invalid public key
-        raises a PayloadError.
+        ``first`` and ``second`` are the partition-ids of the pair, in the same order on
+        both sides. An invalid public key raises a PayloadError.
         """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -155,8 +154,8 @@ def add_masks(
 ) -> None:
     """Add a client's pairwise masks to a vector in place, Bonawitz et al. 2017, Section 4.
 
-    The stream that client u shares with v, whose key is in ``pair_keys``, is added if u <
-    v and subtracted if u > v, so that it cancels in the sum. The vector is uint64.
+    The stream shared with another client is added if this client has the lower
+    partition-id, else subtracted, so that it cancels in the sum.
     """
     for other, key in pair_keys.items():
         stream = mask_stream(key, len(vector))

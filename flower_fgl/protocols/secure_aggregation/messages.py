@@ -78,13 +78,9 @@ class _Counted(ArrayPayload):
 
 @dataclass(frozen=True)
 class PublicKey(_Counted):
-    """Public key of a client, with which others encrypt shares to it.
+    """The key, 32 bytes, with which others encrypt shares to a client.
 
-    Parameters
-    ----------
-    bytes_ : Tensor of shape (32,) or (128,), uint8
-        The key; of a data owner with an identity also its identity and signature, see
-        :class:`.identities.Identity`.
+    A data owner with an identity sends :meth:`.identities.Identity.card`, 128 bytes.
     """
 
     bytes_: Tensor
@@ -104,15 +100,10 @@ class PublicKey(_Counted):
 
 @dataclass(frozen=True)
 class Roster(_Counted):
-    """The sampled clients and their public keys: 40·n bytes down, 136·n with identities.
+    """The sampled clients and their keys: 40·n bytes down, 136·n with identities.
 
-    Parameters
-    ----------
-    ids : Tensor of shape (n,), int64
-        Partition-ids, ascending.
-    keys : Tensor of shape (n, 32) or (n, 128), uint8
-        Their public keys from the describe reply; with identities and signatures if a
-        client sent one, zeros for clients that did not.
+    The clients are ascending. With an identity of any client all keys have 128 bytes,
+    filled up with zeros.
     """
 
     ids: Tensor
@@ -129,17 +120,8 @@ class Roster(_Counted):
 class Offer(_Counted):
     """Mask key of a client and the shares of its secrets: 48 + 158·n bytes up.
 
-    Parameters
-    ----------
-    mask_key : Tensor of shape (32,), uint8
-        Public key for the pairwise masks of this round.
-    seed_digest : Tensor of shape (16,), uint8
-        Digest of the seed of the client's own mask.
-    sealed : Tensor of shape (n, 126), uint8
-        Shares of seed and mask key with the public mask key, one row encrypted to each
-        client of the roster.
-    digests : Tensor of shape (n, 2, 16), uint8
-        Digests of both shares, by which the server detects a wrong share.
+    ``sealed`` has one row encrypted to each client of the roster: shares of seed and mask
+    key, and the public mask key. By the digests the server detects a wrong share or seed.
     """
 
     mask_key: Tensor
@@ -157,15 +139,7 @@ class Offer(_Counted):
 
 @dataclass(frozen=True)
 class Peers(_Counted):
-    """Clients to mask with, and their shares for the receiver: 134·m bytes down.
-
-    Parameters
-    ----------
-    ids : Tensor of shape (m,), int64
-        Clients that sent shares, ascending.
-    sealed : Tensor of shape (m, 126), uint8
-        Shares and mask key that each of them encrypted to the receiver.
-    """
+    """Clients that sent shares, and their shares for the receiver: 134·m bytes down."""
 
     ids: Tensor
     sealed: Tensor
@@ -179,13 +153,7 @@ class Peers(_Counted):
 
 @dataclass(frozen=True)
 class MaskedUpload(_Counted):
-    """A masked vector: 8·L bytes up for L numbers, one of which is the witness.
-
-    Parameters
-    ----------
-    vector : Tensor of shape (L,), int64
-        Integers modulo 2^64, uniformly distributed without knowledge of the masks.
-    """
+    """A masked vector: 8·L bytes up for L numbers modulo 2^64, one of them the witness."""
 
     vector: Tensor
     records = ("secure-sum",)
@@ -194,13 +162,7 @@ class MaskedUpload(_Counted):
 
 @dataclass(frozen=True)
 class Survivors(_Counted):
-    """The clients in the sum: 8·s bytes down.
-
-    Parameters
-    ----------
-    ids : Tensor of shape (s,), int64
-        Clients whose masked vector arrived, ascending.
-    """
+    """The clients whose masked vectors are in the sum: 8·s bytes down."""
 
     ids: Tensor
     records = ("secure-survivors",)
@@ -210,13 +172,7 @@ class Survivors(_Counted):
 
 @dataclass(frozen=True)
 class Tags(_Counted):
-    """Authentication codes of what a client has seen: 16·s bytes up.
-
-    Parameters
-    ----------
-    tags : Tensor of shape (s, 16), uint8
-        One code for each client in the sum, in the order of :class:`Survivors`.
-    """
+    """Authentication codes of what a client has seen, one per survivor: 16·s bytes up."""
 
     tags: Tensor
     records = ("secure-tags",)
@@ -225,15 +181,7 @@ class Tags(_Counted):
 
 @dataclass(frozen=True)
 class Confirmations(_Counted):
-    """The codes that other clients made for the receiver: 24·c bytes down.
-
-    Parameters
-    ----------
-    ids : Tensor of shape (c,), int64
-        Clients that sent :class:`Tags`, ascending.
-    tags : Tensor of shape (c, 16), uint8
-        The code that each of them made for the receiver.
-    """
+    """The codes that the c clients ``ids`` made for the receiver: 24·c bytes down."""
 
     ids: Tensor
     tags: Tensor
@@ -247,13 +195,9 @@ class Confirmations(_Counted):
 
 @dataclass(frozen=True)
 class Reveal(_Counted):
-    """One share per client that sent shares, of one of its secrets: 33·m bytes up.
+    """One share per client of :class:`Peers`: 33·m bytes up.
 
-    Parameters
-    ----------
-    shares : Tensor of shape (m, 33), uint8
-        In the order of the clients of :class:`Peers`: a share of the seed for clients in
-        the sum, of the mask key for clients that dropped out.
+    It is of the seed for clients in the sum, of the mask key for clients that dropped out.
     """
 
     shares: Tensor

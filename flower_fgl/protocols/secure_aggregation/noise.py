@@ -36,8 +36,7 @@ from flower_fgl.protocols.secure_aggregation.discrete_gaussian import (
     Integers,
     discrete_gaussian,
 )
-from flower_fgl.protocols.secure_aggregation.quantization import Vector, encode
-from flower_fgl.protocols.secure_aggregation.threshold import WITNESS
+from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, encode
 
 __all__ = ["NoiseShare", "add_noise_share", "clip_steps", "share_width"]
 
@@ -52,9 +51,8 @@ HEADROOM = 40
 class NoiseShare:
     """What a client needs to add its share of the noise: S, z, and what is public.
 
-    ``origin`` has the summands of an upload that equals the download; the difference to
-    them is clipped. ``public`` names the summands that the server knows anyway: they get
-    no noise.
+    The difference to ``origin``, the summands of an upload that equals the download, is
+    clipped. Summands in ``public`` are known to the server anyway and get no noise.
     """
 
     clip: float
@@ -73,8 +71,7 @@ def share_width(
 ) -> int:
     """Return the width of a client's share in steps, ⌈√((z²S²·4^f + 64)/t)⌉.
 
-    f is ``fraction_bits`` (a step is 2^-f), t the smallest number of clients in a sum. A
-    share too small or too large for the fixed-point numbers raises a PayloadError.
+    f is ``fraction_bits`` (a step is 2^-f), t the smallest number of clients in a sum.
     """
     variance = (Fraction(noise) * Fraction(clip) * 2**fraction_bits) ** 2 + ROUNDING
     width = math.isqrt(math.ceil(variance / threshold) - 1) + 1
@@ -99,8 +96,7 @@ def add_noise_share(
     """Encode summands, clip their distance to the origin, and add a share of the noise.
 
     The summands include the check entry. ``clients`` and ``threshold`` are the largest
-    and smallest number of vectors in a sum. The encoded vector (L,), uint64, is sorted by
-    name as by :func:`.quantization.encode`.
+    and smallest number of vectors in a sum.
 
     Raises a PayloadError if a number is not finite, or is so large that the sum with
     its noise could wrap around; if the clipping norm is below a step; or if the noise
@@ -122,15 +118,19 @@ def add_noise_share(
     drawn = discrete_gaussian(width, len(change))
     if len(drawn) and int(np.abs(drawn).max()) > HEADROOM * width:
         raise PayloadError("a share of the noise lies beyond 40 standard deviations")
-    values = start + change + drawn
-    return _merge(values, noised, summands, limit)
+    values = (start + change + drawn).view(np.uint64)
+    ends = np.cumsum([noised[name].numel() for name in sorted(noised)], dtype=int)
+    parts = dict(zip(sorted(noised), np.split(values, ends), strict=False))
+    return np.concatenate(
+        [
+            parts[name] if name in parts else encode({name: summands[name]}, **limit)
+            for name in sorted(summands)
+        ]
+    )
 
 
 def clip_steps(change: Integers, bound: Fraction) -> Integers:
-    """Scale int64 steps towards zero until their L2 norm is at most ``bound``, exactly.
-
-    A bound below one step raises a PayloadError.
-    """
+    """Scale int64 steps towards zero until their L2 norm is at most ``bound``, exactly."""
     if bound < 1:
         raise PayloadError(
             f"upload-clip is {float(bound):.3g} steps: raise secure-fraction-bits."
@@ -150,21 +150,3 @@ def _square_norm(values: Integers) -> int:
     """Return the exact sum of squares."""
     listed = values.tolist()
     return sum(map(operator.mul, listed, listed))
-
-
-def _merge(
-    values: Integers,
-    noised: Mapping[str, Tensor],
-    summands: Mapping[str, Tensor],
-    limit: Mapping[str, int],
-) -> Vector:
-    """Put noised and public summands into one vector, sorted by name."""
-    parts, start = [], 0
-    for name in sorted(summands):
-        if name in noised:
-            stop = start + noised[name].numel()
-            parts.append(values[start:stop].view(np.uint64))
-            start = stop
-        else:
-            parts.append(encode({name: summands[name]}, **limit))
-    return np.concatenate(parts)

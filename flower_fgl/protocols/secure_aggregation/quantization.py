@@ -18,10 +18,26 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Shapes
 
-__all__ = ["Vector", "decode", "encode", "largest_steps", "num_entries"]
+__all__ = [
+    "WITNESS",
+    "Vector",
+    "decode",
+    "encode",
+    "largest_steps",
+    "num_entries",
+    "with_witness",
+]
+
+WITNESS = "witness"
+"""Summand that every client sets to 1; its sum must be the number of clients."""
 
 Vector: TypeAlias = NDArray[np.uint64]
 """Integers modulo 2^64; negative numbers are in two's complement."""
+
+
+def with_witness(summands: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the summand ``witness`` that counts clients."""
+    return {WITNESS: torch.ones(()), **summands}
 
 
 def largest_steps(summands: int) -> float:
@@ -43,15 +59,12 @@ def encode(
     summands: int,
     headroom: int = 0,
 ) -> Vector:
-    """Encode real tensors in fixed point and concatenate them, sorted by name.
+    """Encode real tensors in fixed point as one vector, sorted by name.
 
     Numbers are rounded to the nearest multiple of 2^-f, f = ``fraction_bits``, and never
     clipped. ``summands`` is the largest number of vectors in a sum; each may still grow
-    by ``headroom`` steps afterwards, for example by noise. Returns an array (L,) of
-    uint64.
-
-    Raises a PayloadError if a number is not finite, or so large that the sum could wrap
-    around.
+    by ``headroom`` steps afterwards, for example by noise. A PayloadError refuses numbers
+    that are not finite, or so large that the sum could wrap around.
     """
     limit = largest_steps(summands) - headroom
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)
@@ -60,40 +73,26 @@ def encode(
         values = tensors[name].detach().cpu().to(torch.float64).reshape(-1)
         # multiplication by a power of two is exact
         steps = torch.round(values * 2.0**fraction_bits)
-        _check_range(name, values, steps, limit, fraction_bits, summands)
+        # the server reads these errors: they name none of the client's numbers
+        if not bool(values.isfinite().all()):
+            raise PayloadError(f'"{name}" has non-finite numbers.')
+        if (steps.abs() > limit).any():
+            bound = max(0.0, limit) * 2.0**-fraction_bits
+            raise PayloadError(
+                f'"{name}" holds a number outside [-{bound:.9g}, {bound:.9g}], the range '
+                f"with {fraction_bits} fractional bits and {summands} clients. Lower "
+                "secure-fraction-bits, or check why the number is so large."
+            )
         out[start : start + len(values)] = steps.numpy().astype(np.int64)
         start += len(values)
     return out.view(np.uint64)
 
 
-def _check_range(
-    name: str,
-    values: Tensor,
-    steps: Tensor,
-    limit: float,
-    fraction_bits: int,
-    summands: int,
-) -> None:
-    """Reject numbers that are not finite or too large for the encoding."""
-    # the server reads these errors: they name none of the client's numbers
-    if not bool(values.isfinite().all()):
-        raise PayloadError(f'"{name}" has non-finite numbers.')
-    outside = steps.abs() > limit
-    if outside.any():
-        bound = max(0.0, limit) * 2.0**-fraction_bits
-        raise PayloadError(
-            f'"{name}" holds a number outside [-{bound:.9g}, {bound:.9g}], the range with '
-            f"{fraction_bits} fractional bits and {summands} clients. Lower "
-            "secure-fraction-bits, or check why the number is so large."
-        )
-
-
 def decode(total: Vector, shapes: Shapes, *, fraction_bits: int) -> dict[str, Tensor]:
-    """Decode a sum of encoded vectors modulo 2^64, (L,) of uint64, into float64 tensors.
+    """Decode a sum of encoded vectors modulo 2^64 into float64 tensors of the given shapes.
 
     They differ from the sum of the n original numbers by at most n/2 steps, plus the
-    rounding of float64 for sums above 2^53 steps. A length other than that of ``shapes``,
-    which are those given to :func:`encode`, raises a ValueError.
+    rounding of float64 for sums above 2^53 steps.
     """
     if total.shape != (num_entries(shapes),):
         raise ValueError(

@@ -34,9 +34,8 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     from_bytes,
     to_bytes,
 )
-from flower_fgl.protocols.secure_aggregation.quantization import Vector, decode
-from flower_fgl.protocols.secure_aggregation.shamir import combine
-from flower_fgl.protocols.secure_aggregation.threshold import WITNESS, threshold
+from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, decode
+from flower_fgl.protocols.secure_aggregation.shamir import combine, threshold
 
 __all__ = ["SecureRound"]
 
@@ -67,11 +66,7 @@ class SecureRound:
         return Roster(torch.tensor(self.asked), from_bytes(rows))
 
     def add(self, partition_id: int, offer: Offer) -> None:
-        """Store the offer of a client.
-
-        A mask key that is invalid would make all other clients fail: it raises a
-        PayloadError.
-        """
+        """Store an offer; refuse a mask key on which all other clients would fail."""
         mask_key = to_bytes(offer.mask_key)
         KeyAgreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
         self.offers[partition_id] = offer
@@ -109,11 +104,7 @@ class SecureRound:
         }
 
     def take(self, partition_id: int, reveal: Reveal) -> None:
-        """Store the shares that a client reveals, checked by the senders' digests.
-
-        If one is not the share that its sender made, a PayloadError is raised and none is
-        stored.
-        """
+        """Store the shares that a client reveals, if all match their senders' digests."""
         holder = self.asked.index(partition_id)
         good = {}
         for owner, row in zip(sorted(self.offers), reveal.shares, strict=True):
@@ -130,9 +121,7 @@ class SecureRound:
     def total(
         self, vectors: Mapping[int, Vector], shapes: Shapes, *, fraction_bits: int
     ) -> dict[str, Tensor]:
-        """Sum the survivors' masked vectors (L,), uint64, and remove the masks.
-
-        ``shapes`` are those of the summands, whose sums are returned in float64.
+        """Sum the survivors' masked vectors, remove the masks, and return float64 sums.
 
         Raises a PayloadError if too few shares arrived, a reconstructed secret does not
         match its digest or public key, or the masks did not cancel.
@@ -140,7 +129,12 @@ class SecureRound:
         total = np.zeros(len(next(iter(vectors.values()))), dtype=np.uint64)
         for pid in self._in_sum:
             total += vectors[pid]
-            total -= mask_stream(self._seed(pid), len(total))
+            offer, seed = self.offers[pid], self._combine(pid)
+            if seed is None or digest(seed) != to_bytes(offer.seed_digest):
+                raise PayloadError(
+                    f"The shares of client {pid} do not reconstruct its seed."
+                )
+            total -= mask_stream(seed, len(total))
         for lost in sorted(set(self.offers) - set(self._in_sum)):
             self._take_out(lost, total)
         sums = decode(total, {WITNESS: (), **shapes}, fraction_bits=fraction_bits)
@@ -155,7 +149,12 @@ class SecureRound:
 
     def _take_out(self, lost: int, total: Vector) -> None:
         """Add the pairwise masks that a dropped-out client would have added."""
-        agreement = KeyAgreement(self._mask_secret(lost), self.number)
+        offer, secret = self.offers[lost], self._combine(lost)
+        if secret is None or public_key(secret) != to_bytes(offer.mask_key):
+            raise PayloadError(
+                f"The shares of client {lost} do not reconstruct its key."
+            )
+        agreement = KeyAgreement(secret, self.number)
         pair_keys = {
             pid: agreement.key(
                 to_bytes(self.offers[pid].mask_key), "mask", *sorted((lost, pid))
@@ -163,24 +162,6 @@ class SecureRound:
             for pid in self._in_sum
         }
         add_masks(total, partition_id=lost, pair_keys=pair_keys)
-
-    def _seed(self, pid: int) -> bytes:
-        """Reconstruct the seed of a client's own mask."""
-        seed = self._combine(pid)
-        if seed is None or digest(seed) != to_bytes(self.offers[pid].seed_digest):
-            raise PayloadError(
-                f"The shares of client {pid} do not reconstruct its seed."
-            )
-        return seed
-
-    def _mask_secret(self, pid: int) -> bytes:
-        """Reconstruct the private mask key of a dropped-out client."""
-        secret = self._combine(pid)
-        if secret is None or public_key(secret) != to_bytes(self.offers[pid].mask_key):
-            raise PayloadError(
-                f"The shares of client {pid} do not reconstruct its key."
-            )
-        return secret
 
     def _combine(self, owner: int) -> bytes | None:
         """Reconstruct a secret of a client from the revealed shares."""

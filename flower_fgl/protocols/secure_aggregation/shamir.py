@@ -12,11 +12,12 @@ Notes
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-__all__ = ["PRIME", "SECRET_BYTES", "SHARE_BYTES", "combine", "split"]
+__all__ = ["PRIME", "SECRET_BYTES", "SHARE_BYTES", "combine", "split", "threshold"]
 
 PRIME = 2**256 + 297
 """Smallest prime above 2^256, so that every 32-byte secret is a field element."""
@@ -24,11 +25,21 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 
+def threshold(clients: int, share: float) -> int:
+    """Return how many of n clients must stay: ⌈share · n⌉, and more than 2n/3.
+
+    Two groups of more than 2n/3 clients have more than n/3 clients in common. If fewer
+    than n/3 clients help the server, an honest client is in both groups, so the server
+    cannot show two groups different lists (Bonawitz et al. 2017, Theorem 6.5).
+    """
+    return max(2 * clients // 3 + 1, math.ceil(share * clients - 1e-9))
+
+
 def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes]:
     """Split a secret of 32 bytes into shares of 33, one per point, Shamir 1979.
 
     ``threshold`` shares reconstruct it. ``points`` are the x of the share holders,
-    distinct and positive. A ValueError says that one of these is out of range.
+    distinct and positive.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}.")

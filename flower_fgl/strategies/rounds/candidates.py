@@ -82,10 +82,7 @@ class Candidates:
     def agree(self) -> None:
         """Agree on what all clients share; leave out clients that differ from most others.
 
-        Raises
-        ------
-        RunError
-            If no majority decides, or too few nodes remain.
+        A RunError says that no majority decides, or too few nodes remain.
         """
         kinds = {True: "its own graph", False: "a partition of a dataset"}
         self._keep_majority("kind of data", lambda d: kinds[d.is_owned])
@@ -139,7 +136,13 @@ class Candidates:
         self._agree_on_features()
         self._leave_out(_claimed_twice(self.described, of=number))
         self._leave_out(_named_twice(self.described, of=number))
-        self._keep_kind()
+        due = self.config.predicts
+        other_kind = {
+            node: f"its targets are {d.target_kind}, those of the other clients are {due}."
+            for node, d in self.described.items()
+            if d.target_kind != due
+        }
+        self._leave_out(other_kind)
         self._leave_out(_too_many_classes(self.described))
         self._leave_out(_odd_spellings(self.described))
         if self.config.predicts != CLASSES:
@@ -187,16 +190,6 @@ class Candidates:
         others = [d.name for d in self.described.values() if not d.prepared]
         if len(others) < len(self.described) and others:
             log.warning(NOT_PREPARED, ", ".join(sorted(others)))
-
-    def _keep_kind(self) -> None:
-        """Leave out data owners whose targets are of another kind than the run's."""
-        due = self.config.predicts
-        other = {
-            node: f"its targets are {d.target_kind}, those of the other clients are {due}."
-            for node, d in self.described.items()
-            if d.target_kind != due
-        }
-        self._leave_out(other)
 
     def _compare_classes(self) -> None:
         """Warn of owners without a class in common with others; reject a run of such."""
@@ -309,54 +302,39 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that spell a name differently from most.
-
-    Raises
-    ------
-    RunError
-        If at most half of the owners remain without them.
-    """
+    """Return why owners are left out that spell a name differently from most."""
     if not described:
         return {}
-    nodes = {node_label(node, d): node for node, d in described.items()}
     noun = next(iter(described.values())).target.noun
-    names = {name: described[n].class_names for name, n in nodes.items()}
+    names = {node_label(node, d): d.class_names for node, d in described.items()}
     odd = odd_spellings(names, noun=noun)
-    if odd and 2 * len(odd) >= len(described):
-        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
-        raise RunError(
-            f"{len(odd)} of {len(described)} data owners spell a {noun} differently from "
-            f"others, without a majority. {text}"
-        )
-    return {nodes[name]: reason for name, reason in odd.items()}
+    return _unless_many(described, odd, f"spell a {noun} differently from others")
 
 
 def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that measure a number in another unit than most.
-
-    Raises a RunError if at most half of the owners remain without them.
-    """
-    nodes = {node_label(node, d): node for node, d in described.items()}
-    if not nodes:
+    """Return why owners are left out that measure a number in another unit than most."""
+    if not described:
         return {}
-    _, odd = agree_targets({name: described[n].target for name, n in nodes.items()})
-    if 2 * len(odd) >= len(described):
+    targets = {node_label(node, d): d.target for node, d in described.items()}
+    _, odd = agree_targets(targets)
+    return _unless_many(described, odd, "measure a target in another unit than others")
+
+
+def _unless_many(
+    described: Mapping[int, Description], odd: Mapping[str, str], what: str
+) -> dict[int, str]:
+    """Return the reasons against odd owners by node; a RunError if they are half of all."""
+    if odd and 2 * len(odd) >= len(described):
         text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
         raise RunError(
-            f"{len(odd)} of {len(described)} data owners measure a target in another unit "
-            f"than others, without a majority. {text}"
+            f"{len(odd)} of {len(described)} data owners {what}, without a majority. {text}"
         )
+    nodes = {node_label(node, d): node for node, d in described.items()}
     return {nodes[name]: reason for name, reason in odd.items()}
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
-    """Return why nodes are left out whose partition-id another node has, too.
-
-    Raises
-    ------
-    RunError
-        If at most half of the ``of`` nodes of the run remain without them.
-    """
+    """Return why nodes are left out whose partition-id another node has, too."""
     claims = Counter(d.partition_id for d in described.values())
     claims.pop(UNNUMBERED, None)
     twice = {
@@ -372,13 +350,7 @@ def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int
 
 
 def _named_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
-    """Return why data owners are left out whose name another owner has, too.
-
-    Raises
-    ------
-    RunError
-        If at most half of the ``of`` nodes of the run remain without them.
-    """
+    """Return why data owners are left out whose name another owner has, too."""
     twice = without_own_name(described)
     if twice and 2 * (len(described) - len(twice)) <= of:
         raise RunError(

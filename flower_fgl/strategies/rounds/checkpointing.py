@@ -35,10 +35,7 @@ MAX_ROUND = 2**31
 
 
 def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
-    """Return the clients' descriptions as JSON stores them, without their public keys.
-
-    New keys of secure aggregation are drawn when a run resumes.
-    """
+    """Return the clients' descriptions as JSON stores them, without their public keys."""
     return [
         {
             key: list(value) if isinstance(value, tuple) else value
@@ -52,10 +49,7 @@ def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
 def clients_to_await(
     checkpoint: Checkpoint, config: RunConfig
 ) -> dict[int, Description] | None:
-    """Return the clients of a run that had fewer than all, by partition-id.
-
-    ``None`` if all of them took part: then the checks of a new run suffice.
-    """
+    """Return the clients, by partition-id, of a run that had fewer than all."""
     most = config.clients or int(checkpoint.clients[0]["num_partitions"])
     if not config.min_clients and len(checkpoint.clients) >= most:
         return None
@@ -76,11 +70,7 @@ def stored_scale(checkpoint: Checkpoint) -> AgreedScale | None:
 
 
 def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
-    """Collect everything that the following rounds depend on.
-
-    ``method`` is what :meth:`FglStrategy.server_state` returns. The snapshot has the
-    parts ``method``, ``loop`` and ``best``.
-    """
+    """Collect what the following rounds depend on, with the method's own state."""
     values: dict[str, Any] = {
         "trained": {str(pid): number for pid, number in loop.trained.items()},
         "failed_in_a_row": loop.failed_in_a_row,
@@ -116,12 +106,8 @@ def resume_run(
     """Restore a prepared strategy as it was after the checkpoint's round.
 
     ``result`` receives the metrics of the earlier rounds. ``restores_states`` says that
-    the engine has already restored the clients' states.
-
-    Raises
-    ------
-    RunError
-        If the clients are not those of the checkpoint, or its state does not fit.
+    the engine has already restored the clients' states. A RunError says that the clients
+    are not those of the checkpoint, or its state does not fit.
     """
     loop = messenger.loop
     _check_clients(loop.federation, checkpoint)
@@ -151,9 +137,17 @@ def resume_run(
             f"Checkpoint {checkpoint.folder} does not fit {messenger.config.method}: "
             f"{error}. Other code has written it: start a new run."
         ) from error
-    rounds = _resume_clients(messenger, checkpoint, restores_states)
-    _warn_of_other_rounds(loop.trained, rounds, checkpoint.server_round)
-    for pid, number in rounds.items():
+    for pid, number in _resume_clients(messenger, checkpoint, restores_states).items():
+        due = loop.trained.get(pid, 0)
+        if number != due:
+            log.warning(
+                "Client %s has %s, but the checkpoint of round %s expects that of round "
+                "%s. The run resumes; its numbers will differ from an uninterrupted run.",
+                pid,
+                f"its state of round {number}" if number else "no state",
+                checkpoint.server_round,
+                due,
+            )
         if not number:
             loop.trained.pop(pid, None)  # no state: the client needs the download again
 
@@ -193,13 +187,14 @@ def _resume_clients(
             "is-restored": restores_states,
         }
     )
-    messages = {}
-    for pid, node in federation.nodes.items():
-        messages[pid] = Message(
+    messages = {
+        pid: Message(
             RecordDict({CONFIG: point, **federation.agreed(pid)}),
             dst_node_id=node,
             message_type=f"{MessageType.QUERY}.{RESUME}",
         )
+        for pid, node in federation.nodes.items()
+    }
     config = messenger.config
     exchange = send_receive(
         messenger.grid,
@@ -218,21 +213,3 @@ def _resume_clients(
             text = one_line(f"expected the round of its state, got {number!r}")
             log.warning("Client %s: %s", pid, text)
     return found
-
-
-def _warn_of_other_rounds(
-    expected: Mapping[int, int], found: Mapping[int, int | None], server_round: int
-) -> None:
-    """Warn of clients whose state has another round than the checkpoint expects."""
-    for pid, number in found.items():
-        if number != expected.get(pid, 0):
-            what = "no state" if not number else f"its state of round {number}"
-            log.warning(
-                "Client %s has %s, but the checkpoint of round %s expects that of round "
-                "%s. The run resumes; its numbers will differ from an uninterrupted "
-                "run.",
-                pid,
-                what,
-                server_round,
-                expected.get(pid, 0),
-            )

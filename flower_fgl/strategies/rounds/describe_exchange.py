@@ -35,14 +35,9 @@ def discover(
     """Wait for the clients, request their descriptions, and check them.
 
     ``before`` holds the clients of an interrupted run by partition-id: the function waits
-    for these, and they keep their partition-ids. A client that differs from most others in
-    what all must share is left out with a warning: one client must not end the run.
-
-    Raises
-    ------
-    RunError
-        If too few nodes connect or can take part, no majority decides on features,
-        classes or partition, or too few clients can train.
+    for these, and they keep their partition-ids. A client that differs from most others
+    in what all must share is left out with a warning: one client must not end the run. A
+    RunError says that too few nodes connect, take part or train, or no majority decides.
     """
     if before:
         described, refused, queried = wait_for_known_clients(grid, config, before)
@@ -57,8 +52,12 @@ def discover(
     for what, value in shared(config).items():
         _require_equal(federation, what, value)
     _reject_untrainable(federation, config)
-    if config.positive_class and not config.has_local_heads:
-        _require_class(config.positive_class, federation)
+    name, known = config.positive_class, federation.class_names
+    if name and name not in known and not config.has_local_heads:
+        raise RunError(
+            f'positive-class = "{name}" is no class of the clients. Use one of: '
+            f"{', '.join(known[:MOST_NAMES])}."
+        )
     # all classes of a few-shot client have ``shots`` training nodes, so that a larger
     # min-class-count hides every class
     if config.setting == "few-shot" and config.min_class_count <= config.shots:
@@ -78,15 +77,6 @@ def _require_equal(
     if len(groups) > 1:
         text = "; ".join(f"{short(v)} on clients {p}" for v, p in groups.items())
         raise RunError(f"The clients disagree on the {what}: {text}.")
-
-
-def _require_class(name: str, federation: Federation) -> None:
-    """Reject a positive class that no client has."""
-    if name not in federation.class_names:
-        known = ", ".join(federation.class_names[:MOST_NAMES])
-        raise RunError(
-            f'positive-class = "{name}" is no class of the clients. Use one of: {known}.'
-        )
 
 
 def _report_single_class(federation: Federation) -> None:

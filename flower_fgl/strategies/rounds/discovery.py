@@ -43,11 +43,7 @@ Gathered = tuple[dict[int, Description], tuple[Rejection, ...], Collection[int]]
 
 
 def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
-    """Request the descriptions of nodes, given and returned by Flower's node ids.
-
-    A node whose answer is an error or malformed gets a :class:`Rejection` with the reason.
-    The timeout is the larger of ``round_timeout`` and ``join_timeout``.
-    """
+    """Request the descriptions of nodes, given and returned by Flower's node ids."""
     messages = {
         index: Message(
             RecordDict(),
@@ -152,19 +148,14 @@ class _Survey:
 def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
     """Wait until all expected clients are connected and have described themselves.
 
-    A node that answers with an error or a malformed description is rejected; the run
-    needs as many others as ``min-replies`` and ``min-clients`` say. A node that sends no
-    answer is asked again. After ``join-timeout`` it suffices that ``min-clients`` nodes
-    can take part; if ``min-clients`` is unset, all expected nodes must have answered.
+    A node that answers with an error or a malformed description is rejected. A node that
+    sends no answer is asked again. After ``join-timeout`` it suffices that
+    ``min-clients`` nodes can take part; if ``min-clients`` is unset, all expected nodes
+    must have answered. Else a RunError is raised.
 
     Returns the descriptions by node id, at least one; the rejected nodes; and the ids of
     those that need not be asked again. With ``min-clients`` these are not the lost ones,
     which may join later.
-
-    Raises
-    ------
-    RunError
-        If too few or too many nodes connect, or none can take part.
 
     Notes
     -----
@@ -206,16 +197,10 @@ def _is_hopeless(survey: _Survey) -> bool:
 def wait_for_known_clients(
     grid: Grid, config: RunConfig, before: Mapping[int, Description]
 ) -> Gathered:
-    """Wait for the clients of an interrupted run, and match them by their descriptions.
+    """Wait for the clients of an interrupted run, which keep their partition-ids.
 
-    ``before`` has these clients by partition-id, which they keep. Returns as
-    :func:`wait_for_clients`; nodes that are no clients of the run but could be may join
-    later.
-
-    Raises
-    ------
-    RunError
-        If a client is missing.
+    Returns as :func:`wait_for_clients`; nodes that are no clients of the run but could be
+    may join later. A RunError names the missing clients.
     """
     survey = _Survey(grid, config)
     found: dict[int, tuple[int, Description]] = {}  # by partition-id

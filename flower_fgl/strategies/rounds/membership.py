@@ -24,16 +24,12 @@ NEXT_RUN = "It can take part in the next run."
 def match_known_client(
     clients: Mapping[int, Description], candidate: Description
 ) -> tuple[int, Description] | str | None:
-    """Find the client of the run that a connecting node is.
+    """Find the client of the run that a connecting node is, ``None`` for an unknown node.
 
-    Returns its partition-id and its description in the agreed class order; ``None`` for
-    an unknown node; or the reason for a rejection: the node identifies itself as a client
-    but holds another graph.
-
-    Notes
-    -----
-    1. A data owner is matched by name and graph. Its partition-id may differ from the one
-       in its node config if it joined late.
+    Returns its partition-id and its description in the agreed class order; or the reason
+    for a rejection: the node identifies itself as a client but holds another graph. A
+    data owner is matched by name and graph: its partition-id may differ from the one in
+    its node config if it joined late.
     """
     same = [
         pid
@@ -65,11 +61,7 @@ def match_known_client(
 def admit_new_client(
     federation: Federation, candidate: Description, config: RunConfig
 ) -> Description | str:
-    """Admit an unknown node as a client if it fits and a partition-id is free.
-
-    Returns its description in the agreed class order with its partition-id, or the reason
-    for a rejection.
-    """
+    """Admit an unknown node if it fits and a partition-id is free; or return why not."""
     label = _label(candidate)
     late = f"{label} was not among the clients when the run began"
     capacity = federation.capacity(config)

@@ -16,10 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError, one_line
-from flower_fgl.core.flower_internals import (
-    ErrorCode,
-    message_like,
-)
+from flower_fgl.core.flower_internals import ErrorCode, message_like
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import (
@@ -34,18 +31,18 @@ from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
 from flower_fgl.strategies.rounds.silence import note_replies
 
-__all__ = [
-    "Exchange",
-    "KeyStore",
-    "Messenger",
-    "Recorder",
-    "Upload",
-    "send_receive",
-]
+__all__ = ["Exchange", "KeyStore", "Messenger", "Recorder", "Upload", "send_receive"]
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.005
+WEIGHTS = {
+    "train-nodes": "num_train",
+    "nodes": "num_nodes",
+    "entries": "num_entries",
+    "equal": "",
+}
+"""What a client's weight counts, by ``weight-by``."""
 SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid")
 """Grids whose clients run in worker processes of this machine. Their modules are not
 imported, since that takes a second."""
@@ -111,8 +108,7 @@ class Upload:
 class Exchange:
     """Replies with content of one exchange, by partition-id, ascending, and the failures.
 
-    ``seconds_send`` counts until all messages were pushed, ``seconds_wait`` from then
-    until the last reply.
+    ``seconds_wait`` counts from the last message pushed to the last reply.
     """
 
     replies: dict[int, Message]
@@ -124,9 +120,8 @@ class Exchange:
 class Messenger:
     """Address payloads to clients, send them, read the replies.
 
-    ``grid`` is set when the run starts; ``secure`` is secure aggregation, ``None`` when
-    it is off. If numbers are predicted, ``spreads`` has the standard deviation by which
-    each is scaled for all clients, NaN if every client has its own scale.
+    ``spreads`` has the standard deviation by which each number to predict is scaled for
+    all clients, NaN if every client has its own scale.
     """
 
     grid: Grid
@@ -161,8 +156,7 @@ class Messenger:
         """Build one message per client; ``contents`` by partition-id is completed in place.
 
         ``message_type`` is Flower's, with the action of a query. ``settings`` is the
-        record ``config``, one for all messages or one per partition-id; Flower's logs
-        show the round.
+        record ``config``, one for all messages or one per partition-id.
         """
         federation = self.loop.federation
         messages: list[Message] = []
@@ -192,10 +186,7 @@ class Messenger:
             self.recorder.append_release(release)
 
     def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
-        """Send training messages, wait for the replies, log failures and seconds.
-
-        The replies are by partition-id, ascending.
-        """
+        """Send training messages, log failures and seconds; return the replies in order."""
         exchange = self.send(self.by_receiver(messages))
         self.loop.log.add_exchange(
             exchange.replies,
@@ -225,8 +216,6 @@ class Messenger:
 
         Parameters
         ----------
-        server_round : int
-            Round.
         action : str
             Query action of the client half.
         payloads : mapping of int to Payload
@@ -261,14 +250,11 @@ class Messenger:
         return self.read_each(contents, count)
 
     def read_each(
-        self,
-        contents: Mapping[int, Content],
-        read: Callable[[int, Content], Read],
+        self, contents: Mapping[int, Content], read: Callable[[int, Content], Read]
     ) -> dict[int, Read]:
         """Read replies, or their contents, one by one by partition-id.
 
-        A client whose reply raises an exception is dropped, counted and named; no
-        exception that one reply causes reaches the others.
+        A client whose reply raises an exception is dropped, counted and named.
         """
         out = {}
         for pid, content in contents.items():
@@ -297,14 +283,9 @@ class Messenger:
         return exchange
 
     def read_uploads(
-        self,
-        replies: Mapping[int, Message],
-        read: Callable[[int, RecordDict], Payload],
+        self, replies: Mapping[int, Message], read: Callable[[int, RecordDict], Payload]
     ) -> dict[int, Upload]:
-        """Check and unpack every reply; a malformed one is logged as a failure.
-
-        ``read`` takes a partition-id and a reply's content, and returns the payload.
-        """
+        """Check every reply and ``read`` its upload; log a failure if it is malformed."""
         round_log = self.loop.log
 
         def read_one(pid: int, reply: Message) -> Upload:
@@ -368,14 +349,8 @@ class Messenger:
     def weight_of(self, partition_id: int) -> float:
         """Return a client's weight by the setting ``weight-by``."""
         client = self.loop.federation.clients[partition_id]
-        if self.config.weight_by == "entries":
-            return float(client.num_entries)
-        weights = {
-            "train-nodes": client.num_train,
-            "nodes": client.num_nodes,
-            "equal": 1,
-        }
-        return float(weights[self.config.weight_by])
+        counted = WEIGHTS[self.config.weight_by]
+        return float(getattr(client, counted)) if counted else 1.0
 
 
 def send_receive(
@@ -388,13 +363,8 @@ def send_receive(
     """Send one message to each client, by partition-id, and wait for the replies.
 
     A reply counts as a failure if it is missing after ``timeout`` seconds, or larger than
-    ``max_mb`` (``max-message-mb``).
-
-    Raises
-    ------
-    RunError
-        If a worker process of the simulation died: Flower keeps sending to the dead
-        worker and loses most of the later messages.
+    ``max_mb`` (``max-message-mb``). A RunError says that a worker process of the
+    simulation died: Flower keeps sending to it and loses most of the later messages.
 
     Notes
     -----
@@ -407,8 +377,7 @@ def send_receive(
     4. Flower decodes a reply when it is pulled. ``max_mb`` is checked before any record
        is read.
     5. The grids of the local engine have ``always_answers``: every client replies, or
-       its process is known to have died. A slow round is waited for, in one process as
-       in several.
+       its process is known to have died. A slow round is waited for.
     """
     if not messages:
         return Exchange({})

@@ -52,8 +52,7 @@ def describe_model(
 def describe_target(config: RunConfig, federation: Federation) -> dict[str, Any]:
     """Return kind, names, units and scale of the target for the summary of a run.
 
-    Mean and deviation of the scale are ``None`` if each client has its own, or the run
-    failed before it was known.
+    Mean and deviation of the scale are ``None`` if they are each client's or unknown.
     """
     target = federation.target
     found = {"kind": target.kind, "names": target.names, "units": target.units}

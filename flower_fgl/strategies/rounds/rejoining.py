@@ -1,8 +1,7 @@
 """Nodes that connect during a run; each is reconnected, admitted or rejected.
 
 A SuperNode that was restarted without a key has a new node id. It is matched by its
-description to the client it was before. Any other new node is admitted if the run has a
-free partition-id and ``min-clients`` is set; else it is rejected with a reason.
+description to the client it was before.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from dataclasses import dataclass, field, replace
 from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
 from flower_fgl.strategies.federation import client_lines, node_label
 from flower_fgl.strategies.rounds.discovery import Lost, describe_nodes
-from flower_fgl.strategies.rounds.membership import (
-    admit_new_client,
-    match_known_client,
-)
+from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 from flower_fgl.strategies.rounds.messenger import Messenger
 from flower_fgl.strategies.rounds.schema_agreement import without_own_name
 from flower_fgl.strategies.rounds.silence import Silence, note_replies
@@ -29,32 +25,24 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LateJoiners:
-    """Nodes that were not connected when the run began.
-
-    Parameters
-    ----------
-    refused : set of int
-        Ids of connected nodes that do not take part. A node that disconnects is removed,
-        so that a SuperNode with a key is queried again after a restart.
-    waiting : dict of int to (int, Description)
-        Nodes that match a client whose former node still replies: partition-id of the
-        client and description of the node. They replace the former node when it fails.
-    silent : dict of int to Silence
-        New nodes that sent no description, by node id. They are asked less and less often.
-    """
+    """Nodes that were not connected when the run began, by node id."""
 
     refused: set[int] = field(default_factory=set)
+    """Connected nodes that do not take part. One that disconnects is removed, so that a
+    SuperNode with a key is queried again after a restart."""
     waiting: dict[int, tuple[int, Description]] = field(default_factory=dict)
+    """Nodes that match a client, by partition-id, and replace its former node when that
+    fails."""
     silent: dict[int, Silence] = field(default_factory=dict)
+    """New nodes that sent no description."""
 
     def poll(
         self, messenger: Messenger, present: Collection[int], server_round: int
     ) -> None:
         """Request the descriptions of new nodes; reconnect, admit or reject these.
 
-        The failures of the last round show which clients are lost; the federation is
-        replaced. ``present`` has the ids of all connected nodes, and ``server_round`` is
-        the next round.
+        ``present`` has the ids of all connected nodes, and ``server_round`` is the next
+        round. The failures of the last round show which clients are lost.
         """
         loop = messenger.loop
         self.refused &= set(present)

@@ -39,10 +39,9 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class Failure:
-    """A missing, failed or malformed reply of a client.
+    """A missing, failed or malformed reply; ``is_silent`` if the client sent nothing.
 
-    The reason is shortened to one line, since a client may have written it. ``is_silent``
-    means that the client sent nothing at all, as if it were switched off.
+    The reason is shortened to one line, since a client may have written it.
     """
 
     partition_id: int
@@ -61,7 +60,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the log compares a reply's metrics with: the client's weight, and its node sets.
+    """What a reply's metrics are compared with: the client's weight, and its node sets.
 
     ``columns`` has the number of nodes that the client described for each set that it
     scores, ``None`` if descriptions do not contain the number. If numbers are predicted,
@@ -104,7 +103,6 @@ class RoundLog:
         self._min_replies = 0
         self._num_sampled = 0
 
-    # ---------------------------------------------------------------- collecting
     def add_download(self, messages: Mapping[int, Message]) -> None:
         """Count the bytes of messages to the clients."""
         counted: dict[int, int] = {}
@@ -136,10 +134,7 @@ class RoundLog:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def forget_replies(self) -> None:
-        """Discard the replies so far, but keep their bytes, seconds and failures.
-
-        Used by a round of several exchanges in which only the last one trains.
-        """
+        """Discard the replies so far, but keep their bytes, seconds and failures."""
         self._clients.clear()
 
     def forget_reply(self, pid: int) -> None:
@@ -151,11 +146,7 @@ class RoundLog:
         self._modes |= dict.fromkeys(pids, frozenset(modes))
 
     def add_reply(self, pid: int, metrics: MetricRecord, client: Expected) -> None:
-        """Store loss, scores and seconds of one training reply.
-
-        The counts that the client described are compared with the scores. If the metrics
-        are malformed, a PayloadError is raised and nothing is stored.
-        """
+        """Store loss, scores and seconds of one training reply, if all are as expected."""
         loss = read_loss(metrics)
         # read before, for the seconds of the workers
         known = self._read.pop(pid, None)
@@ -172,11 +163,7 @@ class RoundLog:
             self._clients[pid]["terms"] = found.terms
 
     def add_evaluation(self, pid: int, metrics: MetricRecord, client: Expected) -> bool:
-        """Store the scores of an evaluation reply; return whether there are any.
-
-        A node config may withhold all. If the metrics are malformed, a PayloadError is
-        raised and nothing is stored.
-        """
+        """Store the scores of an evaluation reply, if its node config withholds not all."""
         scores = self._check_scores(pid, read_metrics(metrics), client)
         if scores:
             self._scores.setdefault(pid, {}).update(scores)
@@ -226,12 +213,8 @@ class RoundLog:
         try:
             yield
         except PayloadError as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Mark the round as failed."""
-        self.reason = one_line(error)
-        log.warning("Round %s: %s", self.number, self.reason)
+            self.reason = one_line(error)
+            log.warning("Round %s: %s", self.number, self.reason)
 
     def has_scores(self, pid: int) -> bool:
         """Return whether the log has scores of a client's personalized model."""
@@ -257,7 +240,6 @@ class RoundLog:
                 self._read[pid] = metrics, found
         return max(sums.values(), default=0.0)
 
-    # ------------------------------------------------------------------- results
     @property
     def num_replies(self) -> int:
         """Number of usable replies."""
@@ -290,10 +272,10 @@ class RoundLog:
         return self._pooled
 
     def validation(self, metric: str = "accuracy") -> tuple[int, float] | None:
-        """Return number of nodes and value of the pooled validation score.
+        """Return number of nodes and value of the pooled validation score, if there is one.
 
         The best round is selected by them. They are the scores of the aggregated model if
-        it was scored, else of the personalized models; ``None`` without validation nodes.
+        it was scored, else of the personalized models.
         """
         pooled = self.pooled()
         columns = pooled.get("global") or pooled.get("local") or {}

@@ -1,7 +1,6 @@
 """Agreement of data owners on partition-ids, feature width and class numbering.
 
-All results depend on names and not on the order in which nodes connect. So the same data
-owners always give the same run.
+All results depend on names and not on the order in which nodes connect.
 """
 
 from __future__ import annotations
@@ -11,11 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import (
-    differing_names,
-    differing_recipes,
-    hash_names,
-)
+from flower_fgl.core.feature_names import differing_names, differing_recipes, hash_names
 from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
@@ -49,8 +44,8 @@ def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
 def without_own_name(described: Mapping[int, Description]) -> dict[int, str]:
     """Return why data owners cannot take part that share a name, by node id.
 
-    Flower's node ids are drawn anew in every run. So nothing else orders owners of one
-    name, unless each of them states its partition-id.
+    Unless each of them states its partition-id, nothing orders owners of one name: Flower
+    draws its node ids anew in every run.
     """
     groups: dict[str, list[int]] = {}
     for node, one in described.items():
@@ -67,13 +62,7 @@ def without_own_name(described: Mapping[int, Description]) -> dict[int, str]:
 
 
 def agree_width(widths: Mapping[str, int]) -> int:
-    """Return the most frequent of the feature widths d, given by data owner's name.
-
-    Raises
-    ------
-    RunError
-        If two widths are equally frequent, so that no majority decides.
-    """
+    """Return the most frequent of the feature widths d; a RunError says that none is."""
     (width, count), *others = Counter(widths.values()).most_common()
     if others and others[0][1] == count:
         text = ", ".join(f"{name}: {w}" for name, w in sorted(widths.items()))
@@ -89,14 +78,9 @@ def agree_features(described: Mapping[str, Description]) -> Description | None:
     """Return a data owner, by label, whose features most data owners have.
 
     Features are compared by name, in any order, if the names are shared, and else by the
-    hash of the names in their order. All data owners have the same feature width. The
-    first one of the majority is returned, of those with the most frequent recipe if some
-    graphs were prepared, or ``None`` if no graph has names of its features.
-
-    Raises
-    ------
-    RunError
-        If no majority decides between two lists of features, or two recipes.
+    hash of the names in their order. The first one of the majority is returned, of those
+    with the most frequent recipe if some graphs were prepared, or ``None`` if no graph
+    has names of its features. A RunError says that no majority decides.
     """
     named = {label: d for label, d in described.items() if d.features_sha256}
     groups: dict[object, list[str]] = {}
@@ -126,10 +110,9 @@ def agree_features(described: Mapping[str, Description]) -> Description | None:
 
 
 def differing_features(candidate: Description, agreed: Description) -> str:
-    """Describe how a data owner's features differ from the agreed ones.
+    """Describe how features or recipe of a data owner differ from the agreed ones.
 
-    The text is empty if they have the same names (in any order, if the names are shared)
-    and the same recipe, or if one of the two has no names.
+    The text is empty if they do not, or if one of the two has no names.
     """
     recipes = differing_recipes(candidate.prepared, agreed.prepared)
     if not candidate.features_sha256 or not agreed.features_sha256:
@@ -149,15 +132,12 @@ def differing_features(candidate: Description, agreed: Description) -> str:
 
 
 def in_agreed_order(
-    description: Description,
-    target: Target,
-    feature_names: tuple[str, ...] = (),
+    description: Description, target: Target, feature_names: tuple[str, ...] = ()
 ) -> Description:
     """Rewrite a description with the agreed target, and in the order of d features.
 
-    ``target`` includes all classes of the data owner; its counts become C, 0 for classes
-    that it does not have, and stay empty if it shares none. ``feature_names`` are
-    empty if the names are not shared.
+    The counts become C, 0 for classes that the owner does not have, and stay empty if it
+    shares none. ``feature_names`` are empty if the names are not shared.
     """
     own = dict(zip(description.class_names, description.class_counts, strict=False))
     counts = tuple(own.get(name, 0) for name in target.names) if own else ()

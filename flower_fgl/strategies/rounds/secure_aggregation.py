@@ -60,15 +60,7 @@ class _Joined(Payload):
 
 
 class SecureExchanges:
-    """The exchange before the training exchange of a round, and the two after it.
-
-    Raises
-    ------
-    RunError
-        If the method's upload is not an :class:`AdditivePayload`, its ``aggregate_sums``
-        does not belong to its ``aggregate``, a client sent no key, or a round would sample
-        fewer than three clients.
-    """
+    """The exchange before the training exchange of a round, and the two after it."""
 
     def __init__(self, messenger: Messenger, strategy: type, up: type[Payload]) -> None:
         self._messenger = messenger
@@ -96,14 +88,10 @@ class SecureExchanges:
 
     def _request_keys(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
         """Request the keys of data owners, which had no partition-id when described."""
-        keys = {}
-        requests: dict[int, Payload] = dict.fromkeys(partition_ids, Empty())
-        for pid, content in self._messenger.ask(0, KEYS, requests).items():
-            try:
-                keys[pid] = read_payload(PublicKey, content).key
-            except Exception as error:  # any failure drops this reply only
-                self._messenger.drop(pid, str(error))
-        return keys
+        return self._messenger.read_each(
+            self._messenger.ask(0, KEYS, dict.fromkeys(partition_ids, Empty())),
+            lambda _, content: read_payload(PublicKey, content).key,
+        )
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
         """Store the new key of a reconnected client; request it from a data owner."""
@@ -114,22 +102,18 @@ class SecureExchanges:
             self._keys[partition_id] = public_key
 
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
-        """Collect key shares of the sampled clients; return the clients that sent them.
-
-        If fewer than the threshold did, a PayloadError is raised.
-        """
+        """Collect key shares of the sampled clients; return the clients that sent them."""
         current = self._round = SecureRound(
             {pid: self._keys[pid] for pid in partition_ids},
             server_round=server_round,
             share=self._messenger.config.secure_threshold,
         )
-        roster = current.roster()
-        requests: dict[int, Payload] = dict.fromkeys(current.asked, roster)
-        for pid, content in self._messenger.ask(server_round, SHARES, requests).items():
-            try:
-                current.add(pid, read_payload(Offer, content, len(current.asked)))
-            except Exception as error:  # any failure drops this reply only
-                self._messenger.drop(pid, str(error))
+        number = len(current.asked)
+        requests = dict.fromkeys(current.asked, current.roster())
+        self._messenger.read_each(
+            self._messenger.ask(server_round, SHARES, requests),
+            lambda pid, content: current.add(pid, read_payload(Offer, content, number)),
+        )
         self._require(current, len(current.offers), "sent shares")
         self._peers = current.peers()
         return sorted(current.offers)
@@ -150,34 +134,31 @@ class SecureExchanges:
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
         """Let the survivors confirm the sum, collect their shares, remove the masks.
 
-        Returns the sum over the clients of each summand, in float64.
-
-        Raises
-        ------
-        PayloadError
-            If too few clients remain, or the masks do not cancel.
+        Returns the sum of each summand, in float64. A PayloadError says that too few
+        clients remain, or the masks do not cancel.
         """
         current, self._round = self._round, None
         if current is None:
             raise PayloadError("No round of secure aggregation is open.")
         self._require(current, len(uploads), "sent a masked sum")
-        survivors = current.survivors(uploads)
-        requests: dict[int, Payload] = dict.fromkeys(uploads, survivors)
-        answers = self._messenger.ask(current.number, CHECK, requests)
-        for pid, content in answers.items():
-            try:
-                current.confirm(pid, read_payload(Tags, content, len(uploads)))
-            except PayloadError as error:
-                self._messenger.drop(pid, str(error))
+        requests = dict.fromkeys(uploads, current.survivors(uploads))
+        number = len(uploads)
+        self._messenger.read_each(
+            self._messenger.ask(current.number, CHECK, requests),
+            lambda pid, content: current.confirm(
+                pid, read_payload(Tags, content, number)
+            ),
+        )
         self._require(
             current, len(current.confirmed), "confirmed the clients in the sum"
         )
-        answers = self._messenger.ask(current.number, UNMASK, current.confirmations())
-        for pid, content in answers.items():
-            try:
-                current.take(pid, read_payload(Reveal, content, len(current.offers)))
-            except Exception as error:  # any failure drops this reply only
-                self._messenger.drop(pid, str(error))
+        number = len(current.offers)
+        self._messenger.read_each(
+            self._messenger.ask(current.number, UNMASK, current.confirmations()),
+            lambda pid, content: current.take(
+                pid, read_payload(Reveal, content, number)
+            ),
+        )
         vectors = {
             pid: upload.vector.numpy().view(np.uint64)
             for pid, upload in uploads.items()
@@ -196,12 +177,8 @@ class SecureExchanges:
         """Sum the replies to a query over all of its clients, with all exchanges.
 
         All clients get the same payload, and each replies with a masked vector of the
-        numbers of ``up``, once for each ``server_round``. The sums are float64.
-
-        Raises
-        ------
-        PayloadError
-            If a client is missing, or the masks do not cancel.
+        numbers of ``up``, once for each ``server_round``. The sums are float64. A
+        PayloadError says that a client is missing, or the masks do not cancel.
         """
         keyless = sorted(set(payloads) - self._keys.keys())
         if keyless:

@@ -40,9 +40,8 @@ def note_replies(
 ) -> None:
     """Note which clients were silent in an exchange; a reply ends the silence.
 
-    ``silent`` has them by partition-id (or node id) and is changed in place. Several
-    exchanges of one round count once. ``kind`` says what the numbers identify, for the
-    log.
+    ``silent`` is changed in place. Several exchanges of one round count once. ``kind``
+    says what its keys identify.
     """
     for key in sorted(asked):
         before = silent.get(key)
@@ -64,15 +63,11 @@ def note_replies(
 
 
 def without_paused(
-    able: Collection[int],
-    silent: Mapping[int, Silence],
-    server_round: int,
-    least: int,
+    able: Collection[int], silent: Mapping[int, Silence], server_round: int, least: int
 ) -> list[int]:
     """Return the clients that a round may ask, ascending.
 
-    At least ``least`` clients remain, if there are so many: paused clients fill up, first
-    those whose pause ends first.
+    At least ``least`` clients remain, if there are so many: those whose pause ends first.
     """
     paused = [p for p in able if p in silent and silent[p].is_paused(server_round)]
     missing = max(0, least - (len(able) - len(paused)))

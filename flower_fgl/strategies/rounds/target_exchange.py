@@ -24,12 +24,6 @@ def agree_on_scale(messenger: Messenger) -> Federation:
 
     A client whose moments are nonsense takes no further part, as with a malformed
     description. One that sends none takes part, but its values do not count.
-
-    Raises
-    ------
-    RunError
-        If no client sends moments, or they give no scale, see
-        :func:`flower_fgl.core.target_scale.agree_scale`.
     """
     federation, config = messenger.loop.federation, messenger.config
     names = federation.class_names
@@ -67,10 +61,7 @@ def agree_on_scale(messenger: Messenger) -> Federation:
 
 
 def known_scale(config: RunConfig, federation: Federation) -> TargetScale | None:
-    """Return the scale of the aggregated model, ``None`` with each client's own.
-
-    Raises a RunError unless ``target-mean`` has one number for each target.
-    """
+    """Return the scale of the aggregated model, ``None`` with each client's own."""
     if config.target_scale == "shared":
         return None if federation.scale is None else federation.scale.as_scale()
     if config.target_scale == "own":

@@ -18,11 +18,12 @@ from flower_fgl.lab.experiments.experiment_tables import read_tables
 from flower_fgl.lab.experiments.search_space import space_size
 from flower_fgl.lab.grid_table import results_table
 from flower_fgl.lab.results import Run
-from flower_fgl.lab.tables.frame import show_percent
 from flower_fgl.lab.tune.tuning import rows_to_tune
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.simulation.local import run_local
 
+show_percent = ScoreScale().show_mean
 FILES = sorted(
     path
     for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml")

@@ -22,8 +22,11 @@ from flower_fgl.protocols.secure_aggregation.noise import (
     clip_steps,
     share_width,
 )
-from flower_fgl.protocols.secure_aggregation.quantization import decode, encode
-from flower_fgl.protocols.secure_aggregation.threshold import with_witness
+from flower_fgl.protocols.secure_aggregation.quantization import (
+    decode,
+    encode,
+    with_witness,
+)
 
 DISTRIBUTED: dict[str, Any] = {
     "secure_aggregation": True,

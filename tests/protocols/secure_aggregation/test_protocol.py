@@ -26,7 +26,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 )
 from flower_fgl.protocols.secure_aggregation.quantization import encode
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
-from flower_fgl.protocols.secure_aggregation.threshold import threshold
+from flower_fgl.protocols.secure_aggregation.shamir import threshold
 
 SHAPES = {"a": (4, 5), "n": ()}
 STEP = 2.0**-24

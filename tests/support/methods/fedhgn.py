@@ -1,0 +1,4 @@
+"""FedHGN."""
+
+METHOD = "fedhgn"
+NEEDED = {"fedhgn.alignment": "peers"}
