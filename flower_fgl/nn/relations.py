@@ -95,11 +95,13 @@ class Relations:
 
     @cached_property
     def _forward(self) -> RelationPairs:
-        return RelationPairs.of(self.index, self.relation, 0)
+        with torch.inference_mode(False), torch.no_grad():  # training reads it, too
+            return RelationPairs.of(self.index, self.relation, 0)
 
     @cached_property
     def _backward(self) -> RelationPairs:
-        return RelationPairs.of(self.index.flip(0), self.relation, 0)
+        with torch.inference_mode(False), torch.no_grad():
+            return RelationPairs.of(self.index.flip(0), self.relation, 0)
 
 
 def relation_means(h: Tensor, pairs: RelationPairs) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.core.errors import ConfigError, FglError
+from flower_fgl.core.model_spec import TYPED
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.simulate import resume, simulate
 from flower_fgl.testing.case import (
@@ -241,6 +242,11 @@ class SettingContract(Contract):
         values = {"synthetic": graph, "setting": setting, "evaluate": "local"}
         if case.row.needs_cross_edges and setting != "few-shot":
             with pytest.raises(ConfigError, match="sums over the edges between"):
+                simulate(**{**short, **values})
+            return
+        is_typed = bool(case.row.models) and {*case.row.models} <= {*TYPED}
+        if is_typed and setting not in ("transductive", "inductive"):
+            with pytest.raises(ConfigError, match="reads typed graphs"):
                 simulate(**{**short, **values})
             return
         run = simulate(**{**short, **values})

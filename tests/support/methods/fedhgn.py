@@ -1,4 +1,3 @@
-"""FedHGN."""
-
 METHOD = "fedhgn"
-NEEDED = {"fedhgn.alignment": "peers"}
+WEIGHTED = {"weight": 0.5}
+NEEDED = {"fedhgn": {"alignment": "peers"}}

@@ -1,0 +1,85 @@
+"""FedHGN: alignment against numbers by hand, and what leaves a client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flower_fgl import simulate
+from flower_fgl.algorithms.fedhgn import alignment
+from flower_fgl.core.errors import RunError
+from flower_fgl.strategies.fedhgn import FedHGN
+
+SIZES: dict[str, Any] = {
+    "dataset": "synthetic",
+    "synthetic": {"nodes": 120, "features": 8},
+    "clients": 3,
+    "rounds": 3,
+    "hidden_channels": 8,
+}
+
+
+def test_alignment_is_that_computed_by_hand() -> None:
+    own = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]], requires_grad=True)
+    others = torch.tensor([[[1.0, 1.0], [3.0, 0.0], [0.0, 1.5]]])
+    found = alignment(own, others)
+    assert found.item() == pytest.approx(1.25)
+    found.backward()
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad, torch.tensor([[[0.0, -2.0], [0.0, 1.0]]]))
+    assert alignment(own, torch.zeros(1, 1, 2)).item() == pytest.approx(5.0)
+
+
+def test_without_alignment_it_is_fedavg_with_private_schemas(tmp_path: Path) -> None:
+    values = SIZES | {"output_dir": str(tmp_path), "model": "rgcn"}
+    plain = simulate("fedavg", schema_align="private", **values)
+    run = simulate("fedhgn", **values)
+
+    def scores(run: Any) -> list[Any]:
+        return [(row["train_loss"], row["test"]) for row in run.rounds if "test" in row]
+
+    assert scores(run) == scores(plain)
+
+
+def test_others_coefficients_arrive_in_another_order_each_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, torch.Tensor]] = []
+    download = FedHGN.download
+
+    def watch(self: Any, server_round: int, pid: int) -> Any:
+        found = download(self, server_round, pid)
+        seen.append((server_round, pid, found.coefficients.rows))
+        if server_round > 1:
+            others = torch.cat([r for k, r in self.rows.items() if k != pid], dim=1)
+            order = found.coefficients.rows[0, :, 0].argsort()
+            expected = others[0, :, 0].argsort()
+            torch.testing.assert_close(
+                found.coefficients.rows[:, order], others[:, expected]
+            )
+        return found
+
+    monkeypatch.setattr(FedHGN, "download", watch)
+    values = SIZES | {"output_dir": str(tmp_path)}
+    simulate("fedhgn", fedhgn={"alignment": "peers"}, **values)
+    # 2 relations, both directions, of 2 other clients; none in the first round
+    assert {rows.shape for number, _, rows in seen if number == 1} == {(2, 0, 8)}
+    assert {rows.shape for number, _, rows in seen if number > 1} == {(2, 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"clients": 2, "fedhgn": {"alignment": "peers"}}, "at least 3 clients, got 2"),
+        ({"schema_align": "same"}, 'set schema-align = "private"'),
+        ({"num_bases": 0}, "num-bases above 0"),
+    ],
+)
+def test_what_would_reveal_or_share_coefficients_is_refused(
+    values: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=text):
+        simulate("fedhgn", output_dir=str(tmp_path), **(SIZES | values))
