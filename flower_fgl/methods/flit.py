@@ -1,0 +1,51 @@
+"""Settings and row of FLIT and FLIT+.
+
+Zhu, Luo and White, "Federated learning of molecular properties with graph neural networks
+in a heterogeneous setting", Patterns 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flower_fgl.core.options import option
+from flower_fgl.methods import fedavg
+from flower_fgl.methods.fedavg import FedAvgSettings
+
+__all__ = ["METHOD", "FLITSettings"]
+
+
+@dataclass(frozen=True)
+class FLITSettings(FedAvgSettings):
+    """Settings of FLIT and FLIT+."""
+
+    variant: str = option(
+        "flit",
+        "flit: items are weighed by their loss; flit+: also by how much a small shift of "
+        "the hidden features changes their prediction",
+        choices="flit flit+",
+    )
+    gamma: float = option(
+        0.5,
+        "γ, power of an item's weight; 0: equal weights; the paper: 0.5, 1, 2",
+        ge=0,
+    )
+    virtual_weight: float = option(
+        0.5,
+        "λ, weight of the change of the prediction in an item's difficulty (flit+); the "
+        "paper: 0.01, 0.1, 1",
+        ge=0,
+    )
+
+
+METHOD = replace(
+    fedavg.METHOD,
+    name="flit",
+    paper="Zhu et al., Patterns 2022",
+    client_app="flower_fgl.client_apps.flit:FLITClientApp",
+    settings=FLITSettings,
+    defaults={"lr": 1e-4, "weight-decay": 1e-5, "batch-size": 64},
+    predicts_links=False,
+    weighs_classes=False,
+    samples_neighbors=False,
+)

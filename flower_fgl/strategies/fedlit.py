@@ -1,0 +1,107 @@
+"""Server half of FedLIT: match the clients' types of edges, then average each type.
+
+Xie, Xiong and Yang, "Federated Node Classification over Graphs with Latent Link-type
+Heterogeneity", WWW 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from flower_fgl.algorithms.fedlit import (
+    CENTROIDS,
+    CHANNEL,
+    FedLITNet,
+    average_types,
+    in_order,
+    match_types,
+)
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedlit import TypedWeights
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.aggregation import weighted_mean
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg, build_own
+
+__all__ = ["FedLIT"]
+
+
+class FedLIT(FedAvg):
+    """Average the shared layers as FedAvg does, and each type over the clients' own.
+
+    Notes
+    -----
+    1. Each client receives the types in its own order. In the published code all clients
+       get them in the order of the last one.
+    2. A client without an upload keeps its order, and its last centroids do not count. One
+       that never uploaded receives the server's order.
+    3. The centres of round 1 are the centroids of the lowest partition-id that has edges.
+    """
+
+    down = Weights
+    up = TypedWeights
+
+    def prepare(self) -> None:
+        """Build the initial model; no client has an order of its own yet."""
+        super().prepare()
+        self.groups: dict[int, list[int]] = {}
+
+    def build(self, model: str) -> nn.Module:
+        """Draw the initial network."""
+        return build_own(FedLITNet, self.config, self.federation, model)
+
+    def download(self, server_round: int, partition_id: int) -> Weights:
+        """Return the weights and centres, with the types in the client's order."""
+        order = self.groups.get(partition_id)
+        if order is None:
+            return self.weights
+        return Weights(in_order(self.weights.tensors, order))
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights and centroids, and the client's edges."""
+        return self.shapes, self.federation.clients[partition_id].num_edges
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Match the types, and average."""
+        before = self.weights.tensors
+        found = {pid: uploads[pid].payload for pid in sorted(uploads)}
+        centres = before[CENTROIDS]
+        if not centres.any():
+            known = [p for p in found.values() if p.sizes.any()]
+            centres = known[0].tensors[CENTROIDS] if known else centres
+        states, sizes, groups = [], [], {}
+        for pid, payload in found.items():
+            own, edges = payload.tensors[CENTROIDS], payload.sizes
+            groups[pid] = match_types(own, edges[:, 0] > 0, centres)
+            # the place of each centre among the client's types
+            back = sorted(range(len(centres)), key=groups[pid].__getitem__)
+            states.append(in_order(payload.tensors, back))
+            sizes.append(edges[back])
+        kept = {**before, CENTROIDS: centres}
+        types = average_types(states, torch.stack(sizes), kept)
+        shared = [
+            {n: t for n, t in state.items() if not n.startswith((CHANNEL, CENTROIDS))}
+            for state in states
+        ]
+        weights = [uploads[pid].num_examples for pid in found]
+        mean = weighted_mean(shared, weights) | types
+        self.weights = Weights({name: mean[name] for name in self.shapes})
+        self.groups = {**self.groups, **groups}
+        used = torch.stack(sizes)[:, :, 0] > 0
+        self.log(types=float(used.sum(dim=1).float().mean()))
+
+    def server_state(self) -> Snapshot:
+        """Return the weights, and the order of each client's types."""
+        order = {"groups": [[pid, *order] for pid, order in self.groups.items()]}
+        weights = super().server_state()
+        return Snapshot.join({"weights": weights, "order": Snapshot(values=order)})
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Restore the weights and the orders."""
+        super().load_server_state(state.part("weights"))
+        rows = state.part("order").values["groups"]
+        self.groups = {pid: list(order) for pid, *order in rows}

@@ -1,0 +1,2 @@
+METHOD = "fedlit"
+NETWORKS = [{"types": 2}, {"edge": "symmetric", "em-steps": 2}]
