@@ -27,6 +27,8 @@ def server(num_classes: int = 3) -> Any:
     strategy: Any = METHODS["f2l"].load_strategy()(config)
     strategy.federation = SimpleNamespace(
         num_edge_features=0,
+        schema=None,
+        has_parts=False,
         num_classes=num_classes,
         num_features=FEATURES,
         clients={0: SimpleNamespace(model="gcn")},

@@ -38,6 +38,8 @@ def server(num_clients: int = 5, **method_config: Any) -> Any:
     strategy: Any = METHODS["pfedfsl"].load_strategy()(parse_config(values))
     strategy.federation = SimpleNamespace(
         num_edge_features=0,
+        schema=None,
+        has_parts=False,
         num_classes=3,
         num_features=FEATURES,
         clients={pid: SimpleNamespace(model="gcn") for pid in range(num_clients)},

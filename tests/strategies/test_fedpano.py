@@ -35,6 +35,8 @@ def server(num_clients: int = 10, **settings: Any) -> Any:
         clients={pid: SimpleNamespace(model="graphsage") for pid in range(num_clients)},
         trainable=list(range(num_clients)),
         num_features=D,
+        schema=None,
+        has_parts=False,
         num_classes=C,
     )
     strategy.prepare()

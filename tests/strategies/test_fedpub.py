@@ -11,6 +11,7 @@ from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedpub import FedPub, client_attention, cosines
+from tests.support.clients import federation_of
 
 
 def test_the_attention_is_a_softmax_of_cosines_by_hand() -> None:
@@ -57,6 +58,7 @@ def test_mixed_states_match_a_slow_loop(generator: torch.Generator) -> None:
 
 def strategy() -> FedPub:
     made = FedPub(parse_config({"method": "fed-pub"}))
+    made.federation = federation_of([1, 1, 1])
     made.shapes = {"a": (1,)}
     made.weights, made.personal = Weights({"a": torch.zeros(1)}), {}
     return made

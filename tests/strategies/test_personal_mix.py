@@ -18,12 +18,14 @@ from flower_fgl.strategies.fedgta import FedGTA
 from flower_fgl.strategies.fediih import FedIIH
 from flower_fgl.strategies.fedpub import FedPub
 from flower_fgl.strategies.topfgl import TopFGL
+from tests.support.clients import federation_of
 
 ALONE, FAR = [1.0, 0.0], [0.0, 1.0]
 
 
 def server(absent: str, kind: type[FedPub] = FedPub) -> FedPub:
     made = kind(parse_config({"method": "fed-pub", "fed-pub.absent": absent}))
+    made.federation = federation_of([1, 1, 1])
     made.shapes = {"a": (1,)}
     made.weights, made.personal = Weights({"a": torch.zeros(1)}), {}
     return made
@@ -91,6 +93,7 @@ def test_partners_of_fedgta_are_weighted_by_their_confidence(
     confidence: tuple[float, ...], expected: list[float]
 ) -> None:
     made = FedGTA(parse_config({"method": "fedgta", "fedgta.threshold": 0.5}))
+    made.federation = federation_of([1] * len(confidence))
     made.shapes = {"a": (1,)}
     made.weights, made.personal = Weights({"a": torch.zeros(1)}), {}
     uploads = {
