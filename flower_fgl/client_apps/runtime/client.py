@@ -428,7 +428,9 @@ class Client(Generic[S]):
         model.eval()
         data = self.data
         hits = total = 0
-        for inputs, y, masks in data.scored():
+        for inputs, y, masks in zip(
+            data.inputs, data.labels, data.columns, strict=True
+        ):
             if "val" in masks:
                 mask = masks["val"] & (y >= 0)
                 found = int(mask.sum())
@@ -462,7 +464,9 @@ class Client(Generic[S]):
         if is_few_shot:
             scores[MASKED] = EMPTY
         items: dict[str, tuple[Tensor, Tensor]] = {}
-        for inputs, y, masks in data.scored():
+        for inputs, y, masks in zip(
+            data.inputs, data.labels, data.columns, strict=True
+        ):
             names = [name for name in masks if data.sizes[name]]
             if names and known_logits is not None and inputs is data.inputs[0]:
                 logits = known_logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -110,10 +110,6 @@ class ClientData:
             partition_sha256,
             place,
         )
-
-    def scored(self) -> Iterator[tuple[GraphInput, Tensor, dict[str, Tensor]]]:
-        """Return the input, the labels and the columns of each graph."""
-        return zip(self.inputs, self.labels, self.columns, strict=True)
 
     def with_inputs(self, inputs: Sequence[GraphInput]) -> ClientData:
         """Return the data on graphs with more nodes.

@@ -51,7 +51,7 @@ def fewest_members(data: ClientData, name: str) -> int:
     if name not in data.graph.class_names or data.graph.graph.targets is not None:
         return 0
     number, sets = data.graph.class_names.index(name), [data.training.labels]
-    for _, y, masks in data.scored():
+    for _, y, masks in zip(data.inputs, data.labels, data.columns, strict=True):
         sets += [y[mask & (y >= 0)] for mask in masks.values()]
     return min((int((y == number).sum()) for y in sets if len(y)), default=0)
 
