@@ -112,12 +112,15 @@ class FedAvg(FglStrategy):
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
+    has_parts: bool = False
+    """Whether clients have different parts of the model, of typed graphs."""
     has_global: ClassVar[bool] = True
     """Whether the averaged weights are a model that classifies for all clients."""
     moments: Mapping[str, Tensor] = MappingProxyType({})
 
     def prepare(self) -> None:
         """Build the initial model, the same architecture for all clients."""
+        self.has_parts = self.federation.has_parts
         name = common_model(self.config, self.federation)
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")), torch.no_grad():
             model = self.build(name)
@@ -152,14 +155,14 @@ class FedAvg(FglStrategy):
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights, those of kinds and relations that the client has."""
-        if not self.federation.has_parts:
+        if not self.has_parts:
             return self.weights
         names = self.upload_spec(partition_id)
         return Weights({n: t for n, t in self.weights.tensors.items() if n in names})
 
     def upload_spec(self, partition_id: int) -> Mapping[str, tuple[int, ...]]:
         """Expect the names and shapes of the downloaded weights."""
-        if not self.federation.has_parts:
+        if not self.has_parts:
             return self.shapes
         told = self.federation.clients[partition_id].told
         assert told is not None
@@ -172,7 +175,7 @@ class FedAvg(FglStrategy):
         """Replace the weights by the weighted mean of the uploads, or a robust one."""
         states = [upload.payload.tensors for upload in uploads.values()]
         weights = [upload.num_examples for upload in uploads.values()]
-        if self.federation.has_parts:
+        if self.has_parts:
             mean = mean_of_holders(states, weights, self.weights.tensors)
         elif self.config.aggregation == "mean":
             mean = weighted_mean(states, weights)

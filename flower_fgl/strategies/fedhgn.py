@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import torch_generator
+from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.protocols.fedhgn import AlignedWeights, Coefficients
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
@@ -59,7 +60,8 @@ class FedHGN(FedAvg):
     @property
     def aligns(self) -> bool:
         """Whether coefficients are exchanged."""
-        return bool(self.config.method_config.alignment == "peers")
+        settings: FedHGNSettings = self.config.method_config
+        return settings.alignment == "peers"
 
     def download(self, server_round: int, partition_id: int) -> AlignedWeights:  # type: ignore[override]
         """Send the shared weights, and the others' coefficients in a drawn order."""

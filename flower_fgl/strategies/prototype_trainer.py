@@ -90,7 +90,8 @@ class PrototypeTrainer:
         named = dict(self.generator.named_parameters())
         moments = copy_moments(self.optimizer, named)
         weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        return Snapshot.join({"weights": Snapshot(weights), "adam": Snapshot(moments)})
+        tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
+        return Snapshot(tensors | {f"adam/{n}": t for n, t in moments.items()})
 
     def load_state(self, state: Snapshot) -> None:
         """Restore a state; one of another generator raises a RuntimeError or KeyError."""
