@@ -104,7 +104,9 @@ def _read_graph(
     path: Path, config: RunConfig
 ) -> tuple[ClientGraph | None, list[str], list[str]]:
     """Return the client of one graph, the problems of its file, and notes on it."""
-    owned, problems = inspect_graph_file(path, needs_labels=not config.has_pairs)
+    owned, problems = inspect_graph_file(
+        path, needs_labels=not config.has_pairs, target_node=config.target_node
+    )
     if owned is None:
         return None, problems, []
     notes = [*owned.notes]
@@ -119,7 +121,9 @@ def _read_graph(
         )
         parts = "train_mask, val_mask and test_mask to the file"
         if path.is_dir():
-            parts = "a column split to nodes.csv (train, val, test or empty)"
+            schema = owned.dataset.schema
+            table = "nodes.csv" if schema is None else f"nodes/{schema.target}.csv"
+            parts = f"a column split to {table} (train, val, test or empty)"
         notes.append(
             "The file contains no split. A random one will be drawn: "
             f"{split}. Add {parts} to choose the split yourself."
