@@ -59,7 +59,7 @@ NEEDED |= {"class_names", "classifies_graphs", "scaling", "owner", "validation"}
 """Entries of all files; those of earlier versions have no others."""
 PATTERNS = {
     "link": r"(dot|mlp|edge:[0-9]{1,9}x[0-9]{1,9})?",
-    "messages": r"((both|separate|forward):[0-9]{1,9}|typed:[0-9]{1,4}:[01]:\[.*\])?",
+    "messages": r"((both|separate|forward):[0-9]{1,9}|typed:[0-9:]{3,20}:\[.*\])?",
 }
 
 

@@ -226,3 +226,22 @@ def test_the_model_of_an_owner_knows_its_own_names(
     else:
         with pytest.raises(DataError, match=r'kind "device", .* Known: card, person'):
             predict_graph(models["bank0"], folders[1])
+
+
+def test_a_model_with_a_vector_for_each_node_predicts_no_other_graph(
+    tmp_path: Path,
+) -> None:
+    folders = [
+        write_tables(tmp_path / "own" / f"bank{number}", typed_tables(number))
+        for number in range(2)
+    ]
+    run_owners(
+        [{"graph": str(folder)} for folder in folders],
+        tmp_path / "run",
+        schema_align="private",
+        node_embedding=True,
+        **TYPED,
+    )
+    model, _ = (tmp_path / "run-models").iterdir()
+    with pytest.raises(DataError, match="has a learned vector for each node of its"):
+        predict_graph(model, folders[0])

@@ -265,7 +265,9 @@ def inspect_graph_file(
 
 
 def read_logged(
-    read: Callable[..., Held | None], path: str | os.PathLike[str], **options: bool | str
+    read: Callable[..., Held | None],
+    path: str | os.PathLike[str],
+    **options: bool | str,
 ) -> Held:
     """Call a reader of graph files, which raises its first error, and log its notes."""
     # the methods of Path raise errors for long names and unknown users
@@ -277,7 +279,9 @@ def read_logged(
 
 
 def inspect(
-    read: Callable[..., Held | None], path: str | os.PathLike[str], **options: bool | str
+    read: Callable[..., Held | None],
+    path: str | os.PathLike[str],
+    **options: bool | str,
 ) -> tuple[Held | None, list[str]]:
     """Call a reader of graph files, and return what it read, or all of its errors."""
     attempts = ErrorCollector(collect=True)

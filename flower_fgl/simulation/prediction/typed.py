@@ -64,8 +64,8 @@ def in_model_schema(
     Raises
     ------
     DataError
-        If the graph is not typed, lacks the kind to predict, has a kind or relation that
-        the model does not know, or other features.
+        If the model has a vector for each node, or the graph is not typed, lacks the kind
+        to predict, has a kind or relation that the model does not know, or other features.
     """
     typed = TypedModel.from_text(card.messages)
     assert typed is not None
@@ -74,6 +74,11 @@ def in_model_schema(
             f"{where} has one kind of nodes and edges, but the model reads kinds and "
             "relations. Give a typed graph: a folder with relations.csv, or an .npz file "
             "with node_types."
+        )
+    if typed.num_nodes:
+        raise DataError(
+            "This model has a learned vector for each node of its training graph, and "
+            "cannot score other graphs. Train with node-embedding = false."
         )
     wanted, own = typed.schema, dataset.schema
     named = _told_as(own, wanted)
