@@ -30,7 +30,7 @@ def list_parts(client: ClientGraph) -> list[str]:
     ):
         kept = (source, name, target) in schema.private
         end = ", private: neither its name nor its weights leave" if kept else ""
-        lines.append(f"  {source} -{name}-> {target}: {number:,} edges{end}")
+        lines.append(f"  {source} -{name}-> {target}: {_count(number, 'edge')}{end}")
     return lines
 
 
@@ -44,7 +44,7 @@ def _kinds(graph: Graph, schema: Schema, *, is_number: bool) -> list[str]:
     alone = torch.bincount(graph.node_type[is_alone], minlength=len(schema.widths))
     lines = []
     for place, (kind, width) in enumerate(schema.widths):
-        parts = [f"{int(nodes[place]):,} nodes"]
+        parts = [_count(int(nodes[place]), "node")]
         if kind == schema.target:
             known = int((graph.y >= 0).sum())
             what = "number" if is_number else "label"
@@ -56,6 +56,11 @@ def _kinds(graph: Graph, schema: Schema, *, is_number: bool) -> list[str]:
             parts.append(f"{int(alone[place]):,} without an edge")
         lines.append(f"  {kind}: {', '.join(parts)}")
     return lines
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number of things: ``1 node``, ``2 nodes``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def said_of_schema(description: Description, config: RunConfig) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from flower_fgl.cli.check_graph import (
 from flower_fgl.core.node_settings import broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
+from tests.support.guides import ROOT
 from tests.support.owners import run_owners
 from tests.support.typed_graphs import typed_tables, write_tables
 
@@ -75,6 +77,18 @@ def test_what_leaves_is_said_and_names_only_with_name(align: str, graph: Path) -
     }
     assert kept[align] in text
     assert "40 nodes to predict" in text
+
+
+def test_the_guide_shows_a_folder_and_what_is_printed_of_it(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "typed-graphs.md").read_text(encoding="utf-8")
+    names = ("relations", "nodes/card", "nodes/shop", "nodes/person")
+    names += ("edges/pays", "edges/owns")
+    texts = re.findall(r"```csv\n(.*?)```", guide, re.DOTALL)
+    tables = {f"{n}.csv": text for n, text in zip(names, texts, strict=True)}
+    folder = write_tables(tmp_path / "bank-a", tables)
+    report = inspect_graph(folder, {"model": "rgcn", "schema-align": "name"})
+    assert report.problems == []
+    assert "\n".join(report.parts) in guide
 
 
 def test_private_relations_are_a_problem_with_same(graph: Path) -> None:

@@ -187,7 +187,7 @@ def _columns(
     whole = [""] * wanted.num_features  # names of the model's columns in this graph
     for (kind, columns), number in zip(own.items(), kinds, strict=True):
         block = blocks[number]
-        due = range(block.start, block.stop)
+        due = [*range(block.start, block.stop)]
         held = names[columns]
         if held and expected:
             if text := differing_names(held, expected[block]):
@@ -196,7 +196,7 @@ def _columns(
                     f"differ from those in training ({text})."
                 )
             due = [expected.index(name) for name in held]
-            if [*due] != [*range(block.start, block.stop)]:
+            if due != [*range(block.start, block.stop)]:
                 notes.append(
                     f'The columns of "{kind}" nodes were put into the model\'s order, by '
                     "name."
