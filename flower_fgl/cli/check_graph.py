@@ -10,6 +10,7 @@ import torch
 
 from flower_fgl.cli.check_numbers import number_notes
 from flower_fgl.cli.check_set import each_class, read_set
+from flower_fgl.cli.check_typed import kept_parts, list_parts, said_of_schema
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.data_floors import broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
@@ -29,6 +30,7 @@ from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.split import PUBLIC
 from flower_fgl.datasets.suspect import suspect_data
+from flower_fgl.datasets.transforms.typed import agreed_graph
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import graph_sides
 from flower_fgl.protocols.base import INFO
@@ -47,12 +49,13 @@ class GraphReport:
 
     ``problems`` are reasons why the file cannot be used, ``notes`` what deserves
     attention. ``description`` is what the server would learn, class counts included;
-    ``None`` after a problem.
+    ``None`` after a problem. ``parts`` list kinds and relations of a typed graph.
     """
 
     problems: list[str]
     notes: list[str] = field(default_factory=list)
     description: Description | None = None
+    parts: list[str] = field(default_factory=list)
 
 
 def inspect_graph(
@@ -67,6 +70,8 @@ def inspect_graph(
         graph, problems, noted = read(path, config)
         if graph is None:
             return GraphReport(problems)
+        parts = list_parts(graph)
+        graph = agreed_graph(graph, config.schema_align, None)
         data = ClientData.build(graph, torch.device("cpu"))
     except DataError as error:
         return GraphReport([f"{show_path(path)}: {error}"])
@@ -97,14 +102,17 @@ def inspect_graph(
             "config: the SuperNode then keeps the split of its first run."
         )
     counts = enough(description.class_counts, config.min_class_count)
-    return GraphReport([], notes, replace(description, class_counts=counts))
+    description = replace(description, class_counts=counts)
+    return GraphReport([], notes, description, parts)
 
 
 def _read_graph(
     path: Path, config: RunConfig
 ) -> tuple[ClientGraph | None, list[str], list[str]]:
     """Return the client of one graph, the problems of its file, and notes on it."""
-    owned, problems = inspect_graph_file(path, needs_labels=not config.has_pairs)
+    owned, problems = inspect_graph_file(
+        path, needs_labels=not config.has_pairs, target_node=config.target_node
+    )
     if owned is None:
         return None, problems, []
     notes = [*owned.notes]
@@ -119,7 +127,9 @@ def _read_graph(
         )
         parts = "train_mask, val_mask and test_mask to the file"
         if path.is_dir():
-            parts = "a column split to nodes.csv (train, val, test or empty)"
+            schema = owned.dataset.schema
+            table = "nodes.csv" if schema is None else f"nodes/{schema.target}.csv"
+            parts = f"a column split to {table} (train, val, test or empty)"
         notes.append(
             "The file contains no split. A random one will be drawn: "
             f"{split}. Add {parts} to choose the split yourself."
@@ -277,6 +287,7 @@ def describe_leaving(
             what = "the weights of a model that was trained on all training "
             what += _items(config)
         lines.append(f"  {what} ({method.payload} bytes)")
+        lines += [f"  {text}" for text in kept_parts(description, config)]
         lines.append(f"  {_protection(config)}")
     lines += [
         f"  {_scored(node, _items(config))}",
@@ -352,6 +363,7 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         if description.num_entries
         else "",
     }
+    said |= said_of_schema(description, config)
     return {key: text for key, text in said.items() if text}
 
 

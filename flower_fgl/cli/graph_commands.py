@@ -163,6 +163,8 @@ def check_graph(
         show(f"{where} cannot be used. Number of problems: {number}.")
         raise typer.Exit(1)
     show(f"{where} can be used.")
+    for line in report.parts:
+        show(line)
     for line in describe_leaving(report.description, pairs, node):
         show(line)
     show("The same as fields of the message before round 1:")
@@ -227,8 +229,14 @@ def check_node_config(
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")
     elif os.path.realpath(node.graph) != os.path.realpath(graph):
-        inspect = inspect_graph_set if config.classifies_graphs else inspect_graph_file
-        _, problems = inspect(Path(node.graph), needs_labels=not config.has_pairs)
+        if config.classifies_graphs:
+            _, problems = inspect_graph_set(Path(node.graph))
+        else:
+            _, problems = inspect_graph_file(
+                Path(node.graph),
+                needs_labels=not config.has_pairs,
+                target_node=config.target_node,
+            )
         if problems:
             raise DataError(
                 f"The graph of the node config cannot be used: {' '.join(problems)}"

@@ -103,6 +103,9 @@ class NodeSettings:
     share_feature_names: bool = option(
         True, "false: refuse a run with share-feature-names = true"
     )
+    share_type_names: bool = option(
+        True, 'false: refuse a run on typed graphs with schema-align = "name"'
+    )
     secure_aggregation: bool = option(
         False, "true: refuse a run without secure aggregation"
     )
@@ -339,6 +342,8 @@ def broken_floors(
             refuse("target-scale", '"given", "own" or "none"')
     if run["share-feature-names"] and not node.share_feature_names:
         refuse("share-feature-names", "false")
+    if run["schema-align"] == "name" and not node.share_type_names:
+        refuse("schema-align", '"same" or "private"')
     if uploads:
         clip = float(run["upload-clip"])
         if not 0 < clip <= node.upload_clip and math.isfinite(node.upload_clip):

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 
 from flower_fgl.core.errors import ConfigError, DataError
 
-__all__ = ["MOST_RELATIONS", "MOST_TYPES", "Schema", "Triple", "TypedModel"]
+__all__ = ["MOST_RELATIONS", "MOST_TYPES", "TYPED", "Schema", "Triple", "TypedModel"]
 
 Triple = tuple[str, str, str]
 """Kind of the sources, name, and kind of the targets of a relation."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 """Names of kinds and relations, which are also names of files."""
+HASH = re.compile("[0-9a-f]{16}")
 MOST_TYPES, MOST_RELATIONS = 100, 1_000
 """Largest number of kinds of nodes, and of relations, of one graph."""
 TYPED = "typed:"
+"""Start of the text of a :class:`TypedModel`."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Schema:
             tuple((names[kind], width) for kind, width in self.widths),
             tuple((names[a], _hash(name), names[b]) for a, name, b in self.relations),
         )
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the names of all kinds are hashes, as :meth:`hashed` makes them."""
+        return all(HASH.fullmatch(kind) for kind in self.node_types)
 
     def only(self, kinds: Collection[str], relations: Collection[Triple]) -> Schema:
         """Return the part with some kinds and relations, in the same order."""

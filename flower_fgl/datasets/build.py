@@ -106,7 +106,11 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
         graphs = expect_target(owned_set.dataset, config, config.dataset)
         return replace(owned_set, dataset=graphs)
     if is_file(config.dataset):
-        owned = load_graph_file(config.dataset, needs_labels=needs_classes(config))
+        owned = load_graph_file(
+            config.dataset,
+            needs_labels=needs_classes(config),
+            target_node=config.target_node,
+        )
         if owned.evaluation:
             raise DataError(
                 f"{config.dataset} holds one client's part of a dataset: it contains "

@@ -57,7 +57,9 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
         from flower_fgl.datasets.owned_set import client_from_set
 
         return client_from_set(load_graph_set(path), config)
-    owned = load_graph_file(path, needs_labels=not config.has_pairs)
+    owned = load_graph_file(
+        path, needs_labels=not config.has_pairs, target_node=config.target_node
+    )
     client = client_from_owned(owned, config)
     if client.outside is None or not id_key:
         return client

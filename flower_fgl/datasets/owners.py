@@ -39,6 +39,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.problems import clip, show_path
+from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, folder_tables
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.owned_set import client_from_set
 from flower_fgl.datasets.sources.load import (
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 MAX_NAME = 300
 """Characters of an owner's name, as in a deployment."""
 NODES, EDGES = "nodes.csv", "edges.csv"
-TABLES = (NODES, GRAPHS)
+TABLES = (NODES, GRAPHS, RELATIONS)
 """Tables by which the folder of one owner is recognized."""
 
 
@@ -129,9 +130,9 @@ def _owners_of_folder(folder: Path) -> Iterator[Owner]:
     where = show_path(folder)
     if _is_owner(folder):
         raise DataError(
-            f"{where} is the graph of one owner ({NODES} and {EDGES}), or its set of "
-            f"graphs ({GRAPHS}). owners needs the folder that holds the graphs of all "
-            "owners."
+            f"{where} is the graph of one owner ({NODES} and {EDGES}, or {RELATIONS}), or "
+            f"its set of graphs ({GRAPHS}). owners needs the folder that holds the graphs "
+            "of all owners."
         )
     found = []
     for place in folder.iterdir():
@@ -144,7 +145,7 @@ def _owners_of_folder(folder: Path) -> Iterator[Owner]:
     if not found:
         raise DataError(
             f"{where} holds no graph file: owners needs a folder with one .npz file, or "
-            f"one folder with {NODES} and {EDGES} or {GRAPHS}, per owner. "
+            f"one folder with {NODES} and {EDGES}, {GRAPHS} or {RELATIONS}, per owner. "
             "docs/deployment.md describes the files."
         )
     yield from sorted(found, key=lambda owner: (owner.name, str(owner.source)))
@@ -161,8 +162,9 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
     if path is not None:
         if os.path.isdir(path) and not _is_owner(path):
             raise DataError(
-                f"owners lists {show_path(path)}, a folder without {NODES} or {GRAPHS}. A "
-                "list holds datasets and graph files; give a folder of graph files alone."
+                f"owners lists {show_path(path)}, a folder without {NODES}, {GRAPHS} or "
+                f"{RELATIONS}. A list holds datasets and graph files; give a folder of "
+                "graph files alone."
             )
         return Owner(clip(path.stem if path.suffix == ".npz" else path.name), path)
     if "/" in text or text.endswith(".npz"):
@@ -206,8 +208,8 @@ def file_contents(path: Path) -> list[Any]:
     if not os.path.isdir(path):
         return [hashlib.sha256(read_bytes(path)).hexdigest()]
     return [
-        [table.name, hashlib.sha256(read_bytes(table)).hexdigest()]
-        for table in sorted(path.glob("*.csv"))
+        [str(table.relative_to(path)), hashlib.sha256(read_bytes(table)).hexdigest()]
+        for table in folder_tables(path)
     ]
 
 
@@ -256,7 +258,11 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
         if config.classifies_graphs:
             client = client_from_set(load_graph_set(owner.source), config)
             return client, client.num_edges
-        owned = load_graph_file(owner.source, needs_labels=not config.has_pairs)
+        owned = load_graph_file(
+            owner.source,
+            needs_labels=not config.has_pairs,
+            target_node=config.target_node,
+        )
         return _owned_client(owned, config)
     check_task(replace(config, dataset=owner.source))
     dataset = load(

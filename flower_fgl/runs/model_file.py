@@ -20,6 +20,7 @@ from torch import Tensor
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.schema import TYPED
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, Target, TargetKind
 from flower_fgl.runs.files import MODEL
@@ -44,6 +45,8 @@ LARGEST = {
 """Largest numbers in a description. A layer takes time to build, whatever its size is."""
 LONGEST = 300
 """Characters of a text in a description."""
+LONGEST_SCHEMA = 1 << 20
+"""Characters of the kinds and relations of a typed graph."""
 CHOICES = {
     "scaling": ("none", "rows", "kept", "own", "lost"),
     "rep_norm": ("", "l2", "tanh", "none"),
@@ -56,7 +59,7 @@ NEEDED |= {"class_names", "classifies_graphs", "scaling", "owner", "validation"}
 """Entries of all files; those of earlier versions have no others."""
 PATTERNS = {
     "link": r"(dot|mlp|edge:[0-9]{1,9}x[0-9]{1,9})?",
-    "messages": r"((both|separate|forward):[0-9]{1,9})?",
+    "messages": r"((both|separate|forward):[0-9]{1,9}|typed:[0-9:]{3,20}:\[.*\])?",
 }
 
 
@@ -100,9 +103,10 @@ class ModelCard:
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of a model that predicts links or classifies edges, see
         :func:`~flower_fgl.nn.link.make_decoder`; else empty.
-    messages : {"", "both:A", "separate:A", "forward:A"}
+    messages : {"", "both:A", "separate:A", "forward:A", "typed:…"}
         Direction of messages and width A of the features of edges, of a backbone that
-        reads them, see :class:`~flower_fgl.nn.Backbone`; else empty.
+        reads them, see :class:`~flower_fgl.nn.Backbone`; of typed graphs the text of a
+        :class:`~flower_fgl.core.schema.TypedModel`; else empty.
     readout : {"default", "sum", "mean"}
         Pooling of the nodes of a graph; by default that of the backbone.
     target_kind : {"classes", "labels", "numbers"}
@@ -139,6 +143,11 @@ class ModelCard:
     target_units: tuple[str, ...] = ()
     target_scale: str = ""
     prepared: str = ""
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the model reads kinds of nodes and relations."""
+        return self.messages.startswith(TYPED)
 
     @property
     def multi_label(self) -> bool:
@@ -191,12 +200,14 @@ class ModelCard:
         for name in ("class_names", "feature_names", "target_units"):
             read[name] = tuple(read[name])
         card = cls(**read)
-        card._require_target()
+        card._require_fit()
         return card
 
-    def _require_target(self) -> None:
-        """Raise a ValueError if what is said about the target does not fit together."""
+    def _require_fit(self) -> None:
+        """Raise a ValueError if entries do not fit together."""
         has_numbers = self.target_kind == NUMBERS
+        if not self.num_features and not self.is_typed:
+            raise ValueError("num_features must not be 0")
         if bool(self.target_scale) != has_numbers:
             raise ValueError(f"target_scale must not be {self.target_scale!r}")
         if len(self.target_units) not in (0, has_numbers * len(self.class_names)):
@@ -224,10 +235,12 @@ def _is_plausible(name: str, value: Any) -> bool:
     if name == "validation":
         return value is None or (is_number and 0 <= value < math.inf)
     if name in LARGEST:
-        least = 0 if name == "round" else 1
+        # kinds of nodes may have no features
+        least = 0 if name in ("round", "num_features") else 1
         return is_number and isinstance(value, int) and least <= value <= LARGEST[name]
     if name in PATTERNS:
-        return isinstance(value, str) and bool(re.fullmatch(PATTERNS[name], value))
+        is_short = isinstance(value, str) and len(value) <= LONGEST_SCHEMA
+        return is_short and bool(re.fullmatch(PATTERNS[name], value))
     return value in CHOICES[name] if name in CHOICES else _is_line(value)
 
 

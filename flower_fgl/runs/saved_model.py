@@ -18,6 +18,7 @@ from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.core.options import parse_settings
+from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import MODELS, Backbone, build_model
@@ -164,6 +165,9 @@ def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     """Build the described network, without loading its weights."""
     num_classes = len(card.class_names)
     classes = torch.empty(num_classes, dtype=torch.bool)
+    typed = TypedModel.from_text(card.messages)
+    if typed and len(typed.schema.relations) * card.num_layers > len(tensors):
+        raise RunError("it holds fewer tensors than its relations have")
     if card.settings:
         return _build_own(card)
     if card.rep_norm:

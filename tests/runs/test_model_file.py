@@ -28,6 +28,7 @@ from flower_fgl.client_apps.runtime.model_store import (
 )
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.core.model_spec import TYPED
+from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
@@ -429,7 +430,10 @@ def test_a_measured_network_leaves_no_values_out_of_later_ones() -> None:
     # a backbone with buffers, built first where it takes no memory
     sizes: dict[str, Any] = {"in_channels": 5, "hidden_channels": 11, "num_classes": 3}
     sizes |= {"num_layers": 2, "dropout": 0.0, "messages": "both:2"}
-    for name in {*MODELS.own} - {*TYPED}:
+    schema = Schema("card", (("card", 5),), (("card", "owes", "card"),))
+    for name in MODELS.own:
+        is_typed = name in TYPED
+        sizes["messages"] = TypedModel(schema).to_text() if is_typed else "both:2"
         with torch.device("meta"):
             build_model(name, **sizes, initialise=False)
         model = build_model(name, **sizes, initialise=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -85,3 +85,45 @@ def typed_owners(folder: Path, *datasets: NodeDataset) -> str:
     for number, dataset in enumerate(datasets):
         save_client_graph(folder / f"bank{number}.npz", client_of(dataset))
     return str(folder)
+
+
+def write_tables(folder: Path, tables: Mapping[str, str]) -> Path:
+    """Write text tables by their path in a folder."""
+    for name, text in tables.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def typed_tables(seed: int, *, has_device: bool = False) -> dict[str, str]:
+    """Return the tables of :func:`typed_bank`, with its numbers to 6 decimals."""
+    bank = typed_bank(seed, has_device=has_device)
+    assert bank.schema is not None
+    assert bank.node_type is not None
+    assert bank.messages is not None
+    assert bank.messages.relation is not None
+    blocks, out = dict(bank.schema.blocks()), {}
+    ids = [""] * bank.num_nodes
+    for number, kind in enumerate(bank.schema.node_types):
+        rows = (bank.node_type == number).nonzero().flatten().tolist()
+        columns = bank.feature_names[blocks[kind]]
+        header = ["id", *(name.partition(".")[2] for name in columns)]
+        lines = []
+        for place, row in enumerate(rows):
+            ids[row] = f"{kind}-{place}"
+            cells = [f"{v:.6f}" for v in bank.x[row, blocks[kind]].tolist()]
+            if kind == "card":
+                part = next(p for p, mask in bank.masks.items() if bool(mask[row]))
+                cells += [bank.class_names[int(bank.y[row])], part]
+            lines.append(",".join([ids[row], *cells]))
+        header += ["label", "split"] if kind == "card" else []
+        out[f"nodes/{kind}.csv"] = "\n".join([",".join(header), *lines, ""])
+    listed = ["relation,source,target"]
+    for number, (source, name, target) in enumerate(bank.schema.relations):
+        listed.append(f"{name},{source},{target}")
+        edges = bank.messages.index[:, bank.messages.relation == number].T.tolist()
+        lines = [f"{ids[a]},{ids[b]}" for a, b in edges]
+        out[f"edges/{name}.csv"] = "\n".join(["source,target", *lines, ""])
+    out["relations.csv"] = "\n".join([*listed, ""])
+    return out

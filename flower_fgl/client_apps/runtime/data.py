@@ -234,13 +234,17 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
     """Return a value that changes when the graph file of a node config changes.
 
     It holds name, bytes and modification time (nanoseconds) of the file, or of every file
-    of the folder, and of ``id-key``; it is empty without ``graph`` or such a file.
+    of the folder and of its folders ``nodes`` and ``edges``, and of ``id-key``; it is empty
+    without ``graph`` or such a file.
     """
     if "graph" not in node:
         return ()
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(str(node["graph"])))
-    files = sorted(path.iterdir()) if os.path.isdir(path) else [path]
+    files = [path]
+    if os.path.isdir(path):
+        parts = path.iterdir(), path.glob("nodes/*"), path.glob("edges/*")
+        files = sorted(file for part in parts for file in part)
     if "id-key" in node:
         files.append(Path(os.path.expanduser(str(node["id-key"]))))
     found = []

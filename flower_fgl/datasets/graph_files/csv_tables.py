@@ -39,7 +39,7 @@ import itertools
 import os
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +68,8 @@ from flower_fgl.datasets.graph_files.validate import (
     doubtful_labels,
 )
 
-__all__ = ["hash_ids", "index_ids", "read_classes", "read_csv_folder", "read_masks"]
-__all__ += ["split_note"]
+__all__ = ["hash_ids", "index_ids", "read_classes", "read_csv_folder", "read_ends"]
+__all__ += ["read_masks", "single_cell", "split_note"]
 
 TEXT_COLUMNS = ("id", "label", "split")
 EDGE_COLUMNS = ("source", "target", "label", "time", "split")
@@ -109,9 +109,10 @@ def read_csv_folder(
     arrays: dict[str, Array | None] = {}
     if needs_labels:
         if several:
-            arrays |= attempt(read_columns, nodes, several, "node") or {}
+            arrays |= attempt(read_columns, nodes, several, "node", folder) or {}
         else:
-            arrays |= attempt(read_classes, nodes, "classes.csv", "node") or {}
+            listing = folder / "classes.csv"
+            arrays |= attempt(read_classes, nodes, listing, "node") or {}
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
@@ -119,7 +120,7 @@ def read_csv_folder(
         arrays |= attempt(_edges, path, index, attempt, scores_edges) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
         if os.path.exists(path := folder / "prepared.csv"):
-            arrays["prepared"] = attempt(_single_cell, path, "sha256")
+            arrays["prepared"] = attempt(single_cell, path, "sha256")
         if os.path.exists(path := folder / "outside.csv"):
             arrays["outside_edges"] = attempt(_outside_edges, path, index)
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
@@ -173,9 +174,9 @@ def index_ids(nodes: Table, item: str = "node") -> dict[str, int]:
     return index
 
 
-def read_classes(table: Table, listed_in: str, item: str) -> dict[str, Array]:
-    """Convert the labels to class numbers and class names."""
-    listing = table.path.parent / listed_in
+def read_classes(table: Table, listing: Path, item: str) -> dict[str, Array]:
+    """Convert the labels to class numbers and class names; ``listing`` may name these."""
+    listed_in = listing.name
     names = _class_names(table, listing, item)
     number = dict(zip(names, range(len(names)), strict=True)) | {"": -1}
     for line, name in table.cells("label"):
@@ -235,15 +236,46 @@ def _edges(
         return _described_edges(
             path, index, attempt, several, is_read=is_read, scores_edges=scores_edges
         )
+    rows.close()
+    return {"edges": read_ends(path, (index, index), _unknown_end)}
+
+
+def read_ends(
+    path: Path,
+    indexes: Sequence[Mapping[str, int]],
+    unknown: Callable[[str, str, Path, int], DataError],
+) -> Array:
+    """Return the rows of the source and the target of each edge, shape (M, 2).
+
+    Parameters
+    ----------
+    path : Path
+        Table with the columns ``source`` and ``target``.
+    indexes : two mappings of str to int
+        Row of each id: of the sources, and of the targets.
+    unknown : callable
+        Returns the error for an id that is in no row, by its text, column, file and line.
+
+    Raises
+    ------
+    DataError
+        If the table cannot be read, or an id is unknown.
+    """
+    rows = csv_rows(path, ("source", "target"))
+    _, header = next(rows)
     ends = array("q")
-    places = [header.index(column) for column in ("source", "target")]
+    columns = ("source", "target")
+    places = [
+        (header.index(column), column, index)
+        for column, index in zip(columns, indexes, strict=True)
+    ]
     for line, row in rows:
-        for place in places:
+        for place, column, index in places:
             node = index.get(row[place].strip(), -1)
             if node < 0:
-                raise _unknown_end(row[place].strip(), header[place], path, line)
+                raise unknown(row[place].strip(), column, path, line)
             ends.append(node)
-    return {"edges": np.array(ends, dtype=np.int64).reshape(-1, 2)}
+    return np.array(ends, dtype=np.int64).reshape(-1, 2)
 
 
 def _unknown_end(name: str, column: str, path: Path, line: int) -> DataError:
@@ -294,9 +326,9 @@ def _described_edges(
     if scores_edges:
         arrays["edge_label"] = _known_edges(table, several)
     elif several:
-        arrays |= attempt(read_columns, table, several, "edge") or {}
+        arrays |= attempt(read_columns, table, several, "edge", path.parent) or {}
     elif is_read:
-        found = attempt(read_classes, table, "edge_classes.csv", "edge")
+        found = attempt(read_classes, table, path.parent / "edge_classes.csv", "edge")
     else:
         return {key: array for key, array in arrays.items() if array is not None}
     if found is not None:
@@ -358,7 +390,7 @@ def _only_column(path: Path, column: str) -> list[str]:
     return [row[0].strip() for _, row in rows]
 
 
-def _single_cell(path: Path, column: str) -> Array:
+def single_cell(path: Path, column: str) -> Array:
     """Return the only cell of a table as text."""
     cells = _only_column(path, column)
     if len(cells) != 1:

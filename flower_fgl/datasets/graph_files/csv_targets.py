@@ -69,8 +69,13 @@ def _reject_similar(
             )
 
 
-def read_columns(table: Table, columns: Sequence[str], item: str) -> dict[str, Array]:
-    """Return labels or numbers, and their names, as in an ``.npz`` file."""
+def read_columns(
+    table: Table, columns: Sequence[str], item: str, folder: Path
+) -> dict[str, Array]:
+    """Return labels or numbers, and their names, as in an ``.npz`` file.
+
+    ``folder`` may hold ``targets.csv``.
+    """
     are_labels = columns[0].startswith(LABEL)
     names = [c if c == ALONE else c.partition(":")[2].strip() for c in columns]
     cells = np.array([_values(table, c, are_labels=are_labels) for c in columns]).T
@@ -78,7 +83,7 @@ def read_columns(table: Table, columns: Sequence[str], item: str) -> dict[str, A
     if are_labels:
         whole = np.where(np.isnan(cells), -1, cells).astype(np.int8)
         return {"y": whole, "label_names": np.array(names, dtype=np.str_)}
-    units = _units(table.path.parent / "targets.csv")
+    units = _units(folder / "targets.csv")
     if missing := [name for name in units if name not in names]:
         names += missing
         unknown = np.full((len(cells), len(missing)), np.nan)

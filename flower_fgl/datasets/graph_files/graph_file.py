@@ -55,8 +55,9 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``evaluation_0_x``, …
     Optional: additional graphs for evaluation only, each with the keys above.
 
-The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``. A file or folder
-with a set of graphs is described in ``graph_set.py``.
+The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``; that of a
+typed graph holds ``relations.csv``, see ``typed_csv.py``. A file or folder with a set of
+graphs is described in ``graph_set.py``.
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ from flower_fgl.datasets.graph_files.npz import (
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
+from flower_fgl.datasets.graph_files.relations_csv import RELATIONS
 from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
 from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS
+from flower_fgl.datasets.graph_files.typed_csv import read_typed_folder
 from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
@@ -212,20 +215,23 @@ def load_graph_file(
     *,
     needs_labels: bool = True,
     scores_edges: bool = False,
+    target_node: str = "",
 ) -> LocalGraphFile:
     """Read and validate a data owner's graph file.
 
     Parameters
     ----------
     path : path-like
-        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``; ``~`` is the
-        user's home folder.
+        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv`` or with
+        ``relations.csv``; ``~`` is the user's home folder.
     needs_labels : bool
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
     scores_edges : bool
         Whether edges are to be scored. Their features and times are then read without
         their classes, whose number is 0 where a label is known, else -1.
+    target_node : str
+        In a typed folder the kind to predict; by default the only one with labels.
 
     Returns
     -------
@@ -240,22 +246,28 @@ def load_graph_file(
         inconsistent. The message names the array and the way to fix it.
     """
     return read_logged(
-        _load, path, needs_labels=needs_labels, scores_edges=scores_edges
+        _load,
+        path,
+        needs_labels=needs_labels,
+        scores_edges=scores_edges,
+        target_node=target_node,
     )
 
 
 def inspect_graph_file(
-    path: str | os.PathLike[str], *, needs_labels: bool = True
+    path: str | os.PathLike[str], *, needs_labels: bool = True, target_node: str = ""
 ) -> tuple[LocalGraphFile | None, list[str]]:
     """Read a file as :func:`load_graph_file`, and return all of its errors.
 
     The graph is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(_load, path, needs_labels=needs_labels)
+    return inspect(_load, path, needs_labels=needs_labels, target_node=target_node)
 
 
 def read_logged(
-    read: Callable[..., Held | None], path: str | os.PathLike[str], **options: bool
+    read: Callable[..., Held | None],
+    path: str | os.PathLike[str],
+    **options: bool | str,
 ) -> Held:
     """Call a reader of graph files, which raises its first error, and log its notes."""
     # the methods of Path raise errors for long names and unknown users
@@ -267,7 +279,9 @@ def read_logged(
 
 
 def inspect(
-    read: Callable[..., Held | None], path: str | os.PathLike[str], **options: bool
+    read: Callable[..., Held | None],
+    path: str | os.PathLike[str],
+    **options: bool | str,
 ) -> tuple[Held | None, list[str]]:
     """Call a reader of graph files, and return what it read, or all of its errors."""
     attempts = ErrorCollector(collect=True)
@@ -281,10 +295,13 @@ def _load(
     *,
     needs_labels: bool,
     scores_edges: bool = False,
+    target_node: str = "",
 ) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
     arrays: dict[str, Array]
     check_kind(path)
+    if os.path.exists(path / RELATIONS):
+        return _typed(path, attempt, target_node=target_node, needs_labels=needs_labels)
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
             rows = csv_rows(path / GRAPHS, ("id",))
@@ -337,6 +354,27 @@ def _load(
     )
 
 
+def _typed(
+    path: Path, attempt: ErrorCollector, *, target_node: str, needs_labels: bool
+) -> LocalGraphFile | None:
+    """Read a typed folder."""
+    found = read_typed_folder(
+        path, target_node=target_node, needs_labels=needs_labels, attempts=attempt
+    )
+    if found is None:
+        return None
+    prepared = attempt(
+        _prepared, {"prepared": np.array(found.prepared)}, show_path(path)
+    )
+    return LocalGraphFile(
+        found.dataset,
+        torch.arange(found.dataset.num_nodes),
+        names=found.ids,
+        notes=found.notes,
+        prepared=prepared or "",
+    )
+
+
 def _holds_a_set(path: Path, number: int) -> DataError:
     """Return the error for a set of graphs in place of one graph."""
     return DataError(
@@ -356,7 +394,7 @@ def check_kind(path: Path) -> None:
             )
         return
     graphs = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
-    tables = (path / "nodes.csv", path / GRAPHS)
+    tables = (path / "nodes.csv", path / GRAPHS, path / RELATIONS)
     if graphs and not any(map(os.path.exists, tables)):
         raise DataError(
             f"{where} is a folder of graph files, but one graph is expected: a file such "

@@ -104,13 +104,13 @@ def _reject_features(graphs: Table) -> None:
 def _labels(graphs: Table, several: Sequence[str]) -> dict[str, Array]:
     """Return what is predicted of each graph, as arrays of an ``.npz`` file."""
     if several:
-        return read_columns(graphs, several, "graph")
+        return read_columns(graphs, several, "graph", graphs.path.parent)
     if not graphs.text["label"]:
         raise DataError(
             f"{graphs.where} has no column label (the class of each graph), label:NAME or "
             "target. Add one; its cells may be empty."
         )
-    return read_classes(graphs, "classes.csv", "graph")
+    return read_classes(graphs, graphs.path.parent / "classes.csv", "graph")
 
 
 def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:

@@ -68,6 +68,8 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
         If only one of graph and model is typed.
     """
     name = dataset.name
+    if config.target_node and dataset.schema is not None:
+        _check_target(dataset, config.target_node)
     if config.types == "ignore" and dataset.schema is not None:
         return without_types(dataset)
     if dataset.schema is None:
@@ -88,6 +90,17 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
             'schema-align = "name", or "private".'
         )
     return dataset
+
+
+def _check_target(dataset: NodeDataset, wanted: str) -> None:
+    """Reject a typed graph that predicts another kind of nodes than ``target-node``."""
+    assert dataset.schema is not None
+    if dataset.schema.target != wanted:
+        raise DataError(
+            f'{dataset.name}: target-node = "{wanted}", but the graph has labels of '
+            f'"{dataset.schema.target}" nodes. Correct the setting; only a folder of '
+            "tables may hold labels of several kinds."
+        )
 
 
 def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:

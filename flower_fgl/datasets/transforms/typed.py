@@ -29,6 +29,7 @@ from flower_fgl.datasets.transforms.canonical import (
 from flower_fgl.datasets.transforms.columns import select_columns
 
 __all__ = [
+    "OWN",
     "NodeTable",
     "TypedTarget",
     "agreed_graph",

@@ -33,6 +33,7 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel
 from flower_fgl.simulation.prediction.table import task_of
+from flower_fgl.simulation.prediction.typed import ModelGraph, in_model_schema
 
 __all__ = ["Features", "check_recipe", "fit_features", "model_input"]
 
@@ -43,7 +44,8 @@ class Features:
 
     ``x`` (N, d), strided or sparse CSR, has the normalization ``scaling`` (``None``: raw).
     ``edges`` have the features that the model reads, raw; ``pair_x`` (M, a) are the same
-    features as those of edges to classify.
+    features as those of edges to classify. ``typed`` are kinds and relations for a model
+    that reads these, with the nodes to predict.
     """
 
     x: Tensor
@@ -51,6 +53,7 @@ class Features:
     scaling: Scaling | None = None
     edges: MessageEdges | None = None
     pair_x: Tensor | None = None
+    typed: ModelGraph | None = None
 
     @property
     def edge_width(self) -> int:
@@ -95,6 +98,8 @@ def model_input(
 ) -> GraphInput:
     """Return the input of a model; ``batch`` are arguments for a set of graphs."""
     graph = GraphInput(fitted.x, edge_index, **batch)
+    if fitted.typed is not None:
+        return graph.with_relations(fitted.typed.relations)
     if not card.messages:
         return graph
     if fitted.edges is None:
@@ -128,6 +133,8 @@ def fit_features(
     what was not checked, or was changed or assumed.
     """
     notes: list[str] = []
+    if saved.card.is_typed and isinstance(owned, LocalGraphFile):
+        return _fit_typed(owned, saved, where)
     found = _features_of(owned, saved.card)
     if isinstance(owned, OwnedSet):
         found, notes = _with_node_degrees(found, owned.dataset, saved.card)
@@ -139,6 +146,16 @@ def fit_features(
     found, more = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
     found, last = _scale(found, saved, where)
     return found, [*notes, *more, *last]
+
+
+def _fit_typed(
+    owned: LocalGraphFile, saved: SavedModel, where: Path | str
+) -> tuple[Features, list[str]]:
+    """Fit a typed graph to a model that reads kinds and relations."""
+    raw = _undo_scaling(Features(owned.dataset.x, scaling=owned.scaling), saved, where)
+    typed, notes = in_model_schema(replace(owned.dataset, x=raw.x), saved.card, where)
+    found, last = _scale(replace(raw, x=typed.x, typed=typed), saved, where)
+    return found, [*notes, *last]
 
 
 def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Features:

@@ -16,6 +16,7 @@ from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.fit import check_recipe, fit_features, model_input
 from flower_fgl.simulation.prediction.pairs import (
@@ -114,11 +115,23 @@ def predict_graph(
 def _predict_nodes(
     saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
 ) -> Prediction:
-    """Predict all nodes."""
+    """Predict all nodes; of a typed graph those of the kind that the model predicts."""
+    ids, schema = owned.ids, owned.dataset.schema
+    items = {"node": ids}
+    if schema is not None and not saved.card.is_typed:
+        kinds = np.array(schema.node_types, dtype=object)
+        assert owned.dataset.node_type is not None
+        items = {"kind": kinds[owned.dataset.node_type.numpy()], "node": ids}
+        owned = replace(owned, dataset=without_types(owned.dataset))
     edge_index = owned.dataset.edge_index
     fitted, notes = fit_features(owned, edge_index, saved, where)
     logits = saved.model(model_input(fitted, edge_index, saved.card))
-    return _prediction({"node": owned.ids}, logits, saved, notes)
+    if fitted.typed is not None:
+        logits = logits[fitted.typed.rows]
+        items = {"node": ids[fitted.typed.rows.numpy()]}
+    if "kind" in items:
+        notes.append("The model reads no kinds: it predicts nodes of all kinds.")
+    return _prediction(items, logits, saved, notes)
 
 
 def _predict_edges(

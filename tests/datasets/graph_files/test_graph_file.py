@@ -307,7 +307,7 @@ BAD_FILES = {
     ),
     "types of edges": (
         set_to("edge_type", np.zeros(4, int)),
-        'types of edges are not read: the array "edge_type" would have no effect. Remove',
+        r"edge_type is given, but node_types, .*node_type is missing. A typed graph has",
     ),
     "weights of edges": (
         set_to("edge_weight", np.ones(4)),
@@ -315,7 +315,7 @@ BAD_FILES = {
     ),
     "types of nodes": (
         set_to("node_type", np.zeros(4, int)),
-        "types of nodes are not read",
+        r"node_type is given, but .*edge_type is missing. A typed graph has",
     ),
     "ids too few": (set_to("node_ids", np.arange(3)), r"node_ids must have shape"),
     "ids twice": (

@@ -1,0 +1,246 @@
+"""Reader of a typed graph stored as a folder of CSV tables.
+
+``relations.csv``
+    ``relation``, ``source`` and ``target``: its name and the kinds of nodes that it joins.
+    Optional: ``file``, the table of its edges, by default ``edges/RELATION.csv``; and
+    ``private``, ``yes`` for a relation that the owner keeps to itself, else empty.
+``nodes/KIND.csv``
+    One table per kind of nodes: ``id`` (unique in its table) and features, of which there
+    may be none. The kind to predict also has ``label``, ``label:NAME``, ``target`` or
+    ``target:NAME``, and optionally a split, as in ``nodes.csv`` of one graph.
+``edges/RELATION.csv``
+    ``source`` and ``target``: ids of nodes of its two kinds. A relation may have no edge.
+``classes.csv``, ``targets.csv``, ``prepared.csv``
+    Optional, as for one graph.
+
+A relation is known by its kinds and its name. Its edges have a direction; repeated edges
+are one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.csv_rows import Table, csv_rows, read_table
+from flower_fgl.datasets.graph_files.csv_tables import (
+    index_ids,
+    read_classes,
+    read_ends,
+    read_masks,
+    single_cell,
+    split_note,
+)
+from flower_fgl.datasets.graph_files.csv_targets import read_columns, target_columns
+from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
+from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names
+from flower_fgl.datasets.graph_files.target_arrays import read_names, read_values
+from flower_fgl.datasets.graph_files.validate import check_feature_names
+from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
+
+__all__ = ["TypedFolder", "read_typed_folder"]
+
+
+class TypedFolder(NamedTuple):
+    """Content of a folder.
+
+    ``ids`` are those of all nodes, kind by kind; ``notes`` are sentences for the owner;
+    ``prepared`` is the hash of ``prepared.csv``, empty without it.
+    """
+
+    dataset: NodeDataset
+    ids: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    prepared: str = ""
+
+
+def read_typed_folder(
+    folder: Path,
+    *,
+    target_node: str = "",
+    needs_labels: bool = True,
+    attempts: ErrorCollector | None = None,
+) -> TypedFolder | None:
+    """Read the tables of a typed graph.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder with ``relations.csv``.
+    target_node : str
+        Kind to predict; by default the only one whose table has labels or numbers.
+    needs_labels : bool
+        Whether to read labels, classes and split. If not, they may be missing: every label
+        is -1, and there is one class with an empty name.
+    attempts : ErrorCollector or None
+        Collects errors; by default the first one is raised.
+
+    Returns
+    -------
+    TypedFolder or None
+        Kinds are sorted by name, relations are in the order of ``relations.csv``; ``None``
+        if an error was collected.
+
+    Raises
+    ------
+    DataError
+        If a table is missing, malformed, empty or not listed, a kind has no table, or an
+        id is empty, duplicate or unknown; and as in :func:`.read_csv_folder`. The message
+        names file, line and column.
+    """
+    attempt = attempts or ErrorCollector()
+    names = read_typed_names(folder, target_node, attempt, needs_labels=needs_labels)
+    return None if names is None else _read(folder, names, attempt, needs_labels)
+
+
+def _read(
+    folder: Path,
+    names: TypedNames,
+    attempt: ErrorCollector,
+    needs_labels: bool,
+) -> TypedFolder | None:
+    """Read the tables of kinds and relations whose names were checked."""
+    schema, listed = names
+    tables, index, notes = {}, {}, list[str]()
+    for kind in schema.node_types:
+        table = attempt(_table, folder / "nodes" / f"{kind}.csv")
+        if table is None:
+            continue
+        tables[kind] = table
+        index[kind] = attempt(index_ids, table)
+        if kind != schema.target:
+            notes += attempt(_unread, table, schema.target) or ()
+    features = {kind: table.features(attempt) for kind, table in tables.items()}
+    wanted = None
+    if target := tables.get(schema.target):
+        wanted = attempt(_wanted, target, folder, needs_labels)
+        notes += split_note(target).tolist()
+    edges = {}
+    for one in listed:
+        source, _, end = one.triple
+        if (ids := index.get(source)) and (others := index.get(end)):
+            path = folder / one.file
+            found = attempt(_edges, path, ids, others, (source, end))
+            if found is not None:
+                edges[one.triple], more = found
+                notes += more
+    prepared = ""
+    if os.path.exists(path := folder / "prepared.csv"):
+        prepared = str(attempt(single_cell, path, "sha256"))
+    if attempt.problems or wanted is None:
+        return None
+    node_tables = {
+        kind: NodeTable(torch.from_numpy(x), tuple(tables[kind].feature_names))
+        for kind, x in features.items()
+        if x is not None
+    }
+    where = show_path(folder)
+    dataset = attempt(
+        typed_dataset,
+        folder.name,
+        node_tables,
+        edges,
+        schema.target,
+        wanted,
+        schema.private,
+    )
+    if dataset is None or attempt(_check_names, dataset, where) is None:
+        return None
+    names_of_all = tuple(n for table in tables.values() for n in table.text["id"])
+    return TypedFolder(dataset, names_of_all, tuple(notes), prepared)
+
+
+def _check_names(dataset: NodeDataset, where: str) -> bool:
+    """Check the names of the features of all kinds; return ``True``."""
+    check_feature_names(dataset.feature_names, where)
+    return True
+
+
+def _table(path: Path) -> Table:
+    """Read the table of one kind of nodes."""
+    columns = ("id", "label", "split", *target_columns(path))
+    return read_table(path, ("id",), columns, needs_features=False)
+
+
+def _unread(table: Table, target: str) -> list[str]:
+    """Return notes on the columns of a kind that is not predicted; reject its split."""
+    columns = [name for name in table.text if table.text[name] and name != "id"]
+    parts = {"split", *table.parts.values()}
+    is_labelled = not parts.issuperset(columns)
+    if columns and not is_labelled:
+        raise DataError(
+            f"{table.where}: the column {clip(columns[0])} holds a split, but only nodes "
+            f"of the kind {target} are predicted. Remove it, or rename it if it is a "
+            "feature."
+        )
+    if not columns:
+        return []
+    return [
+        f"nodes/{table.path.name}: {clip(', '.join(columns))} will not be read: nodes of "
+        f"the kind {target} are predicted."
+    ]
+
+
+def _wanted(table: Table, folder: Path, needs_labels: bool) -> TypedTarget:
+    """Return labels or numbers, and the split, of the nodes to predict."""
+    number = len(table.lines)
+    if not needs_labels:
+        return TypedTarget(torch.full((number,), -1), Target.classes(("",)))
+    several = target_columns(table.path)
+    arrays: Mapping[str, Array] = (
+        read_columns(table, several, "node", folder)
+        if several
+        else read_classes(table, folder / "classes.csv", "node")
+    )
+    target = read_names(arrays, table.where)
+    found = read_values(arrays, table.where, target, number)
+    masks = {
+        name.removesuffix("_mask"): torch.from_numpy(mask)
+        for name, mask in read_masks(table).items()
+    }
+    return TypedTarget(found.y, target, masks, found.targets)
+
+
+def _edges(
+    path: Path,
+    ids: Mapping[str, int],
+    others: Mapping[str, int],
+    kinds: tuple[str, str],
+) -> tuple[Tensor, list[str]]:
+    """Return the edges of one relation, (2, M), and notes on how they were read."""
+
+    def unknown(name: str, column: str, path: Path, line: int) -> DataError:
+        kind = kinds[column == "target"]
+        return DataError(
+            f'{show_path(path)}, line {line}: {column} "{clip(name)}" is not an id in '
+            f"nodes/{kind}.csv. Correct it, or add a line there."
+        )
+
+    _, header = next(csv_rows(path, ("source", "target")))
+    notes, where = [], f"edges/{path.name}"
+    if unread := [name for name in header if name not in ("source", "target")]:
+        notes.append(
+            f"{where}: {clip(', '.join(unread), 200)} will not be read: models of typed "
+            "graphs read no features of edges. Make each edge a node of a kind of its own "
+            "to use them."
+        )
+    edges = torch.from_numpy(
+        np.ascontiguousarray(read_ends(path, (ids, others), unknown).T)
+    )
+    distinct = len(torch.unique(edges[0] * len(others) + edges[1]))
+    if repeated := edges.shape[1] - distinct:
+        notes.append(
+            f"{where}: {repeated:,} lines repeat an edge, and count once. Write how often "
+            "an edge occurs into a feature of its nodes."
+        )
+    return edges, notes

@@ -1,0 +1,225 @@
+"""Fit a typed graph to the kinds, relations and features with which a model was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.feature_names import differing_names, hash_names
+from flower_fgl.core.options import nearest
+from flower_fgl.core.schema import Schema, Triple, TypedModel
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.transforms.typed import OWN, move_columns
+from flower_fgl.nn.relations import Relations
+from flower_fgl.runs.model_file import ModelCard
+
+__all__ = ["ModelGraph", "in_model_schema"]
+
+MOST_SHOWN = 5
+"""Relations that a note names."""
+
+
+class ModelGraph(NamedTuple):
+    """A graph with kinds, relations and columns as a model numbers them.
+
+    ``rows`` (I,) are the nodes to predict.
+    """
+
+    x: Tensor
+    relations: Relations
+    rows: Tensor
+
+
+def in_model_schema(
+    dataset: NodeDataset, card: ModelCard, where: Path | str
+) -> tuple[ModelGraph, list[str]]:
+    """Find the kinds and relations of a model in a graph, by name.
+
+    The graph may lack some. A relation that it keeps private and the model does not know is
+    left out.
+
+    Parameters
+    ----------
+    dataset : NodeDataset
+        Typed graph.
+    card : ModelCard
+        Description of a model of typed graphs. The aggregated model of a run with
+        ``schema-align = "same"`` holds hashes of names, with which those of the graph are
+        compared.
+    where : Path or str
+        Name of the graph for messages.
+
+    Returns
+    -------
+    ModelGraph
+        The graph for the model.
+    list of str
+        Sentences on what was not checked, or was left out.
+
+    Raises
+    ------
+    DataError
+        If the model has a vector for each node, or the graph is not typed, lacks the kind
+        to predict, has a kind or relation that the model does not know, or other features.
+    """
+    typed = TypedModel.from_text(card.messages)
+    assert typed is not None
+    if dataset.schema is None:
+        raise DataError(
+            f"{where} has one kind of nodes and edges, but the model reads kinds and "
+            "relations. Give a typed graph: a folder with relations.csv, or an .npz file "
+            "with node_types."
+        )
+    if typed.num_nodes:
+        raise DataError(
+            "This model has a learned vector for each node of its training graph, and "
+            "cannot score other graphs. Train with node-embedding = false."
+        )
+    wanted, own = typed.schema, dataset.schema
+    named = _told_as(own, wanted)
+    kinds = _kinds(own, named, wanted, where)
+    assert dataset.node_type is not None
+    assert dataset.messages is not None
+    assert dataset.messages.relation is not None
+    node_type = torch.tensor(kinds)[dataset.node_type]
+    target = wanted.node_types.index(wanted.target)
+    rows = (node_type == target).nonzero().flatten()
+    if not len(rows):
+        name = "" if wanted.is_hashed else f' "{wanted.target}"'
+        raise DataError(
+            f"{where} has no node of the kind{name} that the model predicts. Kinds: "
+            f"{', '.join(own.node_types)}."
+        )
+    relations, left_out = _relations(own, named, wanted, where)
+    place = torch.tensor(relations or [0])[dataset.messages.relation]
+    is_known = place >= 0
+    x, notes = _columns(dataset, kinds, wanted, card, where)
+    edges = Relations(node_type, dataset.messages.index[:, is_known], place[is_known])
+    return ModelGraph(x, edges, rows), [*left_out, *notes]
+
+
+def _told_as(own: Schema, wanted: Schema) -> Schema:
+    """Return an owner's schema with its names as the model holds them, in its order."""
+    is_named = bool({*own.node_types} & {*wanted.node_types})
+    return own.hashed() if wanted.is_hashed and not is_named else own
+
+
+def _kinds(own: Schema, named: Schema, wanted: Schema, where: Path | str) -> list[int]:
+    """Return the model's number of each kind of the graph."""
+    places = {kind: number for number, kind in enumerate(wanted.node_types)}
+    for kind, (name, width) in zip(own.node_types, named.widths, strict=True):
+        if name not in places:
+            raise DataError(
+                f'{where} has nodes of the kind "{kind}", which the model does not know. '
+                f"{_known(kind, wanted.node_types, wanted)}Correct the name, or remove "
+                "the kind and its relations."
+            )
+        expected = wanted.widths[places[name]][1]
+        if width != expected:
+            raise DataError(
+                f'{where} does not fit the model: "{kind}" nodes have {width} features, '
+                f"expected {expected} as in training. Provide the same columns."
+            )
+    return [places[name] for name in named.node_types]
+
+
+def _relations(
+    own: Schema, named: Schema, wanted: Schema, where: Path | str
+) -> tuple[list[int], list[str]]:
+    """Return the model's number of each relation of the graph, -1 to leave it out."""
+    places = {triple: number for number, triple in enumerate(wanted.relations)}
+    found, left_out = [], []
+    for triple, (source, name, target) in zip(
+        own.relations, named.relations, strict=True
+    ):
+        alone = (source, f"{name[:50]}{OWN}", target)
+        is_private = triple in own.private
+        names = [(source, name, target), alone]
+        names = names[::-1] if is_private else names
+        place = next((places[one] for one in names if one in places), -1)
+        if place < 0 and not is_private:
+            known = [_arrow(one) for one in wanted.relations]
+            raise DataError(
+                f"{where} has the relation {_arrow(triple)}, which the model does not "
+                f"know. {_known(_arrow(triple), known, wanted)}Correct its name, or "
+                "remove it."
+            )
+        left_out += [_arrow(triple)] if place < 0 else []
+        found.append(place)
+    if not left_out:
+        return found, []
+    more = ", …" if len(left_out) > MOST_SHOWN else ""
+    return found, [
+        f"The model does not know the private relations {', '.join(left_out[:MOST_SHOWN])}"
+        f"{more}: their edges are left out. The model that the owner's SuperNode saved "
+        "knows them."
+    ]
+
+
+def _arrow(triple: Triple) -> str:
+    """Return a relation for a message."""
+    source, name, target = triple
+    return f"{source} -{name}-> {target}"
+
+
+def _known(name: str, known: Sequence[str], wanted: Schema) -> str:
+    """Return the names that a model knows, for a message; nothing of hashes."""
+    return "" if wanted.is_hashed else f"{nearest(name, known)} "
+
+
+def _columns(
+    dataset: NodeDataset,
+    kinds: Sequence[int],
+    wanted: Schema,
+    card: ModelCard,
+    where: Path | str,
+) -> tuple[Tensor, list[str]]:
+    """Return the features (N, d) in the model's columns, by name where it has names."""
+    assert dataset.schema is not None
+    own, blocks = dict(dataset.schema.blocks()), [b for _, b in wanted.blocks()]
+    names, expected = dataset.feature_names, card.feature_names
+    places, notes = [0] * dataset.num_features, list[str]()
+    whole = [""] * wanted.num_features  # names of the model's columns in this graph
+    for (kind, columns), number in zip(own.items(), kinds, strict=True):
+        block = blocks[number]
+        due = [*range(block.start, block.stop)]
+        held = names[columns]
+        if held and expected:
+            if text := differing_names(held, expected[block]):
+                raise DataError(
+                    f'{where} does not fit the model: the features of "{kind}" nodes '
+                    f"differ from those in training ({text})."
+                )
+            due = [expected.index(name) for name in held]
+            if due != [*range(block.start, block.stop)]:
+                notes.append(
+                    f'The columns of "{kind}" nodes were put into the model\'s order, by '
+                    "name."
+                )
+        for place, column in zip(due, range(columns.start, columns.stop), strict=True):
+            places[column] = place
+            whole[place] = names[column] if names else ""
+    if not expected:
+        notes += _check_hash(whole, card, where)
+    return move_columns(dataset.x, places, wanted.num_features), notes
+
+
+def _check_hash(names: Sequence[str], card: ModelCard, where: Path | str) -> list[str]:
+    """Compare the names of all columns with the hash in a model file, if it has one."""
+    if not card.features_sha256 or not all(names):
+        return [
+            f"The names of the features of {where} were not compared with those in "
+            "training, only their number: the order of the columns is not checked."
+        ] * bool(names)
+    if hash_names(names) != card.features_sha256:
+        raise DataError(
+            f"{where} does not fit the model: the names of its features, or their order, "
+            "differ from those in training. The model holds only their hash. Provide the "
+            "same columns in the same order, or train with share-feature-names = true."
+        )
+    return []
