@@ -14,7 +14,7 @@ import tomli_w
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import AUTO
-from flower_fgl.core.settings import owners_name
+from flower_fgl.core.settings import is_file, owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
     PlannedRun,
@@ -232,12 +232,16 @@ def _check_settings(plan: PlannedRun, run: RunFolder, file: Path) -> None:
         is_other = dot and table not in (method, str(run.config.get("dataset")))
         if is_other or key in ANYWHERE or value == AUTO:
             continue
-        if key == "owners":  # a run has the absolute path
-            if owners_name(str(own.get(key, ""))) != owners_name(str(value)):
-                changed.append(f"owners are {own.get(key, 'absent')!r}, not {value!r}")
-            continue
-        if key not in own or own[key] != value:
-            changed.append(f"{key} is {own.get(key, 'absent')!r}, not {value!r}")
+        found = own.get(key, "absent")
+        if key == "owners" or (key == "dataset" and is_file(str(value))):
+            # a run has the absolute path
+            is_same = owners_name(str(found)) == owners_name(str(value))
+        else:
+            is_same = found == value
+        if not is_same:
+            changed.append(
+                f"{key} {'are' if key == 'owners' else 'is'} {found!r}, not {value!r}"
+            )
     if changed:
         raise RunError(
             f"{run.path} was run with other settings than {file} has for it "

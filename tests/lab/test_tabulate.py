@@ -159,6 +159,18 @@ def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:
         tabulate_runs(select_runs(str(tmp_path / "y")))
 
 
+def test_a_graph_file_may_be_relative_in_the_experiment_file(tmp_path: Path) -> None:
+    file = FILE.replace('"cora"', '"data/otc.npz"').split("[published]")[0]
+    write_runs(tmp_path / "x", file, dataset="/work/data/otc.npz")
+    cells, _ = tabulate_runs(select_runs(str(tmp_path / "x")))
+    assert [len(cell.draws) for cell in cells] == [2, 2]
+    write_runs(tmp_path / "y", file, dataset="/work/data/alpha.npz")
+    with pytest.raises(
+        RunError, match=r"dataset is '/work/data/alpha\.npz', not 'data"
+    ):
+        tabulate_runs(select_runs(str(tmp_path / "y")))
+
+
 def test_a_setting_that_the_file_no_longer_has_is_named(tmp_path: Path) -> None:
     write_runs(tmp_path / "x")
     settings = tmp_path / "x" / "b-draw1" / "config.toml"
