@@ -30,7 +30,7 @@ def coefficient_rows(model: Backbone) -> Tensor:
     relations = [one for way in ways for one in encoder[way]]
     layers, bases = len(encoder["roots"]), encoder["bases"][0].weight.shape[0]
     if not relations:
-        return encoder["roots"][0].weight.new_zeros(layers, 0, bases)
+        return torch.zeros(layers, 0, bases)
     return torch.stack(
         [torch.stack([one.weight for one in r]) for r in relations], dim=1
     )
