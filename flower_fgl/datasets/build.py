@@ -361,7 +361,9 @@ def in_setting(
         graph = client.graph
         client = replace(client, graph=replace(graph, y=few_shot_labels(graph)))
     elif config.setting == "inductive":
-        graphs = inductive_graphs(client.graph)
+        schema = client.schema
+        target = 0 if schema is None else schema.node_types.index(schema.target)
+        graphs = inductive_graphs(client.graph, target)
         client = replace(
             client,
             graph=graphs.train,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 
@@ -20,6 +21,7 @@ __all__ = [
     "column_statistics",
     "dense_features",
     "normalise_rows",
+    "own_columns",
     "scale_client",
     "scale_features",
     "scale_owned",
@@ -40,10 +42,12 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
     sum of their absolute values. ``columns`` standardizes each feature to mean 0 and
     variance 1 over the client's training nodes (or the nodes of its training graphs, or
     the ends of its training edges), and each feature of classified edges over its
-    training edges; a feature that is constant there is only shifted. Without training
-    nodes, ``columns`` keeps the features and logs this. Features of nodes that were
-    normalized before, at export, stay as they are. A DataError says that features to
-    standardize are sparse.
+    training edges; a feature that is constant there is only shifted. In a typed graph the
+    features of each kind are standardized by themselves: those of the kind to predict over
+    its training nodes, those of other kinds over all nodes. Without training nodes,
+    ``columns`` keeps the features and logs this. Features of nodes that were normalized
+    before, at export, stay as they are. A DataError says that features to standardize are
+    sparse.
     """
     if how == "none":
         return client
@@ -86,11 +90,37 @@ def _scale_columns(client: ClientGraph) -> ClientGraph:
     """Standardize the features of nodes, unless an export has done it."""
     if client.scaling is not None:
         return client
+    schema = client.schema
     found = _statistics(client.graph)
     if found is None:
         return client
-    scaled = _with_features(client, lambda x: scale_features(x, *found))
+    if schema is not None:
+        found = _by_kind(client.graph, schema, found)
+    scaled = client.changed(
+        lambda g: replace(g, x=scale_features(g.x, *found, own=own_columns(g, schema)))
+    )
     return replace(scaled, scaling=Scaling("columns", *found))
+
+
+def _by_kind(
+    graph: Graph, schema: Schema, found: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return statistics with those of kinds that are not predicted over their nodes."""
+    mean, std = (values.clone() for values in found)
+    for number, (kind, columns) in enumerate(schema.blocks()):
+        nodes = graph.x[graph.node_type == number][:, columns]
+        if kind != schema.target and nodes.numel():
+            mean[columns], std[columns] = column_statistics(nodes)
+    return mean, std
+
+
+def own_columns(graph: Graph, schema: Schema | None) -> Tensor | None:
+    """Return which features (N, d) belong to the kind of each node; ``None``: all."""
+    if schema is None or graph.node_type is None:
+        return None
+    widths = torch.tensor([width for _, width in schema.widths])
+    owner = torch.repeat_interleave(torch.arange(len(widths)), widths)
+    return graph.node_type[:, None] == owner
 
 
 def _scale_edges(client: ClientGraph) -> ClientGraph:
@@ -167,9 +197,15 @@ def column_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(is_constant, torch.ones_like(std), std)
 
 
-def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Standardize dense features (N, d) with given statistics (d,), float64."""
-    return ((x.double() - mean) / std).to(x.dtype)
+def scale_features(
+    x: Tensor, mean: Tensor, std: Tensor, own: Tensor | None = None
+) -> Tensor:
+    """Standardize dense features (N, d) with given statistics (d,), float64.
+
+    With ``own`` (N, d) the others become 0, see :func:`own_columns`.
+    """
+    scaled = ((x.double() - mean) / std).to(x.dtype)
+    return scaled if own is None else torch.where(own, scaled, 0.0)
 
 
 def normalise_rows(x: Tensor) -> Tensor:
