@@ -34,7 +34,7 @@ DATASETS = [
     *("collab", "ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp", "ogbg-molclintox"),
     *("ogbg-molmuv", "ogbg-molpcba", "ogbg-molsider", "ogbg-moltox21"),
     *("ogbg-moltoxcast", "ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo"),
-    *("ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi"),
+    *("ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi", "aifb"),
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
 

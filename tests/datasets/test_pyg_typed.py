@@ -11,6 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 
 from flower_fgl import register, simulate, to_npz
+from flower_fgl.core import extensions
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
@@ -21,7 +22,15 @@ from flower_fgl.datasets.pyg_data import (
     store_graphs,
 )
 from flower_fgl.datasets.pyg_typed import TypeNames
-from tests.support.typed_graphs import OWNS, PAYS, USED, hetero, typed_bank
+from flower_fgl.datasets.transforms.typed import agreed_graph
+from tests.support.typed_graphs import (
+    OWNS,
+    PAYS,
+    USED,
+    client_of,
+    hetero,
+    typed_bank,
+)
 
 RUN: dict[str, Any] = {"rounds": 1, "hidden_channels": 4, "dropout": 0.0}
 TYPED = RUN | {"model": "rgcn"}
@@ -268,7 +277,9 @@ def test_reverse_relations_of_pyg_become_relations_of_their_own() -> None:
     assert torch.equal(found.edge_index, typed_bank(0).edge_index)
 
 
-def test_simulate_reads_typed_graphs(tmp_path: Path) -> None:
+def test_simulate_reads_typed_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def test_nodes(dataset: Any, **settings: Any) -> int:
         run = simulate("fedavg", dataset, output_dir=str(tmp_path), **settings)
         return int((run.best or {})["test"]["num_nodes"])
@@ -287,6 +298,8 @@ def test_simulate_reads_typed_graphs(tmp_path: Path) -> None:
     assert test_nodes([plain, plain], types="ignore", **RUN) == 16
     banks[0]["shop"].y = torch.zeros(8, dtype=torch.int64)
     assert test_nodes(banks[0], target_node="card", **alone, **TYPED) > 5
+    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
+    monkeypatch.setattr(extensions, "_registered", empty)
     register(dataset=banks[0], name="typed-bank", target_node="card")
     assert test_nodes("typed-bank", clients=2, partition="uniform", **TYPED) == 8
 
@@ -312,3 +325,41 @@ def test_nodes_to_score_need_no_labels_and_keep_their_numbers() -> None:
     assert (dataset.y == -1).all()
     _, numbers = nodes_to_score(hetero(typed_bank(0)), "g")
     assert numbers.tolist() == [*range(8), *range(40), *range(10)]
+
+
+def test_the_order_of_kinds_and_relations_does_not_matter() -> None:
+    data, other = hetero(typed_bank(0)), HeteroData()
+    for kind in reversed(data.node_types):
+        other[kind].update(data[kind])
+    for triple in reversed(data.edge_types):
+        other[triple].edge_index = data[triple].edge_index.flip(1)
+    one, two = (
+        agreed_graph(client_of(node_dataset(graph, "g")), "same", None)
+        for graph in (data, other)
+    )
+    assert one.schema == two.schema
+    # the nodes keep their numbers, kind by kind; the columns are those of the kind
+    kinds, others = one.graph.node_type, two.graph.node_type
+    assert kinds is not None
+    assert others is not None
+    for number in range(3):
+        assert torch.equal(one.graph.x[kinds == number], two.graph.x[others == number])
+        assert torch.equal(one.graph.y[kinds == number], two.graph.y[others == number])
+
+
+def test_codes_of_edges_that_pyg_adds_up_are_not_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # within one kind, ToUndirected gives the code 4040 to an edge of 2020 both ways
+    data = HeteroData()
+    data["paper"].x = torch.ones(2, 1)
+    data["paper"].y = torch.tensor([0, 1])
+    cites = data["paper", "cites", "paper"]
+    cites.edge_index = torch.tensor([[0, 1], [1, 0]])
+    cites.edge_attr = torch.tensor([2020, 2020])
+    changed = ToUndirected()(data)
+    assert changed["paper", "cites", "paper"].edge_attr.tolist() == [4040, 4040]
+    found = node_dataset(changed, "g")
+    assert found.messages is not None
+    assert found.messages.x.shape == (2, 0)
+    assert "not read: (paper, cites, paper).edge_attr" in caplog.text
