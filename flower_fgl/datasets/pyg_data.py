@@ -319,15 +319,12 @@ def _typed(data: Any, name: str, given: GivenNames) -> NodeDataset:
     return dataset
 
 
-def nodes_to_score(
-    data: Any, name: str, target_node: str = ""
-) -> tuple[NodeDataset, Tensor]:
+def nodes_to_score(data: Any, name: str) -> tuple[NodeDataset, Tensor]:
     """Read a typed graph without labels, and the numbers of its nodes in PyG, (N,).
 
-    ``target_node`` is the kind of nodes to score. Errors are those of :func:`to_npz`.
+    Any kind of nodes is the target. Errors are those of :func:`to_npz`.
     """
-    types = TypeNames(target=target_node)
-    parts = read_typed(data, name, types, has_labels=False)
+    parts = read_typed(data, name, TypeNames(), has_labels=False)
     unknown = torch.full((len(parts.tables[parts.target].x),), -1)
     wanted = TypedTarget(unknown, Target.classes(NO_CLASSES))
     dataset = typed_dataset(name, parts.tables, parts.relations, parts.target, wanted)

@@ -308,7 +308,7 @@ def test_a_target_that_the_graph_does_not_have_is_an_error(tmp_path: Path) -> No
     path = to_npz(hetero(typed_bank(0)), tmp_path / "bank.npz")
     wanted: dict[str, Any] = {"target_node": "shop", "clients": 2}
     with pytest.raises(
-        DataError, match='target-node = "shop", but .* labels of "card"'
+        DataError, match=r'target-node = "shop", but .* labels of "card"'
     ):
         simulate("fedavg", str(path), **wanted, **TYPED)
     with pytest.raises(DataError, match="the graph has one kind of nodes"):
@@ -318,9 +318,7 @@ def test_a_target_that_the_graph_does_not_have_is_an_error(tmp_path: Path) -> No
 def test_nodes_to_score_need_no_labels_and_keep_their_numbers() -> None:
     data = numbered()
     del data.y
-    dataset, numbers = nodes_to_score(data, "g", "card")
-    assert dataset.schema is not None
-    assert dataset.schema.target == "card"
+    dataset, numbers = nodes_to_score(data, "g")
     assert numbers.tolist() == [0, 3, 1, 2, 4, 5]
     assert (dataset.y == -1).all()
     _, numbers = nodes_to_score(hetero(typed_bank(0)), "g")

@@ -20,6 +20,7 @@ __all__ = [
     "can_standardize",
     "column_statistics",
     "dense_features",
+    "kind_statistics",
     "normalise_rows",
     "own_columns",
     "scale_client",
@@ -91,36 +92,37 @@ def _scale_columns(client: ClientGraph) -> ClientGraph:
     if client.scaling is not None:
         return client
     schema = client.schema
-    found = _statistics(client.graph)
+    found = _statistics(client.graph, schema)
     if found is None:
         return client
-    if schema is not None:
-        found = _by_kind(client.graph, schema, found)
     scaled = client.changed(
-        lambda g: replace(g, x=scale_features(g.x, *found, own=own_columns(g, schema)))
+        lambda g: replace(
+            g, x=scale_features(g.x, *found, own=own_columns(g.node_type, schema))
+        )
     )
     return replace(scaled, scaling=Scaling("columns", *found))
 
 
-def _by_kind(
-    graph: Graph, schema: Schema, found: tuple[Tensor, Tensor]
+def kind_statistics(
+    x: Tensor, seen: Tensor, node_type: Tensor, schema: Schema
 ) -> tuple[Tensor, Tensor]:
-    """Return statistics with those of kinds that are not predicted over their nodes."""
-    mean, std = (values.clone() for values in found)
-    for number, (kind, columns) in enumerate(schema.blocks()):
-        nodes = graph.x[graph.node_type == number][:, columns]
-        if kind != schema.target and nodes.numel():
+    """Return the statistics of each kind's features over its nodes in a mask (N,)."""
+    mean = torch.zeros(schema.num_features, dtype=torch.float64)
+    std = torch.ones_like(mean)
+    for number, (_, columns) in enumerate(schema.blocks()):
+        nodes = x[seen & (node_type == number)][:, columns]
+        if nodes.numel():
             mean[columns], std[columns] = column_statistics(nodes)
     return mean, std
 
 
-def own_columns(graph: Graph, schema: Schema | None) -> Tensor | None:
+def own_columns(node_type: Tensor | None, schema: Schema | None) -> Tensor | None:
     """Return which features (N, d) belong to the kind of each node; ``None``: all."""
-    if schema is None or graph.node_type is None:
+    if schema is None or node_type is None:
         return None
     widths = torch.tensor([width for _, width in schema.widths])
     owner = torch.repeat_interleave(torch.arange(len(widths)), widths)
-    return graph.node_type[:, None] == owner
+    return node_type[:, None] == owner
 
 
 def _scale_edges(client: ClientGraph) -> ClientGraph:
@@ -166,7 +168,7 @@ def _with_features(
     return client.changed(lambda graph: replace(graph, x=change(graph.x)))
 
 
-def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
+def _statistics(graph: Graph, schema: Schema | None) -> tuple[Tensor, Tensor] | None:
     """Return mean and standard deviation of dense features over the training nodes."""
     if graph.x.layout != torch.strided:
         raise DataError(
@@ -183,6 +185,10 @@ def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
     if not bool(is_seen.any()):
         log.info("A client without training nodes keeps its features unstandardized.")
         return None
+    if schema is not None and graph.node_type is not None:
+        target = schema.node_types.index(schema.target)
+        seen = is_seen | (graph.node_type != target)
+        return kind_statistics(graph.x, seen, graph.node_type, schema)
     return column_statistics(graph.x[is_seen])
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import (
@@ -48,10 +47,7 @@ def read_graph(
         return owned, Path(graph)
     where = f"the {type(graph).__name__}"
     if is_graph(graph) and is_typed(graph, TypeNames()):
-        typed = TypedModel.from_text(card.messages)
-        dataset, numbers = nodes_to_score(
-            graph, where, "" if typed is None else typed.schema.target
-        )
+        dataset, numbers = nodes_to_score(graph, where)
         return LocalGraphFile(dataset, numbers), where
     keys = ["x", "edge_index"]
     x, edge_index = (getattr(graph, key, None) for key in keys)

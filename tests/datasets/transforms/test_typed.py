@@ -125,7 +125,7 @@ def test_statistics_move_with_the_columns() -> None:
         assert moved.scaling is not None
         assert moved.scaling.statistics is not None
         mean, std = moved.scaling.statistics
-        own = own_columns(moved.graph, moved.schema)
+        own = own_columns(moved.graph.node_type, moved.schema)
         assert own is not None
         restored = torch.where(own, moved.graph.x.double() * std + mean, 0.0)
         due = (
