@@ -275,8 +275,10 @@ def aifb(folder: Path) -> Raw:
     )
 
 
-AIFB = ("node_types", "num_nodes", "edge_types", "edge_ptr", "edge_src", "edge_dst")
-AIFB += ("target_type", "y", *(f"{part}_mask" for part in PARTS))
+AIFB = (
+    *("node_types", "num_nodes", "edge_types", "edge_ptr", "edge_src", "edge_dst"),
+    *("target_type", "y", *(f"{part}_mask" for part in PARTS)),
+)
 """Arrays of AIFB."""
 TWITCH_FEATURES = 3170
 """Feature ids of Twitch, 0 to 3169 over all countries; each country lacks some."""
