@@ -15,6 +15,7 @@ from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, TargetKind
 
 __all__ = ["ALL_TARGETS", "AUROC_DATASETS", "DATASETS", "EDGE_PARTITIONS"]
 __all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTITIONS"]
+__all__ += ["SHARED_PARTITIONS"]
 __all__ += ["TARGETS", "TRACKERS", "UNSEEN_SETTINGS", "UNSUPPORTED", "GeneralSettings"]
 __all__ += ["SyntheticSettings", "Targets", "has_targets", "is_file", "main_score_of"]
 __all__ += ["names_of_trackers", "needs_classes", "owners_name", "read_num_neighbors"]
@@ -33,7 +34,7 @@ DATASETS = [
     *("collab", "ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp", "ogbg-molclintox"),
     *("ogbg-molmuv", "ogbg-molpcba", "ogbg-molsider", "ogbg-moltox21"),
     *("ogbg-moltoxcast", "ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo"),
-    *("ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi"),
+    *("ogbg-ppa", "amazon-clothing", "dblp-few-shot", "fold-ppi", "aifb"),
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
 
@@ -81,12 +82,14 @@ UNSUPPORTED = {
 
 PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform quantile "
-    "network"
+    "network random-edges random-edge-types"
 )
 GRAPH_PARTITIONS = ("dirichlet", "uniform", "quantile")
 """Rules that assign whole graphs to clients (a test compares them)."""
 EDGE_PARTITIONS = ("metis", "louvain", "uniform")
 """Rules that read no classes of nodes."""
+SHARED_PARTITIONS = ("random-edges", "random-edge-types")
+"""Rules for the edges of a typed graph, by which clients share nodes."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 """Experiment trackers in ``runs/trackers.py`` (an assertion compares them)."""
 UNSEEN_SETTINGS = ("closed-set", "open-set")

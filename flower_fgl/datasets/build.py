@@ -6,24 +6,30 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.settings import has_targets, is_file, needs_classes
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     GraphDataset,
     NodeDataset,
     OutsideEdges,
+    numbered_within,
 )
 from flower_fgl.datasets.expected_target import expect_predicted, expect_target
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.owned_set import split_rule, split_set
+from flower_fgl.datasets.partition.label_skew import MIN_CLIENT_SIZE
 from flower_fgl.datasets.partition.partition import (
+    EDGE_RULES,
     IntArray,
+    partition_edges,
     partition_graphs,
     partition_nodes,
     partition_sha256,
@@ -65,6 +71,7 @@ from flower_fgl.datasets.splits.unseen import (
     expansion_hops,
     partition_unseen,
 )
+from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
 from flower_fgl.datasets.transforms.normalize_features import can_standardize, scale_raw
 from flower_fgl.datasets.transforms.sparsity import Sparsity, sparsify, sparsity_sha256
@@ -79,6 +86,8 @@ from flower_fgl.datasets.transforms.subgraph import (
 __all__ = ["FILE_SPLIT", "build_clients", "check_task", "in_setting", "load_dataset"]
 
 NODE_SETTINGS = '"transductive" or another node setting'
+VALIDATION = 0.2
+"""Share of published training nodes for validation, if no validation is published."""
 DIRICHLET_BINS = 10
 """Bins of a number that stand for classes in a partition by ``dirichlet``."""
 FILE_SPLIT = "20/40/40"
@@ -171,15 +180,31 @@ def build_clients(
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):
         dataset, config = _keyed(dataset, config)
+    shared: list[IntArray] | None = None
+    if isinstance(dataset, NodeDataset) and config.partition in EDGE_RULES:
+        if config.needs_cross_edges:
+            raise ConfigError(
+                f"{config.method} sends what passes along edges between clients, but with "
+                f'partition = "{config.partition}" clients share their nodes. Use '
+                'partition = "metis".'
+            )
+        shared = partition_edges(
+            dataset, config.partition, num_clients, seed=config.partition_seed
+        )
+    listed = dataset.messages
     of_file = is_file(config.dataset)
     is_published = not of_file and not find_source(config.dataset).loader
     dataset = choose_messages(dataset, config, is_published=is_published)
     if isinstance(dataset, GraphDataset):
         clients, sha256, edges = _build_graphs(dataset, config, num_clients)
+    elif shared is not None and listed is not None:
+        clients, sha256, edges = _build_sharing(dataset, listed.index, shared, config)
     elif config.has_unseen:
         clients, sha256, edges = _build_unseen(dataset, config, num_clients)
     else:
         clients, sha256, edges = _build_nodes(dataset, config, num_clients)
+    if isinstance(dataset, NodeDataset) and num_clients > 1:
+        _check_targets(clients, config)
     if config.has_pairs:
         (require_links if config.predicts_links else require_edges)(clients)
         sha256 = links_sha256(sha256, clients)
@@ -260,6 +285,85 @@ def _build_nodes(
     clients = _node_clients(dataset, parts, masks, config)
     sha256 = sparsity_sha256(partition_sha256(hashed), Sparsity.of(config))
     return clients, sha256, dataset.edge_index.shape[1] // 2
+
+
+def _build_sharing(
+    dataset: NodeDataset,
+    index: Tensor,
+    parts: Sequence[IntArray],
+    config: RunConfig,
+) -> tuple[list[ClientGraph], str, int]:
+    """Split a typed graph, and give each client its edges (2, M) and their ends."""
+    split = _global_split(dataset, config)
+    clients = []
+    for partition_id, part in enumerate(parts):
+        edges = torch.from_numpy(part)
+        nodes = torch.unique(index[:, edges])
+        own = numbered_within(index[:, edges], nodes, dataset.num_nodes)
+        graph = induced_graph(
+            replace(dataset, messages=None),
+            nodes,
+            undirected_simple(own, len(nodes)),
+            {name: mask[nodes] for name, mask in split.items()},
+        )
+        if dataset.messages is not None:  # in the order of ``index``
+            chosen = torch.zeros(index.shape[1], dtype=torch.bool)
+            chosen[edges] = True
+            held = replace(dataset.messages.select(chosen), index=own)
+            graph = replace(graph, messages=held)
+        client = ClientGraph(
+            partition_id,
+            graph,
+            dataset.target,
+            nodes,
+            feature_names=dataset.feature_names,
+            schema=dataset.schema,
+        )
+        clients.append(in_setting(client, config))
+    return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+
+
+def _global_split(dataset: NodeDataset, config: RunConfig) -> Mapping[str, Tensor]:
+    """Split all nodes once, so that one that several clients hold has one role.
+
+    A published split without validation nodes gives up a fifth of its training nodes for
+    validation, at random.
+    """
+    everyone = [np.arange(dataset.num_nodes)]
+    (split,) = _split_clients(
+        replace(dataset, masks=_with_validation(dataset.masks, config.partition_seed)),
+        everyone,
+        config,
+    )
+    return split
+
+
+def _with_validation(masks: Mapping[str, Tensor], seed: int) -> Mapping[str, Tensor]:
+    """Return a published split with validation nodes."""
+    if "train" not in masks or ("val" in masks and bool(masks["val"].any())):
+        return masks
+    train = masks["train"].nonzero().flatten().numpy()
+    generator = numpy_generator(seed, 0, SERVER, "validation")
+    taken = generator.permutation(train)[: round(VALIDATION * len(train))]
+    val = torch.zeros_like(masks["train"])
+    val[torch.from_numpy(taken)] = True
+    return {**masks, "train": masks["train"] & ~val, "val": val}
+
+
+def _check_targets(clients: Sequence[ClientGraph], config: RunConfig) -> None:
+    """Reject a partition of a typed graph with too few nodes to predict at a client."""
+    for client in clients:
+        schema = client.schema
+        if schema is None:
+            continue
+        # in the inductive setting each graph has other target nodes
+        held = sum(replace(client, graph=graph).num_items for graph in client.graphs)
+        if held < MIN_CLIENT_SIZE:
+            raise DataError(
+                f'The rule "{config.partition}" assigns client {client.partition_id} '
+                f"{held} target nodes (of the kind {schema.target}), and each client needs "
+                f"at least {MIN_CLIENT_SIZE}. Use fewer clients or another rule."
+            )
 
 
 def _build_unseen(
@@ -361,7 +465,9 @@ def in_setting(
         graph = client.graph
         client = replace(client, graph=replace(graph, y=few_shot_labels(graph)))
     elif config.setting == "inductive":
-        graphs = inductive_graphs(client.graph)
+        schema = client.schema
+        target = 0 if schema is None else schema.node_types.index(schema.target)
+        graphs = inductive_graphs(client.graph, target)
         client = replace(
             client,
             graph=graphs.train,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Triple
 from flower_fgl.core.targets import CLASSES, KINDS, Target, TargetKind
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
@@ -44,12 +46,23 @@ from flower_fgl.datasets.pyg_read import (
     warn_of_unread,
 )
 from flower_fgl.datasets.pyg_split import own_masks
+from flower_fgl.datasets.pyg_typed import (
+    TypedParts,
+    TypeNames,
+    is_hetero,
+    is_typed,
+    read_typed,
+    unread_of_typed,
+)
+from flower_fgl.datasets.transforms.typed import TypedTarget, typed_dataset
 
 __all__ = [
     "GivenNames",
     "graph_dataset",
     "is_data",
+    "is_graph",
     "node_dataset",
+    "nodes_to_score",
     "store_graph",
     "store_graphs",
     "store_set",
@@ -62,21 +75,25 @@ NO_CLASSES = ("",)
 """Class names of nodes without classes, as of a file that is read without labels."""
 
 
+ONE_GRAPH, OWNERS = TypeNames(), TypeNames(is_single=False)
+
+
 @dataclass(frozen=True)
 class GivenNames:
     """What a caller of :func:`to_npz` says; classes are numbers by default."""
 
     classes: Sequence[str] | None = None
-    features: Sequence[str] = ()
+    features: Sequence[str] | Mapping[str, Sequence[str]] = ()
     edge_classes: Sequence[str] | None = None
     edge_features: Sequence[str] = ()
     declared: Sequence[str] = ()
     target: Target | None = None  # labels or numbers; without names they are read
+    types: TypeNames = ONE_GRAPH
 
     @classmethod
-    def of_kind(cls, kind: TargetKind) -> GivenNames:
+    def of_kind(cls, kind: TargetKind, types: TypeNames = ONE_GRAPH) -> GivenNames:
         """Return that ``y`` holds targets of this kind, whose names the graph holds."""
-        return cls(target=_given_target(kind, (), ()))
+        return cls(target=_given_target(kind, (), ()), types=types)
 
 
 NO_NAMES = GivenNames()
@@ -89,36 +106,48 @@ def is_data(thing: object) -> bool:
     return isinstance(thing, Data)
 
 
+def is_graph(thing: object) -> bool:
+    """Return whether an object is a ``Data`` or a ``HeteroData``."""
+    return is_data(thing) or is_hetero(thing)
+
+
 def to_npz(
     data: Any,
     path: str | os.PathLike[str],
     *,
     class_names: Sequence[str] | None = None,
-    feature_names: Sequence[str] = (),
+    feature_names: Sequence[str] | Mapping[str, Sequence[str]] = (),
     edge_class_names: Sequence[str] | None = None,
     edge_feature_names: Sequence[str] = (),
     declared_classes: Sequence[str] = (),
     target_kind: TargetKind = CLASSES,
     target_names: Sequence[str] = (),
     target_units: Sequence[str] = (),
+    node_type_names: Sequence[str] = (),
+    edge_type_names: Sequence[str | Triple] = (),
+    target_node: str = "",
+    type_widths: Mapping[str, int] = MappingProxyType({}),
+    private_relations: Collection[Triple] = (),
 ) -> Path:
     """Write a PyG graph as a data owner's graph file.
 
     Parameters
     ----------
-    data : torch_geometric.data.Data
+    data : torch_geometric.data.Data or HeteroData
         One graph: ``x`` (N, d), ``edge_index`` (2, E), ``y`` (N,) with -1 for unknown
         classes, and optionally ``edge_attr`` (E, a), and ``train_mask``, ``val_mask`` and
         ``test_mask`` (N,), or ``train_idx`` etc., lists of nodes. To classify edges:
         ``edge_label`` or ``edge_y`` (E,), and optionally ``edge_time`` (E,), ascending, and
         ``edge_train_mask`` or ``edge_train_idx`` etc. Link prediction and edges need no
-        ``y``.
+        ``y``. A typed graph is a ``HeteroData``, of which one kind of nodes has ``y``, or
+        a ``Data`` with ``node_type`` (N,) and ``edge_type`` (E,).
     path : path-like
         The ``.npz`` file to write; its folder must exist.
     class_names : sequence of str, optional
         Length C. Data owners agree on classes by name. By default the numbers 0, 1, ….
-    feature_names : sequence of str
-        Length d: names of the columns of ``x``; data owners agree on them too.
+    feature_names : sequence of str, or mapping of str to sequence of str
+        Length d: names of the columns of ``x``; data owners agree on them too. Those of a
+        ``HeteroData`` are given by kind of nodes.
     edge_class_names : sequence of str, optional
         Names of the classes of edges, by default the numbers 0, 1, ….
     edge_feature_names : sequence of str
@@ -129,6 +158,22 @@ def to_npz(
     target_names, target_units : sequence of str
         Length T: names of the labels or numbers, and the units of numbers. By default
         those of ``data.target_names`` and ``data.target_units``, or numbers.
+    node_type_names : sequence of str
+        Names of the kinds of nodes, by their numbers in ``node_type``. By default those of
+        ``data.node_type_names`` or ``data.hetero_node_types``.
+    edge_type_names : sequence of str or (str, str, str)
+        Names of the relations, by their numbers in ``edge_type``, or triples (kind of the
+        sources, name, kind of the targets). A name whose edges join several pairs of kinds
+        gives a relation for each. By default those of ``data.edge_type_names`` or
+        ``data.hetero_edge_types``.
+    target_node : str
+        Kind of the nodes to predict, by default ``data.target_node_type``, or the only
+        kind with ``y``.
+    type_widths : mapping of str to int
+        Columns of ``x`` that the nodes of each kind have, if ``x`` was padded with zeros to
+        one width. By default ``data.type_widths``, or all.
+    private_relations : collection of (str, str, str)
+        Relations that the owner keeps to itself.
     declared_classes : sequence of str
         Classes of nodes or edges that are classes although their name usually marks an
         unknown class (``unknown``, ``NA``), or although nearly every class has one item.
@@ -141,7 +186,7 @@ def to_npz(
     Raises
     ------
     DataError
-        If the graph lacks features or edges, has several kinds of nodes or edges, no node
+        If the graph lacks features or edges, kinds of nodes or edges have no names, no node
         has a class although ``y`` is given, ``y`` holds floats, they do not fit each
         other, or an attribute looks like a split that cannot be read.
     OSError
@@ -161,9 +206,18 @@ def to_npz(
         edge_feature_names,
         declared_classes,
         _given_target(target_kind, target_names, target_units),
+        TypeNames(
+            node_type_names,
+            edge_type_names,
+            target_node,
+            type_widths,
+            frozenset((a, name, b) for a, name, b in private_relations),
+            is_single=False,
+        ),
     )
     dataset = node_dataset(data, path.name, names)
-    if data.get("y") is None and dataset.edges is None:
+    is_plain = dataset.schema is None and dataset.edges is None
+    if is_plain and data.get("y") is None:
         log.warning(
             "%s: without y, the graph is of use for link prediction only.", path
         )
@@ -177,7 +231,7 @@ def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeData
     Errors are those of :func:`to_npz`; ``name`` is for messages.
     """
     dataset = _converted(data, name, names)
-    warn_of_unread([data], name, has_values=dataset.targets is not None)
+    _warn_of_unread([data], [dataset], name)
     check_class_names(names.declared, f"{name}: declared_classes")
     _check_labels([dataset], names.declared)
     if names.classes is None and dataset.targets is None:
@@ -190,32 +244,22 @@ def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeData
 
 def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDataset:
     """Return a graph, of which nothing is checked that depends on other graphs."""
-    if not is_data(data):
+    if not is_graph(data):
         raise DataError(
-            f"{name}: expected a torch_geometric.data.Data with one kind of nodes and "
-            f"edges, got {type(data).__name__}."
+            f"{name}: expected a torch_geometric.data.Data or HeteroData, got "
+            f"{type(data).__name__}."
+        )
+    if is_typed(data, given.types):
+        return _typed(data, name, given)
+    if isinstance(given.features, Mapping):
+        raise DataError(
+            f"{name}: feature_names of a Data must be a list, one name for each column of "
+            "x."
         )
     x, edge_index = read_inputs(data, name, given.features)
     messages = read_edges(data, name, given.edge_features)
     edges = _edges(data, name, given, messages)
-    targets = None
-    if data.get("y") is None:  # enough for links and edges; other runs report it
-        y = torch.full((x.shape[0],), -1)
-        names: tuple[str, ...] = NO_CLASSES
-        if given.classes is not None and len(given.classes):
-            check_class_names(given.classes, f"{name}: class_names")
-            names = tuple(given.classes)
-        target = Target.classes(names)
-    elif given.target is not None:
-        target, y, targets = read_several(data, name, given.target, int(x.shape[0]))
-    else:
-        y = read_labels(data, name)
-        target = Target.classes(name_classes(y, given.classes, name))
-    if y.numel() != x.shape[0]:
-        raise DataError(
-            f"{name}: expected one class for each of the {x.shape[0]} nodes, got "
-            f"{y.numel()}."
-        )
+    target, y, targets = _wanted(data, name, given, len(x))
     check_columns(given.features, x, name)
     dataset = NodeDataset(
         name=name,
@@ -231,6 +275,110 @@ def _converted(data: Any, name: str, given: GivenNames = NO_NAMES) -> NodeDatase
     )
     validate_node_dataset(dataset)
     return dataset
+
+
+def _wanted(data: Any, name: str, given: GivenNames, size: int) -> TargetValues:
+    """Return what is predicted of ``size`` nodes; nothing of a graph without ``y``."""
+    if data.get("y") is None:  # enough for links and edges; other runs report it
+        names: tuple[str, ...] = NO_CLASSES
+        if given.classes is not None and len(given.classes):
+            check_class_names(given.classes, f"{name}: class_names")
+            names = tuple(given.classes)
+        return TargetValues(Target.classes(names), torch.full((size,), -1))
+    if given.target is not None:
+        found = read_several(data, name, given.target, size)
+    else:
+        y = read_labels(data, name)
+        found = TargetValues(Target.classes(name_classes(y, given.classes, name)), y)
+    if found.y.numel() != size:
+        raise DataError(
+            f"{name}: expected one class for each of the {size} nodes, got "
+            f"{found.y.numel()}."
+        )
+    return found
+
+
+def _typed(data: Any, name: str, given: GivenNames) -> NodeDataset:
+    """Return a typed graph as a dataset."""
+    parts = read_typed(data, name, given.types, given.features)
+    target, y, targets = _wanted(parts.items, name, given, parts.size)
+    masks = own_masks(parts.items, name, size=parts.size)
+    if parts.rows is not None:
+        _check_outside(parts.rows, y, masks, parts.target, name)
+        y, targets = y[parts.rows], None if targets is None else targets[parts.rows]
+        masks = {key: mask[parts.rows] for key, mask in masks.items()}
+    dataset = typed_dataset(
+        name,
+        parts.tables,
+        parts.relations,
+        parts.target,
+        TypedTarget(y, target, masks, targets),
+        _private(given.types.private, parts, name),
+    )
+    validate_node_dataset(dataset)
+    return dataset
+
+
+def nodes_to_score(data: Any, name: str) -> tuple[NodeDataset, Tensor]:
+    """Read a typed graph without labels, and the numbers of its nodes in PyG, (N,).
+
+    Any kind of nodes is the target. Errors are those of :func:`to_npz`.
+    """
+    parts = read_typed(data, name, TypeNames(), has_labels=False)
+    unknown = torch.full((len(parts.tables[parts.target].x),), -1)
+    wanted = TypedTarget(unknown, Target.classes(NO_CLASSES))
+    dataset = typed_dataset(name, parts.tables, parts.relations, parts.target, wanted)
+    validate_node_dataset(dataset)
+    return dataset, parts.numbers
+
+
+def _check_outside(
+    rows: Tensor, y: Tensor, masks: Mapping[str, Tensor], kind: str, name: str
+) -> None:
+    """Reject labels and masks of nodes of other kinds than the one to predict."""
+    other = torch.ones(len(y), dtype=torch.bool)
+    other[rows] = False
+    if number := int((other & (y >= 0)).sum()):
+        raise DataError(
+            f"{name}: {number} nodes of other kinds than {kind} have a class or a value. "
+            "Set their y to -1 (NaN for numbers), or set target-node."
+        )
+    for key, mask in masks.items():
+        is_mask = mask.dtype == torch.bool and mask.shape == other.shape
+        if is_mask and (number := int((other & mask).sum())):
+            raise DataError(
+                f"{name}: {number} nodes of other kinds than {kind} are in {key}_mask, but "
+                f"only those of the kind {kind} are predicted. Set it to False for them."
+            )
+
+
+def _private(
+    given: Collection[Triple], parts: TypedParts, name: str
+) -> frozenset[Triple]:
+    """Return the private relations of a caller, all of which the graph must have."""
+    if unknown := sorted(set(given) - set(parts.relations)):
+        raise DataError(
+            f"{name}: private_relations lists {' '.join(unknown[0])}, which is no relation "
+            "of the graph. Relations: "
+            f"{', '.join(' '.join(one) for one in parts.relations)}."
+        )
+    return frozenset(given)
+
+
+def _warn_of_unread(
+    graphs: Sequence[Any], datasets: Sequence[NodeDataset], name: str
+) -> None:
+    """Log the attributes that none of the graphs is read with, once."""
+    pairs = list(zip(graphs, datasets, strict=True))
+    has_values = any(d.targets is not None for d in datasets)
+    of_typed = {
+        key
+        for graph, d in pairs
+        if d.schema is not None
+        for key in unread_of_typed(graph, d.schema.target, has_values=has_values)
+    }
+    plain = [graph for graph, d in pairs if d.schema is None]
+    warn_of_unread(plain, name, has_values=has_values, of_typed=of_typed)
 
 
 def _given_target(
@@ -407,19 +555,26 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
             )
 
 
-def store_graph(data: Any, folder: Path, kind: TargetKind = CLASSES) -> Path:
+def store_graph(
+    data: Any, folder: Path, kind: TargetKind = CLASSES, target_node: str = ""
+) -> Path:
     """Write a PyG graph to a folder, under a name that depends on its content.
 
     An equal graph gives the same path and is written once. A DataError says that the
-    graph is malformed, or that the file cannot be written.
+    graph is malformed, or that the file cannot be written. ``target_node`` is the kind of
+    nodes to predict in a typed graph.
     """
-    dataset = node_dataset(data, "the graph", GivenNames.of_kind(kind))
+    given = GivenNames.of_kind(kind, TypeNames(target=target_node))
+    dataset = node_dataset(data, "the graph", given)
     path = folder / f"graph-{_digest(dataset)}.npz"
     return _stored([(path, dataset)], path)
 
 
 def store_graphs(
-    graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES
+    graphs: Sequence[Any],
+    folder: Path,
+    kind: TargetKind = CLASSES,
+    types: TypeNames = OWNERS,
 ) -> Path:
     """Write PyG graphs, one per client, to a folder of their own below ``folder``.
 
@@ -428,11 +583,11 @@ def store_graphs(
     """
     if not graphs:
         raise DataError("The list of graphs is empty: give one graph for each client.")
-    names = GivenNames.of_kind(kind)
+    names = GivenNames.of_kind(kind, types)
     datasets = [
         _converted(g, f"graph {k} of the list", names) for k, g in enumerate(graphs)
     ]
-    warn_of_unread(graphs, "the list of graphs", has_values=kind != CLASSES)
+    _warn_of_unread(graphs, datasets, "the list of graphs")
     _check_labels(datasets)
     if kind == CLASSES:
         check_numbering(torch.cat([d.y for d in datasets]), "the list of graphs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ __all__ = [
     "check_numbering",
     "name_classes",
     "read_edges",
+    "read_features",
+    "read_index",
     "read_inputs",
     "read_labels",
     "read_several",
@@ -60,8 +62,15 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def read_inputs(
     data: Any, name: str, names: Sequence[str] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Return features and undirected simple edges."""
-    x, edge_index = data.x, data.edge_index
+    """Return features and undirected simple edges of a graph with one kind of each."""
+    x = read_features(data.x, name, names)
+    edge_index = read_index(data.edge_index, name, (len(x), len(x)))
+    _reject_kinds(data, name)
+    return x, undirected_simple(edge_index, len(x))
+
+
+def read_features(x: Any, name: str, names: Sequence[str] = ()) -> Tensor:
+    """Return features (N, d) in the smaller of two layouts; ``names`` of its columns."""
     if not isinstance(x, Tensor) or x.dim() != 2 or 0 in x.shape:
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise DataError(
@@ -69,6 +78,21 @@ def read_inputs(
             f"got {got}. Without features, add some, e.g. "
             "torch_geometric.transforms.OneHotDegree."
         )
+    if x.is_complex():
+        raise DataError(f"{name}: x must hold real numbers, got {x.dtype}.")
+    x = x.detach().cpu()
+    if x.dtype in MORE_DIGITS and x.layout == torch.strided:
+        check_whole_numbers(x.numpy(), f"{name}: x", names)
+    elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
+        parts = (x.values().numpy(), x.col_indices().numpy())
+        check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
+    if x.layout not in (torch.strided, torch.sparse_csr):
+        x = x.to_dense()
+    return compact_features(x)
+
+
+def read_index(edge_index: Any, name: str, sizes: tuple[int, int]) -> Tensor:
+    """Return edges (2, M), int64, between nodes of which there are ``sizes``."""
     is_edges = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
     if not is_edges or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise DataError(
@@ -80,26 +104,16 @@ def read_inputs(
         raise DataError(
             f"{name}: edge_index must hold integers, got {edge_index.dtype}."
         )
-    if x.is_complex():
-        raise DataError(f"{name}: x must hold real numbers, got {x.dtype}.")
-    edge_index = edge_index.detach().cpu().to(torch.int64)
-    if edge_index.numel():
-        low, high = (int(v) for v in edge_index.aminmax())
-        if low < 0 or high >= x.shape[0]:
+    index: Tensor = edge_index.detach().cpu().to(torch.int64)
+    for row, size in zip(index, sizes, strict=True):
+        outside = row[(row < 0) | (row >= size)]
+        if outside.numel():
+            low, high = (int(v) for v in index.aminmax())
             raise DataError(
                 f"{name}: edge_index names nodes {low} to {high}, but x has the rows 0 to "
-                f"{x.shape[0] - 1}."
+                f"{size - 1}."
             )
-    _reject_kinds(data, name)
-    x = x.detach().cpu()
-    if x.dtype in MORE_DIGITS and x.layout == torch.strided:
-        check_whole_numbers(x.numpy(), f"{name}: x", names)
-    elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
-        parts = (x.values().numpy(), x.col_indices().numpy())
-        check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
-    if x.layout not in (torch.strided, torch.sparse_csr):
-        x = x.to_dense()
-    return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))
+    return index
 
 
 def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
@@ -130,20 +144,25 @@ def _reject_kinds(data: Any, name: str) -> None:
             f"{number} kinds of {key[:4]}s" for key, number in several.items()
         )
         raise DataError(
-            f"{name}: {' and '.join(several)} distinguish {what}, which would be lost. "
-            "Delete the attribute to treat all alike, or write the kinds of nodes into x, "
-            "as columns of 0 and 1."
+            f"{name}: {' and '.join(several)} distinguish {what}, which would be lost in a "
+            "set of graphs. Delete the attribute to treat all alike, or write the kinds of "
+            "nodes into x, as columns of 0 and 1."
         )
 
 
 def warn_of_unread(
-    graphs: Sequence[Any], name: str, *, has_values: bool = False
+    graphs: Sequence[Any],
+    name: str,
+    *,
+    has_values: bool = False,
+    of_typed: Collection[str] = (),
 ) -> None:
     """Log the attributes that none of the graphs is read with, once.
 
-    With ``has_values`` labels or numbers were read.
+    With ``has_values`` labels or numbers were read. ``of_typed`` are attributes of other,
+    typed graphs.
     """
-    unread: set[str] = set()
+    unread = set(of_typed)
     for data in graphs:
         has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
         known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())

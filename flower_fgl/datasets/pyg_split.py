@@ -15,15 +15,19 @@ from flower_fgl.datasets.graph_files.own_split import PARTS, split_names
 __all__ = ["own_masks"]
 
 
-def own_masks(data: Any, name: str, of: str = "") -> dict[str, Tensor]:
+def own_masks(
+    data: Any, name: str, of: str = "", *, size: int | None = None
+) -> dict[str, Tensor]:
     """Return the split of a graph's nodes, or with ``of`` = ``edge_`` of its edges.
 
+    ``size`` is the number of nodes, by default that of the rows of ``x``.
     The attributes are bool, such as ``train_mask``, or numbers of items, such as
     ``valid_idx``. The masks are ``train``, ``val`` and ``test``; there are none without
     a split. A DataError says that a part is missing or malformed, that two attributes
     differ, or that an attribute looks like a split that cannot be read.
     """
-    size = int(data.edge_index.shape[1] if of else data.x.shape[0])
+    if size is None:
+        size = int(data.edge_index.shape[1] if of else data.x.shape[0])
     held = {
         key: value
         for key, value in data.to_dict().items()

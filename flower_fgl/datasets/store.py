@@ -48,6 +48,7 @@ from flower_fgl.datasets.owners import (
     owner_contents,
 )
 from flower_fgl.datasets.partition.partition import (
+    EDGE_RULES,
     GRAPH_RULES,
     NETWORK_RULES,
     NODE_RULES,
@@ -365,7 +366,9 @@ def _partition_key(config: RunConfig, num_clients: int) -> str:
         num_clients,
         seed=config.partition_seed,
         alpha=config.dirichlet_alpha,
-        rules=GRAPH_RULES if config.classifies_graphs else NODE_RULES | NETWORK_RULES,
+        rules=GRAPH_RULES
+        if config.classifies_graphs
+        else NODE_RULES | NETWORK_RULES | EDGE_RULES,
     )
 
 

@@ -14,6 +14,7 @@ from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.targets import CLASSES, KINDS
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs, store_set
+from flower_fgl.datasets.pyg_typed import TypeNames
 from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
 from flower_fgl.lab.results import Run, as_run
@@ -52,7 +53,7 @@ def simulate(
     ----------
     method : str
         A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
-    dataset : str, torch_geometric.data.Data or list of Data
+    dataset : str, torch_geometric.data.Data or HeteroData, or list of these
         A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
         partitioned; or a list with one graph for each client, as ``owners``. With
         ``setting="graph"`` a list is a set of graphs, which is partitioned. Graphs are
@@ -139,10 +140,11 @@ def _graphs_as_files(
     said = {kebab(name): value for name, value in settings.items()}
     kind = said.get("target-kind", CLASSES)
     kind = kind if kind in KINDS else CLASSES
+    target = str(said.get("target-node", ""))
     if isinstance(dataset, os.PathLike):
         return str(dataset), dict(settings)
     if not isinstance(dataset, list | tuple):
-        return str(store_graph(dataset, folder, kind)), dict(settings)
+        return str(store_graph(dataset, folder, kind, target)), dict(settings)
     if said.get("setting") == "graph":
         return str(store_set(dataset, folder, kind)), dict(settings)
     if clients not in (None, len(dataset)):
@@ -156,7 +158,9 @@ def _graphs_as_files(
             f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
             "it, or give a single graph to partition."
         )
-    owners = str(store_graphs(dataset, folder, kind))
+    # owners agree on kinds by name, unless none is read
+    types = TypeNames(target=target, is_single=said.get("types") == "ignore")
+    owners = str(store_graphs(dataset, folder, kind, types))
     return GeneralSettings.dataset, {**settings, "owners": owners}
 
 

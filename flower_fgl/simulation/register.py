@@ -24,6 +24,7 @@ def register(
     dataset: Any = None,
     name: str = "",
     target_kind: TargetKind = CLASSES,
+    target_node: str = "",
 ) -> str:
     """Add a method, a backbone or a dataset to this process, e.g. in a notebook.
 
@@ -41,7 +42,7 @@ def register(
         ``num_layers`` and ``dropout``. The module maps ``x`` (N, in_channels) and
         ``edge_index`` (2, E) to embeddings (N, hidden_channels), as the models of
         ``torch_geometric.nn`` do; a linear classifier is added.
-    dataset : torch_geometric.data.Data or Source, optional
+    dataset : torch_geometric.data.Data, HeteroData or Source, optional
         A graph to partition, as for :func:`flower_fgl.to_npz`, or a row of the table of
         datasets.
     name : str
@@ -49,6 +50,8 @@ def register(
     target_kind : {"classes", "labels", "numbers"}
         What ``y`` of a graph holds, see :func:`flower_fgl.to_npz`; a run of it has the
         same setting ``target-kind``.
+    target_node : str
+        Kind of the nodes to predict in a typed graph, by default the only one with ``y``.
 
     Returns
     -------
@@ -90,29 +93,29 @@ def register(
         return name
     from flower_fgl.datasets.sources.registry import SOURCES
 
-    register_row("datasets", name, _source(dataset, name, target_kind), SOURCES.own)
+    row = _source(dataset, name, target_kind, target_node)
+    register_row("datasets", name, row, SOURCES.own)
     return name
 
 
-def _source(dataset: Any, name: str, target_kind: TargetKind) -> Any:
+def _source(dataset: Any, name: str, target_kind: TargetKind, target_node: str) -> Any:
     """Return the row of a dataset; a graph is written to the cache folder."""
-    from flower_fgl.datasets.pyg_data import is_data, store_graph
-    from flower_fgl.datasets.pyg_split import own_masks
+    from flower_fgl.datasets.pyg_data import is_graph, store_graph
     from flower_fgl.datasets.sources.load import cache_folder
     from flower_fgl.datasets.sources.registry import Source, Statistics
 
     if isinstance(dataset, Source):
         return dataset
-    if not is_data(dataset):
+    if not is_graph(dataset):
         raise ConfigError(
-            "register(dataset=…) needs a torch_geometric.data.Data or a Source, got "
-            f"{type(dataset).__name__}."
+            "register(dataset=…) needs a torch_geometric.data.Data, a HeteroData or a "
+            f"Source, got {type(dataset).__name__}."
         )
-    path = store_graph(dataset, cache_folder() / "graphs", target_kind)
+    path = store_graph(dataset, cache_folder() / "graphs", target_kind, target_node)
     return Source(
         f"{name}, registered in a process",
         "node",
-        "public" if own_masks(dataset, name) else "20/40/40",
+        "public" if _read_graph(path).masks else "20/40/40",
         Statistics(),
         loader=partial(_read_graph, path),
         version=path.stem,

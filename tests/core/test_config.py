@@ -314,16 +314,22 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:
-    from flower_fgl.core.settings import GRAPH_PARTITIONS, PARTITIONS
+    from flower_fgl.core.settings import (
+        GRAPH_PARTITIONS,
+        PARTITIONS,
+        SHARED_PARTITIONS,
+    )
     from flower_fgl.datasets.partition.partition import (
+        EDGE_RULES,
         GRAPH_RULES,
         NETWORK_RULES,
         NODE_RULES,
     )
 
-    rules = NODE_RULES | NETWORK_RULES | GRAPH_RULES
+    rules = NODE_RULES | NETWORK_RULES | GRAPH_RULES | EDGE_RULES
     assert set(PARTITIONS.split()) == set(rules)
     assert set(GRAPH_PARTITIONS) == set(GRAPH_RULES)
+    assert set(SHARED_PARTITIONS) == set(EDGE_RULES)
 
 
 def test_a_method_for_nodes_only_names_those_that_classify_graphs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,23 @@ import pandas as pd
 import pytest
 import torch
 
-from flower_fgl import Run, simulate
+from flower_fgl import Run, simulate, to_npz
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import TypedModel
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.transforms.normalize_features import normalise_rows
 from flower_fgl.datasets.transforms.typed import agreed_graph
 from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.prediction import predict_graph
 from tests.support.owners import run_owners
-from tests.support.typed_graphs import client_of, typed_tables, write_tables
+from tests.support.typed_graphs import (
+    client_of,
+    hetero,
+    typed_bank,
+    typed_tables,
+    write_tables,
+)
 
 TYPED: dict[str, Any] = {"model": "rgcn", "hidden_channels": 8, "rounds": 2}
 
@@ -245,3 +253,39 @@ def test_a_model_with_a_vector_for_each_node_predicts_no_other_graph(
     model, _ = (tmp_path / "run-models").iterdir()
     with pytest.raises(DataError, match="has a learned vector for each node of its"):
         predict_graph(model, folders[0])
+
+
+@pytest.mark.parametrize("norm", ["none", "rows", "columns"])
+def test_graphs_of_pyg_are_scored_as_their_files(norm: str, tmp_path: Path) -> None:
+    banks = [hetero(typed_bank(number)) for number in range(2)]
+    run = simulate(
+        "fedavg", banks, feature_norm=norm, output_dir=str(tmp_path), **TYPED
+    )
+    new = typed_bank(7)
+    to_npz(hetero(new), tmp_path / "new.npz")
+    of_file = run.predict(tmp_path / "new.npz")
+    found = run.predict(hetero(new))
+    assert found["node"].tolist() == list(range(40))
+    assert found.drop(columns="node").equals(of_file.drop(columns="node"))
+    numbered = hetero(new).to_homogeneous()
+    numbered.type_widths = {"shop": 2, "person": 1}
+    mixed = run.predict(numbered)
+    assert mixed["node"].tolist() == list(range(8, 48))
+    assert new.schema is not None
+    kinds, raw = new.node_type, client_of(new)
+    assert kinds is not None
+    x = raw.graph.x
+    if norm == "rows":
+        x = normalise_rows(x)
+    elif norm == "columns":  # each owner used its own statistics
+        x = torch.zeros_like(x)
+        for number, (_, columns) in enumerate(new.schema.blocks()):
+            block = new.x[kinds == number][:, columns].double()
+            scaled = (block - block.mean(0)) / block.std(0, correction=0)
+            x[(kinds == number).nonzero(), torch.arange(6)[columns]] = scaled.float()
+    due = agreed_graph(replace(raw, graph=replace(raw.graph, x=x)), "same", None)
+    data = ClientData.build(due, torch.device("cpu"))
+    with torch.inference_mode():
+        scores = load_model(run.path).model(data.inputs[0]).softmax(1)[new.y >= 0]
+    values = torch.tensor(found[["p:0", "p:1"]].to_numpy())
+    torch.testing.assert_close(values, scores, check_dtype=False, rtol=0, atol=1e-6)

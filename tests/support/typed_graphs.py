@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 from flower_fgl.core.schema import Triple
 from flower_fgl.core.targets import Target
@@ -127,3 +128,26 @@ def typed_tables(seed: int, *, has_device: bool = False) -> dict[str, str]:
         out[f"edges/{name}.csv"] = "\n".join(["source,target", *lines, ""])
     out["relations.csv"] = "\n".join([*listed, ""])
     return out
+
+
+def hetero(dataset: NodeDataset) -> HeteroData:
+    """Return a typed graph as a ``HeteroData``."""
+    assert dataset.schema is not None
+    assert dataset.node_type is not None
+    assert dataset.messages is not None
+    data, first = HeteroData(), dict[str, int]()
+    for number, (kind, columns) in enumerate(dataset.schema.blocks()):
+        rows = (dataset.node_type == number).nonzero().flatten()
+        first[kind] = int(rows[0])
+        data[kind].num_nodes = len(rows)
+        if columns.stop > columns.start:
+            data[kind].x = dataset.x[rows][:, columns]
+        if kind == dataset.schema.target:
+            data[kind].y = dataset.y[rows]
+            for name, mask in dataset.masks.items():
+                data[kind][f"{name}_mask"] = mask[rows]
+    for number, triple in enumerate(dataset.schema.relations):
+        edges = dataset.messages.index[:, dataset.messages.relation == number]
+        start = torch.tensor([[first[triple[0]]], [first[triple[2]]]])
+        data[triple].edge_index = edges - start
+    return data

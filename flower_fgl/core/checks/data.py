@@ -11,6 +11,7 @@ from flower_fgl.core.settings import (
     EDGE_PARTITIONS,
     GRAPH_PARTITIONS,
     NUMBER_DATASETS,
+    SHARED_PARTITIONS,
     TARGETS,
     UNSEEN_SETTINGS,
     GeneralSettings,
@@ -57,6 +58,21 @@ def check_data(settings: GeneralSettings) -> None:
         _check_few_shot(settings)
     if settings.split_by not in ("auto", "random"):
         _check_split_by(settings)
+    if settings.partition in SHARED_PARTITIONS:
+        _check_shared(settings)
+
+
+def _check_shared(settings: GeneralSettings) -> None:
+    """Reject settings that clients which share nodes do not support."""
+    rule = f'partition = "{settings.partition}"'
+    if settings.setting not in ("transductive", "inductive"):
+        raise ConfigError(
+            f'{rule} needs setting = "transductive" or "inductive", got '
+            f'"{settings.setting}".'
+        )
+    _reject_sparsity(
+        settings, f"the graphs of clients, but with {rule} they share edges"
+    )
 
 
 def _check_target(settings: GeneralSettings) -> None:
@@ -152,6 +168,7 @@ def _check_values(settings: GeneralSettings) -> None:
             f"Use one of {', '.join(able)}."
         )
     free: tuple[str, ...] = EDGE_PARTITIONS
+    free += SHARED_PARTITIONS
     free += ("network", "dirichlet", "quantile") if kind == NUMBERS else ()
     if settings.partition not in free and not settings.owners:
         raise ConfigError(

@@ -24,6 +24,7 @@ from flower_fgl.datasets.partition.communities import (
     IntArray,
 )
 from flower_fgl.datasets.partition.rules import (
+    EDGE_RULES,
     GRAPH_RULES,
     NETWORK_RULES,
     NODE_RULES,
@@ -32,10 +33,12 @@ from flower_fgl.datasets.partition.rules import (
 )
 
 __all__ = [
+    "EDGE_RULES",
     "GRAPH_RULES",
     "NETWORK_RULES",
     "NODE_RULES",
     "IntArray",
+    "partition_edges",
     "partition_graphs",
     "partition_key",
     "partition_nodes",
@@ -45,6 +48,8 @@ __all__ = [
 
 RULES_VERSION = 2
 """Increment this when a rule's result changes, to invalidate stored partitions."""
+LEAST_SHARING = 3
+"""Minimum number of clients of which several, but not all, share an edge."""
 SEED_END = 2**31
 """METIS needs a signed 32-bit seed, Louvain and K-means an unsigned one."""
 
@@ -109,6 +114,43 @@ def partition_graphs(
         alpha,
     )
     return _partition(given, rule, GRAPH_RULES, "graphs")
+
+
+def partition_edges(
+    dataset: NodeDataset, rule: str, num_clients: int, *, seed: int
+) -> list[IntArray]:
+    """Assign the M edges of a typed graph to K clients by a rule of ``EDGE_RULES``.
+
+    Returns the ascending edges of each client, in the order of ``dataset.messages``; some
+    are held by several. K is at least 3.
+
+    Raises
+    ------
+    ConfigError
+        If the graph is not typed, or the number of clients or the seed is out of range.
+    DataError
+        If there are too few edges or relations.
+    """
+    messages = dataset.messages
+    if messages is None or messages.relation is None:
+        raise ConfigError(
+            f'partition = "{rule}" assigns the edges of a typed graph, but '
+            f'{dataset.name} has one kind of nodes and edges: use partition = "metis".'
+        )
+    if num_clients < LEAST_SHARING:
+        raise ConfigError(
+            f'partition = "{rule}" lets several, but not all, clients share edges: it '
+            f"needs at least {LEAST_SHARING} clients, got {num_clients}."
+        )
+    given = PartitionInput(
+        messages.index.numpy(),
+        messages.relation.numpy(),
+        len(dataset.schema.relations) if dataset.schema else 0,
+        num_clients,
+        seed,
+        alpha=0.5,
+    )
+    return _partition(given, rule, EDGE_RULES, "edges")
 
 
 def _partition(

@@ -23,8 +23,10 @@ from flower_fgl.datasets.partition.label_skew import (
     dirichlet_parts,
     draw_networks,
 )
+from flower_fgl.datasets.partition.shared_edges import deal_edges, deal_relations
 
 __all__ = [
+    "EDGE_RULES",
     "GRAPH_RULES",
     "NETWORK_RULES",
     "NODE_RULES",
@@ -40,8 +42,9 @@ class PartitionInput:
 
     ``edge_index`` (2, 2E) has both directions of each edge, or shape (2, 0) if whole
     graphs are partitioned; ``labels`` (N,) are the classes of the N nodes (or graphs),
-    -1 if unknown. K lies in [2, N], ``seed`` in [0, 2**31); ``alpha``, above 0, is that
-    of Dirichlet.
+    -1 if unknown. If the edges of a typed graph are partitioned, ``edge_index`` (2, N) and
+    ``labels`` are these edges and their relations. K lies in [2, N], ``seed`` in
+    [0, 2**31); ``alpha``, above 0, is that of Dirichlet.
     """
 
     edge_index: IntArray
@@ -186,9 +189,28 @@ NETWORK_RULES: dict[str, PartitionRule] = {
 """Rules that assign one whole network of a dataset to each client."""
 
 
+EDGE_RULES: dict[str, PartitionRule] = {
+    "random-edges": PartitionRule(
+        "edges of a typed graph assigned at random: some to one client, some to several, "
+        "some to all",
+        lambda g: deal_edges(g.num_nodes, g.num_clients, seed=g.seed),
+        "a client holds the nodes with an edge; clients share nodes and labels",
+        libraries=("numpy",),
+    ),
+    "random-edge-types": PartitionRule(
+        "relations of a typed graph assigned at random: some to one client, some to "
+        "several, some to all",
+        lambda g: deal_relations(g.labels, g.num_clients, seed=g.seed),
+        "a client holds the nodes with an edge; clients share nodes and labels",
+        libraries=("numpy",),
+    ),
+}
+"""Rules that partition the edges of a typed graph; clients may share edges and nodes."""
+
+
 def describe_rules() -> dict[str, str]:
     """Return what users read about each rule; one for sets of graphs is named so."""
-    rows = NODE_RULES | NETWORK_RULES
+    rows = NODE_RULES | NETWORK_RULES | EDGE_RULES
     other = {
         f"{name} (sets of graphs)": row
         for name, row in GRAPH_RULES.items()

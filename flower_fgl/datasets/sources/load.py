@@ -245,6 +245,9 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
         masks=raw.masks,
         network=raw.network,
         targets=raw.targets,
+        messages=raw.messages if raw.schema is not None else None,
+        node_type=raw.node_type,
+        schema=raw.schema,
     )
     validate_node_dataset(nodes)
     return nodes

@@ -10,6 +10,7 @@ import itertools
 from flower_fgl.datasets.sources.layout import Layout
 
 __all__ = [
+    "aifb_arrays",
     "airports",
     "amazon",
     "citation_full",
@@ -267,3 +268,12 @@ def fold_ppi_arrays() -> tuple[Layout, ...]:
         "the docstring of flower_fgl.datasets.sources.raw_readers.fold_ppi)"
     )
     return (Layout("FoldPPI", ("fold_ppi.npz",), f"{RAW}fold_ppi", url=url),)
+
+
+def aifb_arrays() -> tuple[Layout, ...]:
+    """Return the layout of AIFB: ``AIFB-hetero/aifb.npz``, converted from DGL's file."""
+    url = (
+        "https://github.com/cynricfu/FedHGN (data/aifb-hetero; convert it to the arrays of "
+        "flower_fgl.datasets.sources.raw_readers.aifb)"
+    )
+    return (Layout("AIFB-hetero", ("aifb.npz",), f"{RAW}aifb", url=url),)

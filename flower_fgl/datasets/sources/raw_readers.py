@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, node_dataset
+from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,
     undirected_simple,
 )
+from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
 
-__all__ = ["Raw", "collab_npz", "few_shot", "fold_ppi", "twitch"]
+__all__ = ["Raw", "aifb", "collab_npz", "few_shot", "fold_ppi", "twitch"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,8 @@ class Raw:
     unknown. ``targets`` then holds these if none of them was chosen. ``entries`` is the
     number of columns of ``edge_index`` in the published files, ``class_names`` are
     those of the classes or targets if the files contain them, and ``network`` (N,) is
-    the network of each node if there are several.
+    the network of each node if there are several. ``node_type`` (N,) and ``schema`` are
+    those of a typed graph.
     """
 
     x: Tensor
@@ -54,6 +58,8 @@ class Raw:
     network: Tensor | None = None
     targets: Tensor | None = None
     messages: MessageEdges | None = None
+    node_type: Tensor | None = None
+    schema: Schema | None = None
 
 
 def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:
@@ -208,6 +214,72 @@ def fold_ppi(folder: Path) -> Raw:
     )
 
 
+def aifb(folder: Path) -> Raw:
+    """Read AIFB (Ristoski et al., ISWC 2016) from ``aifb.npz``.
+
+    The file holds ``node_types`` (A,) with ``num_nodes`` (A,), ``edge_types`` (R, 3), of
+    which the edges from ``edge_ptr[r]`` to ``edge_ptr[r + 1]`` are rows of ``edge_src``
+    and ``edge_dst`` (numbers within their types), ``target_type``, and ``y``,
+    ``train_mask``, ``val_mask`` and ``test_mask`` of its nodes. Nodes have no features,
+    and reverse relations are not listed.
+
+    Raises
+    ------
+    DataError
+        If an array is missing or has the wrong shape.
+
+    Notes
+    -----
+    1. ``.`` replaces the ``#`` in names of relations, which may be names of files.
+    """
+    path = folder / "aifb.npz"
+    arrays = read_arrays(path, {*AIFB, "num_classes"}.__contains__)
+    if missing := [key for key in AIFB if key not in arrays]:
+        raise DataError(
+            f"{path}: the array {missing[0]} is missing. Get the file again."
+        )
+    where = str(path)
+    sizes = integers(arrays, "num_nodes", where)
+    source, target, start, y = (
+        torch.from_numpy(integers(arrays, key, where))
+        for key in ("edge_src", "edge_dst", "edge_ptr", "y")
+    )
+    kinds, triples = arrays["node_types"].tolist(), arrays["edge_types"].tolist()
+    if len(start) != len(triples) + 1 or len(sizes) != len(kinds):
+        raise DataError(f"{path}: edge_ptr or num_nodes has the wrong length.")
+    tables = {
+        kind: NodeTable(torch.empty(size, 0))
+        for kind, size in zip(kinds, sizes.tolist(), strict=True)
+    }
+    relations = {
+        (a, name.replace("#", "."), b): torch.stack(
+            [source[start[r] : start[r + 1]], target[start[r] : start[r + 1]]]
+        )
+        for r, (a, name, b) in enumerate(triples)
+    }
+    names = tuple(map(str, range(int(y.max()) + 1)))
+    masks = {part: torch.from_numpy(arrays[f"{part}_mask"]) for part in PARTS}
+    wanted = TypedTarget(y, Target.classes(names), masks)
+    predicted = str(arrays["target_type"])
+    found = typed_dataset(where, tables, relations, predicted, wanted)
+    return Raw(
+        found.x,
+        found.edge_index,
+        found.y,
+        entries=len(source),
+        class_names=names,
+        masks=found.masks,
+        messages=found.messages,
+        node_type=found.node_type,
+        schema=found.schema,
+    )
+
+
+AIFB = (
+    *("node_types", "num_nodes", "edge_types", "edge_ptr", "edge_src", "edge_dst"),
+    *("target_type", "y", *(f"{part}_mask" for part in PARTS)),
+)
+"""Arrays of AIFB."""
 TWITCH_FEATURES = 3170
 """Feature ids of Twitch, 0 to 3169 over all countries; each country lacks some."""
 

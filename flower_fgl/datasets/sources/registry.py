@@ -395,6 +395,13 @@ _OWN: dict[str, Source] = {
         (274606, None, 512, 29),
         networks=144,
     ),
+    "aifb": _nodes(
+        "Typed graph of a research institute, Ristoski et al., ISWC 2016",
+        at.aifb_arrays(),
+        (7262, None, 0, 4),
+        split="public",
+        entries=24405,
+    ),
 }
 
 

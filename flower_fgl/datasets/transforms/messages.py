@@ -31,9 +31,14 @@ def choose_messages(
     Unless the dataset ``is_published``, a warning says if no backbone reads features. A
     DataError says that it lacks features of edges, or directions, that a backbone reads.
     """
-    messages, name = dataset.messages, dataset.name
-    if isinstance(dataset, NodeDataset) and (dataset.schema or config.reads_types):
-        return cast(Dataset, _typed(dataset, config))
+    name = dataset.name
+    if isinstance(dataset, NodeDataset):
+        _check_target_node(dataset, config)
+        if dataset.schema is not None and config.types == "ignore":
+            dataset = cast(Dataset, without_types(dataset))
+        elif dataset.schema is not None or config.reads_types:
+            return cast(Dataset, _typed(dataset, config))
+    messages = dataset.messages
     width = 0 if messages is None else messages.x.shape[1]
     if config.reads_edge_features and not width:
         raise DataError(
@@ -59,6 +64,23 @@ def choose_messages(
     return replace(dataset, messages=messages)
 
 
+def _check_target_node(dataset: NodeDataset, config: RunConfig) -> None:
+    """Reject a graph that predicts another kind of nodes than ``target-node``."""
+    wanted, schema = config.target_node, dataset.schema
+    if not wanted or (schema is not None and schema.target == wanted):
+        return
+    if schema is None:
+        raise DataError(
+            f'{dataset.name}: target-node = "{wanted}", but the graph has one kind of '
+            "nodes. Remove the setting."
+        )
+    raise DataError(
+        f'{dataset.name}: target-node = "{wanted}", but the graph has labels of '
+        f'"{schema.target}" nodes. Correct the setting; only a folder of tables and a '
+        "HeteroData may hold labels of several kinds."
+    )
+
+
 def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
     """Return a typed graph as the run reads it, and refuse any that does not fit.
 
@@ -68,10 +90,6 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
         If only one of graph and model is typed.
     """
     name = dataset.name
-    if config.target_node and dataset.schema is not None:
-        _check_target(dataset, config.target_node)
-    if config.types == "ignore" and dataset.schema is not None:
-        return without_types(dataset)
     if dataset.schema is None:
         raise DataError(
             f'{name} has one kind of nodes and edges, but model = "{config.model}" reads '
@@ -90,17 +108,6 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
             'schema-align = "name", or "private".'
         )
     return dataset
-
-
-def _check_target(dataset: NodeDataset, wanted: str) -> None:
-    """Reject a typed graph that predicts another kind of nodes than ``target-node``."""
-    assert dataset.schema is not None
-    if dataset.schema.target != wanted:
-        raise DataError(
-            f'{dataset.name}: target-node = "{wanted}", but the graph has labels of '
-            f'"{dataset.schema.target}" nodes. Correct the setting; only a folder of '
-            "tables may hold labels of several kinds."
-        )
 
 
 def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 
@@ -19,7 +20,9 @@ __all__ = [
     "can_standardize",
     "column_statistics",
     "dense_features",
+    "kind_statistics",
     "normalise_rows",
+    "own_columns",
     "scale_client",
     "scale_features",
     "scale_owned",
@@ -40,10 +43,12 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
     sum of their absolute values. ``columns`` standardizes each feature to mean 0 and
     variance 1 over the client's training nodes (or the nodes of its training graphs, or
     the ends of its training edges), and each feature of classified edges over its
-    training edges; a feature that is constant there is only shifted. Without training
-    nodes, ``columns`` keeps the features and logs this. Features of nodes that were
-    normalized before, at export, stay as they are. A DataError says that features to
-    standardize are sparse.
+    training edges; a feature that is constant there is only shifted. In a typed graph the
+    features of each kind are standardized by themselves: those of the kind to predict over
+    its training nodes, those of other kinds over all nodes. Without training nodes,
+    ``columns`` keeps the features and logs this. Features of nodes that were normalized
+    before, at export, stay as they are. A DataError says that features to standardize are
+    sparse.
     """
     if how == "none":
         return client
@@ -86,11 +91,38 @@ def _scale_columns(client: ClientGraph) -> ClientGraph:
     """Standardize the features of nodes, unless an export has done it."""
     if client.scaling is not None:
         return client
-    found = _statistics(client.graph)
+    schema = client.schema
+    found = _statistics(client.graph, schema)
     if found is None:
         return client
-    scaled = _with_features(client, lambda x: scale_features(x, *found))
+    scaled = client.changed(
+        lambda g: replace(
+            g, x=scale_features(g.x, *found, own=own_columns(g.node_type, schema))
+        )
+    )
     return replace(scaled, scaling=Scaling("columns", *found))
+
+
+def kind_statistics(
+    x: Tensor, seen: Tensor, node_type: Tensor, schema: Schema
+) -> tuple[Tensor, Tensor]:
+    """Return the statistics of each kind's features over its nodes in a mask (N,)."""
+    mean = torch.zeros(schema.num_features, dtype=torch.float64)
+    std = torch.ones_like(mean)
+    for number, (_, columns) in enumerate(schema.blocks()):
+        nodes = x[seen & (node_type == number)][:, columns]
+        if nodes.numel():
+            mean[columns], std[columns] = column_statistics(nodes)
+    return mean, std
+
+
+def own_columns(node_type: Tensor | None, schema: Schema | None) -> Tensor | None:
+    """Return which features (N, d) belong to the kind of each node; ``None``: all."""
+    if schema is None or node_type is None:
+        return None
+    widths = torch.tensor([width for _, width in schema.widths])
+    owner = torch.repeat_interleave(torch.arange(len(widths)), widths)
+    return node_type[:, None] == owner
 
 
 def _scale_edges(client: ClientGraph) -> ClientGraph:
@@ -136,7 +168,7 @@ def _with_features(
     return client.changed(lambda graph: replace(graph, x=change(graph.x)))
 
 
-def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
+def _statistics(graph: Graph, schema: Schema | None) -> tuple[Tensor, Tensor] | None:
     """Return mean and standard deviation of dense features over the training nodes."""
     if graph.x.layout != torch.strided:
         raise DataError(
@@ -153,6 +185,10 @@ def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
     if not bool(is_seen.any()):
         log.info("A client without training nodes keeps its features unstandardized.")
         return None
+    if schema is not None and graph.node_type is not None:
+        target = schema.node_types.index(schema.target)
+        seen = is_seen | (graph.node_type != target)
+        return kind_statistics(graph.x, seen, graph.node_type, schema)
     return column_statistics(graph.x[is_seen])
 
 
@@ -167,9 +203,15 @@ def column_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(is_constant, torch.ones_like(std), std)
 
 
-def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Standardize dense features (N, d) with given statistics (d,), float64."""
-    return ((x.double() - mean) / std).to(x.dtype)
+def scale_features(
+    x: Tensor, mean: Tensor, std: Tensor, own: Tensor | None = None
+) -> Tensor:
+    """Standardize dense features (N, d) with given statistics (d,), float64.
+
+    With ``own`` (N, d) the others become 0, see :func:`own_columns`.
+    """
+    scaled = ((x.double() - mean) / std).to(x.dtype)
+    return scaled if own is None else torch.where(own, scaled, 0.0)
 
 
 def normalise_rows(x: Tensor) -> Tensor:

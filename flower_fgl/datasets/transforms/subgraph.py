@@ -36,8 +36,9 @@ class InductiveGraphs:
 
     ``train`` has the training nodes and the edges among them, with the masks ``train`` (all
     True), ``val`` and ``test`` (all False). ``val`` and ``test`` have the single mask of
-    their name, all True. ``train_nodes`` (n,) are the ascending numbers of the nodes of
-    ``train`` in the client's graph.
+    their name, all True. In a typed graph this holds of the kind to predict.
+    ``train_nodes`` (n,) are the ascending numbers of the nodes of ``train`` in the client's
+    graph.
     """
 
     train: Graph
@@ -125,17 +126,21 @@ def _edges_by_client(
     ]
 
 
-def inductive_graphs(graph: Graph) -> InductiveGraphs:
+def inductive_graphs(graph: Graph, target: int = 0) -> InductiveGraphs:
     """Divide a graph with disjoint masks into training, validation and test graphs.
 
-    Nodes in no mask are dropped.
+    Nodes in no mask are dropped. In a typed graph, in which ``target`` is the number of the
+    kind to predict, the nodes of other kinds are in all three.
     """
-    nodes = {n: graph.masks[n].nonzero().flatten() for n in ("train", "val", "test")}
+    stays = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    if graph.node_type is not None:
+        stays = graph.node_type != target
+    nodes = {
+        n: (graph.masks[n] | stays).nonzero().flatten()
+        for n in ("train", "val", "test")
+    }
     train, val, test = (
-        replace(
-            induced_graph(graph, chosen),
-            masks={name: torch.ones(len(chosen), dtype=torch.bool)},
-        )
+        replace(induced_graph(graph, chosen), masks={name: graph.masks[name][chosen]})
         for name, chosen in nodes.items()
     )
     # a client's file holds no tensor twice

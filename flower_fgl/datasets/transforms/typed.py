@@ -18,6 +18,7 @@ from flower_fgl.datasets.client_graph import (
     Graph,
     MessageEdges,
     NodeDataset,
+    Scaling,
 )
 from flower_fgl.datasets.transforms.canonical import (
     SPARSE_BELOW,
@@ -262,8 +263,9 @@ def without_types(dataset: NodeDataset) -> NodeDataset:
     x = torch.zeros(dataset.num_nodes, max(width, 1))
     for rows, block in parts:
         x[rows] = block if width else torch.ones(len(rows), 1)
+    messages = dataset.messages and replace(dataset.messages, relation=None)
     return replace(
-        dataset, x=x, feature_names=(), messages=None, node_type=None, schema=None
+        dataset, x=x, feature_names=(), messages=messages, node_type=None, schema=None
     )
 
 
@@ -312,7 +314,7 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
     own = client.schema
     if own is None or align == "private" or (align == "name" and agreed is None):
         return client
-    schema = own.ordered()
+    first, schema = own, own.ordered()
     if align == "name":
         assert agreed is not None
         held = held_parts(client)
@@ -351,18 +353,28 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
     if names:
         blocks = dict(own.blocks())
         names = tuple(n for kind in schema.node_types for n in names[blocks[kind]])
-    scaling = client.scaling
-    if scaling is not None and scaling.statistics is not None:
-        raise DataError(
-            "A typed graph with standardized features cannot be put into another order."
-        )
     return replace(
         client,
         graph=in_schema(client.graph, own, schema),
         evaluation=tuple(in_schema(g, own, schema) for g in client.evaluation),
         schema=schema,
         feature_names=names,
+        scaling=client.scaling and _moved_scaling(client.scaling, first, schema),
     )
+
+
+def _moved_scaling(scaling: Scaling, own: Schema, agreed: Schema) -> Scaling:
+    """Return the statistics of columns at their places in another schema."""
+    if scaling.statistics is None:
+        return scaling
+    blocks, (mean, std) = dict(own.blocks()), scaling.statistics
+    # columns of kinds that the owner lacks hold zeros only
+    moved = torch.zeros(agreed.num_features, dtype=mean.dtype)
+    spread = torch.ones_like(moved)
+    for kind, columns in agreed.blocks():
+        if kind in blocks:
+            moved[columns], spread[columns] = mean[blocks[kind]], std[blocks[kind]]
+    return replace(scaling, mean=moved, std=spread)
 
 
 def _reduced(graph: Graph, schema: Schema, part: Schema) -> Graph:

@@ -17,6 +17,7 @@ from flower_fgl.core.feature_names import (
     differing_recipes,
     hash_names,
 )
+from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.datasets.client_graph import GraphDataset, MessageEdges, Scaling
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
@@ -26,7 +27,9 @@ from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
     column_statistics,
+    kind_statistics,
     normalise_rows,
+    own_columns,
     scale_features,
 )
 from flower_fgl.nn import GraphInput
@@ -45,7 +48,8 @@ class Features:
     ``x`` (N, d), strided or sparse CSR, has the normalization ``scaling`` (``None``: raw).
     ``edges`` have the features that the model reads, raw; ``pair_x`` (M, a) are the same
     features as those of edges to classify. ``typed`` are kinds and relations for a model
-    that reads these, with the nodes to predict.
+    that reads these, with the nodes to predict, and ``own`` (N, d) the features that belong
+    to the kind of each node.
     """
 
     x: Tensor
@@ -54,6 +58,7 @@ class Features:
     edges: MessageEdges | None = None
     pair_x: Tensor | None = None
     typed: ModelGraph | None = None
+    own: Tensor | None = None
 
     @property
     def edge_width(self) -> int:
@@ -152,10 +157,21 @@ def _fit_typed(
     owned: LocalGraphFile, saved: SavedModel, where: Path | str
 ) -> tuple[Features, list[str]]:
     """Fit a typed graph to a model that reads kinds and relations."""
-    raw = _undo_scaling(Features(owned.dataset.x, scaling=owned.scaling), saved, where)
-    typed, notes = in_model_schema(replace(owned.dataset, x=raw.x), saved.card, where)
-    found, last = _scale(replace(raw, x=typed.x, typed=typed), saved, where)
+    dataset = owned.dataset
+    own = own_columns(dataset.node_type, dataset.schema)
+    given = Features(dataset.x, scaling=owned.scaling, own=own)
+    raw = _undo_scaling(given, saved, where)
+    typed, notes = in_model_schema(replace(dataset, x=raw.x), saved.card, where)
+    own = own_columns(typed.relations.node_type, _schema_of(saved.card))
+    found, last = _scale(replace(raw, x=typed.x, typed=typed, own=own), saved, where)
     return found, [*notes, *last]
+
+
+def _schema_of(card: ModelCard) -> Schema:
+    """Return the kinds and relations of a model that reads these."""
+    typed = TypedModel.from_text(card.messages)
+    assert typed is not None
+    return typed.schema
 
 
 def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Features:
@@ -175,7 +191,7 @@ def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Feat
             '"none".'
         )
     mean, std = scaling.statistics
-    x = scale_features(found.x, -mean / std, 1 / std)
+    x = scale_features(found.x, -mean / std, 1 / std, found.own)
     return replace(found, x=x, scaling=None)
 
 
@@ -245,11 +261,11 @@ def _scale(
     notes: list[str] = []
     if card.scaling == "own" and found.scaling is None:
         found = replace(found, x=_dense(found.x, where))
-        statistics, text = _own_statistics(found.x, where)
-        found = replace(found, x=scale_features(found.x, *statistics))
+        statistics, text = _own_statistics(found, saved.card, where)
+        found = replace(found, x=scale_features(found.x, *statistics, own=found.own))
         notes.append(text)
     elif card.scaling == "kept" and saved.scaling is not None:
-        x = scale_features(_dense(found.x, where), *saved.scaling)
+        x = scale_features(_dense(found.x, where), *saved.scaling, own=found.own)
         found = replace(found, x=x)
     return replace(found, pair_x=_scaled_pairs(found, saved)), notes
 
@@ -280,9 +296,11 @@ def _dense(x: Tensor, where: Path | str) -> Tensor:
     return x if x.layout == torch.strided else x.to_dense()
 
 
-def _own_statistics(x: Tensor, where: Path | str) -> tuple[tuple[Tensor, Tensor], str]:
+def _own_statistics(
+    found: Features, card: ModelCard, where: Path | str
+) -> tuple[tuple[Tensor, Tensor], str]:
     """Return the graph's own statistics, as each client of the run used its own."""
-    number = len(x)
+    x, number = found.x, len(found.x)
     if number < 2:
         raise DataError(
             "Each client standardised its features with the mean and standard deviation "
@@ -290,7 +308,12 @@ def _own_statistics(x: Tensor, where: Path | str) -> tuple[tuple[Tensor, Tensor]
             'with more nodes, or train with feature-norm = "none" on features that you '
             "scaled yourself."
         )
-    return column_statistics(x), (
+    statistics = column_statistics(x)
+    if found.typed is not None:
+        kinds = found.typed.relations.node_type
+        everyone = torch.ones(number, dtype=torch.bool)
+        statistics = kind_statistics(x, everyone, kinds, _schema_of(card))
+    return statistics, (
         "Each client standardised its features with the mean and standard deviation of "
         f"its own training nodes. For {where} those of its {number:,} nodes are used, "
         "which are poor for a graph with few nodes."

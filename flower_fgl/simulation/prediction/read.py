@@ -22,8 +22,9 @@ from flower_fgl.datasets.graph_files.graph_file import (
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
 from flower_fgl.datasets.graph_files.problems import ErrorCollector
-from flower_fgl.datasets.pyg_data import is_data
+from flower_fgl.datasets.pyg_data import is_data, is_graph, nodes_to_score
 from flower_fgl.datasets.pyg_read import read_edges, read_inputs
+from flower_fgl.datasets.pyg_typed import TypeNames, is_typed
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.simulation.prediction.table import task_of
 
@@ -45,6 +46,9 @@ def read_graph(
         owned = load_graph_file(graph, needs_labels=False, scores_edges=is_edges)
         return owned, Path(graph)
     where = f"the {type(graph).__name__}"
+    if is_graph(graph) and is_typed(graph, TypeNames()):
+        dataset, numbers = nodes_to_score(graph, where)
+        return LocalGraphFile(dataset, numbers), where
     keys = ["x", "edge_index"]
     x, edge_index = (getattr(graph, key, None) for key in keys)
     if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)):
@@ -62,15 +66,15 @@ def read_graph(
     arrays = {k: v.detach().cpu().numpy() for k, v in found.items() if v is not None}
     if "edge_attr" in arrays:
         arrays["edge_attr"] = arrays["edge_attr"].reshape(edge_index.shape[1], -1)
-    dataset = try_node_dataset(
+    plain = try_node_dataset(
         edges_to_score(arrays) if is_edges else arrays,
         where,
         Target.classes(("",)),
         ErrorCollector(),
         has_labels=False,
     )
-    assert dataset is not None  # the collector raises the first error
-    return LocalGraphFile(dataset, torch.arange(dataset.num_nodes)), where
+    assert plain is not None  # the collector raises the first error
+    return LocalGraphFile(plain, torch.arange(plain.num_nodes)), where
 
 
 def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:

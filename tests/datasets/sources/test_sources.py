@@ -20,6 +20,7 @@ import torch
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.settings import DATASETS
+from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.sources import download, library_loaders, raw_readers
 from flower_fgl.datasets.sources.load import (
@@ -29,6 +30,7 @@ from flower_fgl.datasets.sources.load import (
     find_source,
     load,
 )
+from flower_fgl.methods import parse_config
 from tests.support import raw_writers as raw
 
 # statistics of the published datasets without self-loops and duplicates
@@ -695,3 +697,72 @@ def test_the_cache_folder_can_be_set(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path
     monkeypatch.delenv("FLOWER_FGL_CACHE")
     assert cache_folder().name == "flower-fgl"
+
+
+def test_aifb_has_its_published_size(real_data, cache_dir):
+    if not (real_data / "AIFB-hetero").is_dir():
+        pytest.skip("AIFB is not in the data folder")
+    dataset = load(
+        "aifb", data_dir=real_data, cache_dir=cache_dir, allow_download=False
+    )
+    assert dataset.num_nodes == 7262
+    assert len(dataset.schema.node_types) == 7
+    assert len(dataset.schema.relations) == 52
+    assert dataset.messages.index.shape == (2, 24405)
+    split = {part: int(mask.sum()) for part, mask in dataset.masks.items()}
+    assert split == {"train": 112, "val": 28, "test": 36}
+    # as many persons, edges and relations as in the authors' own clients
+    for rule, persons, edges in (
+        ("random-edges", (220, 235), (12900, 13110)),
+        ("random-edge-types", (220, 237), (8000, 18000)),
+    ):
+        values = {"dataset": "aifb", "partition": rule, "model": "rgcn"}
+        clients, _, _ = build_clients(
+            parse_config(values | {"data-dir": str(real_data)}), 3
+        )
+        for client in clients:
+            held = client.graph.messages
+            assert persons[0] <= client.num_items <= persons[1]
+            assert edges[0] <= held.index.shape[1] <= edges[1]
+            assert 22 <= len(held.relation.unique()) <= 52
+
+
+def test_aifb_is_read_as_documented(data, cache_dir):
+    folder = data / "AIFB-hetero"
+    folder.mkdir(parents=True)
+    mask = np.eye(3, dtype=bool)
+    arrays = {
+        "node_types": np.array(["group", "person"]),
+        "num_nodes": np.array([2, 3]),
+        "edge_types": np.array(
+            [["group", "o#member", "person"], ["person", "knows", "person"]]
+        ),
+        "edge_ptr": np.array([0, 2, 5]),
+        "edge_src": np.array([0, 1, 0, 1, 0], dtype=np.int16),
+        "edge_dst": np.array([2, 0, 1, 2, 1], dtype=np.int16),
+        "target_type": np.array("person"),
+        "num_classes": np.array(2),
+        "y": np.array([1, 0, -1], dtype=np.int16),
+        "train_mask": mask[0],
+        "val_mask": mask[1],
+        "test_mask": np.zeros(3, dtype=bool),
+    }
+    np.savez(folder / "aifb.npz", **arrays)
+    dataset = load_small("aifb", data, cache_dir)
+    assert dataset.schema.relations == (
+        ("group", "o.member", "person"),
+        ("person", "knows", "person"),
+    )
+    assert dataset.schema.target == "person"
+    assert dataset.x.shape == (5, 0)
+    assert dataset.y.tolist() == [-1, -1, 1, 0, -1]
+    assert dataset.messages.index.tolist() == [[0, 1, 2, 3], [4, 2, 3, 4]]
+    assert dataset.messages.relation.tolist() == [0, 0, 1, 1]  # a repeat is merged
+    assert dataset.masks["train"].nonzero().tolist() == [[2]]
+    np.savez(folder / "aifb.npz", **(arrays | {"edge_ptr": np.array([0, 2])}))
+    with pytest.raises(DataError, match="edge_ptr or num_nodes has the wrong length"):
+        load_small("aifb", data, cache_dir)
+    del arrays["y"]
+    np.savez(folder / "aifb.npz", **arrays)
+    with pytest.raises(DataError, match="the array y is missing"):
+        load_small("aifb", data, cache_dir)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from torch_geometric.transforms import ToUndirected
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.transforms.subgraph import induced_graph
+from flower_fgl.datasets.pyg_data import node_dataset
+from flower_fgl.datasets.transforms.normalize_features import own_columns, scale_client
+from flower_fgl.datasets.transforms.subgraph import induced_graph, inductive_graphs
 from flower_fgl.datasets.transforms.typed import (
     NodeTable,
     TypedTarget,
+    agreed_graph,
     in_schema,
     typed_dataset,
     without_types,
 )
+from tests.support.typed_graphs import client_of, hetero, typed_bank
 
 OWNS, PAYS = ("person", "owns", "card"), ("card", "pays", "shop")
 
@@ -90,6 +96,65 @@ def test_another_schema_moves_columns_kinds_and_relations() -> None:
     assert part.messages is not None
     assert part.messages.relation is not None
     assert part.messages.relation.tolist() == [2, 2, 2, 1, 1]
+
+
+def test_columns_are_standardized_over_the_nodes_of_their_kind() -> None:
+    raw = client_of(typed_bank(0))
+    scaled = scale_client(raw, "columns")
+    kinds, schema = raw.graph.node_type, raw.schema
+    assert kinds is not None
+    assert schema is not None
+    for number, (kind, columns) in enumerate(schema.blocks()):
+        is_own = kinds == number
+        seen = is_own & raw.graph.masks["train"] if kind == schema.target else is_own
+        block = raw.graph.x[seen][:, columns].double()
+        due = (raw.graph.x[is_own][:, columns] - block.mean(0)) / block.std(
+            0, correction=0
+        )
+        torch.testing.assert_close(scaled.graph.x[is_own][:, columns], due.float())
+        assert not scaled.graph.x[~is_own][:, columns].any()
+
+
+def test_statistics_move_with_the_columns() -> None:
+    scaled = scale_client(client_of(typed_bank(0)), "columns")
+    other = Schema("card", (*(scaled.schema or Schema("", ())).widths, ("zoo", 2)))
+    agreed = replace(other, relations=(OWNS, PAYS)).ordered()
+    raw = agreed_graph(client_of(typed_bank(0)), "name", agreed)
+    for align, schema in (("same", None), ("name", agreed)):
+        moved = agreed_graph(scaled, align, schema)
+        assert moved.scaling is not None
+        assert moved.scaling.statistics is not None
+        mean, std = moved.scaling.statistics
+        own = own_columns(moved.graph.node_type, moved.schema)
+        assert own is not None
+        restored = torch.where(own, moved.graph.x.double() * std + mean, 0.0)
+        due = (
+            raw
+            if align == "name"
+            else agreed_graph(client_of(typed_bank(0)), align, None)
+        )
+        torch.testing.assert_close(restored.float(), due.graph.x)
+
+
+def test_training_graphs_hide_nodes_to_predict_along_all_relations() -> None:
+    data = ToUndirected()(hetero(typed_bank(0)))  # adds rev_pays and rev_owns
+    whole = client_of(node_dataset(data, "g"))
+    assert whole.schema is not None
+    target = whole.schema.node_types.index("card")
+    found = inductive_graphs(whole.graph, target)
+    hidden = whole.graph.masks["val"] | whole.graph.masks["test"]
+    assert not hidden[found.train_nodes].any()
+    assert (whole.graph.node_type != target).sum() == 18
+    for graph, number in ((found.train, 24), (found.val, 8), (found.test, 8)):
+        assert graph.node_type is not None
+        assert graph.messages is not None
+        assert graph.messages.relation is not None
+        assert (graph.node_type == target).sum() == number
+        assert (graph.node_type != target).sum() == 18
+        assert len(torch.unique(graph.messages.relation)) == 4
+        (mask,) = [m for m in graph.masks.values() if m.any()]
+        assert int(mask.sum()) == number
+        assert bool((graph.node_type[mask] == target).all())
 
 
 def test_kinds_of_one_width_may_be_ignored() -> None:
