@@ -66,6 +66,10 @@ WITH: dict[str, dict[str, Scalar]] = {
     "share-target-statistics": NUMBERS,
     "min-target-count": NUMBERS,
     "secure-fraction-bits": {"secure-aggregation": True},
+    "schema-align": {"model": "rgcn"},
+    "num-bases": {"model": "rgcn"},
+    "node-embedding": {"model": "rgcn"},
+    "reverse-relations": {"model": "typed-gine"},
 }
 WITHOUT: dict[str, dict[str, Scalar]] = {
     "edge-direction": {"model": "gat"},
@@ -248,7 +252,7 @@ def test_the_settings_of_data_are_those_that_building_the_clients_reads() -> Non
     # a named dataset also reads these, and the number of clients is an argument
     others = {"data-dir", "target"}
     others |= {"clients", "owners", "feature-align", "class-align"}
-    others |= {"graph-features", "max-degree"}
+    others |= {"graph-features", "max-degree", "types", "target-node", "schema-align"}
     assert read | others == set(DATA_SETTINGS)
 
 

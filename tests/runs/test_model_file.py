@@ -41,7 +41,7 @@ from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.prediction import Prediction, predict_graph, write_table
 from tests.client_apps.runtime.test_owners import NAMES, saved
-from tests.support.methods import collected
+from tests.support.methods import OF_PLAIN_GRAPHS, collected
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import FEATURES, random_client
 from tests.support.short_runs import shortened
@@ -443,7 +443,7 @@ def test_a_measured_network_leaves_no_values_out_of_later_ones() -> None:
 
 # ---------------------------------------------------------------------- keeping
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", OF_PLAIN_GRAPHS)
 def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
     method: str, nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:

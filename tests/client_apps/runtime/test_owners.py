@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from flower_fgl import METHODS, Run, server_app, simulate
+from flower_fgl import Run, server_app, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.dispatch import Dispatcher
@@ -35,6 +35,7 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     in_agreed_order,
     number_owners,
 )
+from tests.support.methods import OF_PLAIN_GRAPHS
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.short_runs import SMALL, comparable, shortened
 
@@ -66,7 +67,7 @@ def replace_clients(run: Any) -> Any:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", OF_PLAIN_GRAPHS)
 def test_the_class_order_of_data_owners_does_not_change_the_run(
     method: str, tmp_path: Path
 ) -> None:

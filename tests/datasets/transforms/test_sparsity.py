@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from flower_fgl import METHODS, Run, simulate
+from flower_fgl import Run, simulate
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets import store
@@ -27,6 +27,7 @@ from flower_fgl.datasets.transforms.sparsity import (
     sparsify,
 )
 from flower_fgl.methods import parse_config
+from tests.support.methods import OF_PLAIN_GRAPHS
 from tests.support.owners import owner_graphs
 from tests.support.short_runs import SMALL, shortened
 
@@ -219,7 +220,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return simulate(**{**SMALL, "rounds": 1, "clients": 3, "output_dir": folder})
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", OF_PLAIN_GRAPHS)
 def test_every_method_runs_with_sparsity(
     method: str, small: dict[str, Any], whole: Run
 ) -> None:

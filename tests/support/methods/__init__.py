@@ -20,7 +20,15 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-__all__ = ["collected"]
+from flower_fgl.core.model_spec import TYPED
+from flower_fgl.methods import METHODS
+
+__all__ = ["OF_PLAIN_GRAPHS", "collected"]
+
+OF_PLAIN_GRAPHS = sorted(
+    name for name, row in METHODS.items() if not row.models or {*row.models} - {*TYPED}
+)
+"""Methods that train on graphs with one kind of nodes and edges."""
 
 
 def collected(name: str) -> dict[str, Any]:
