@@ -4,8 +4,8 @@ python examples/airlines/prepare.py [FOLDER] [--data DIR] [--draws 10]
 
 Writes ``FOLDER/<draw>/openflights/<airline>.npz`` with the kinds ``route``, ``airport`` and
 ``plane``, whose target is whether a route is a codeshare, and
-``FOLDER/<draw>/padded/openflights/<airline>.npz``, in which all kinds have the columns of all
-kinds, as ``types = "ignore"`` needs. The draw decides the split of the routes.
+``FOLDER/<draw>/padded/openflights/<airline>.npz``, in which all kinds have the columns of
+all kinds, as ``types = "ignore"`` needs. The draw decides the split of the routes.
 docs/results/owners.md shows the results.
 """
 

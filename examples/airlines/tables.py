@@ -163,7 +163,9 @@ def _distance(known: pd.DataFrame, ends: np.ndarray) -> np.ndarray:
 def _sphere(known: pd.DataFrame) -> np.ndarray:
     """Return the place of each airport as a vector of length 1, or 0 if unknown."""
     lat, lon = (np.radians(known[key].to_numpy(float)) for key in ("lat", "lon"))
-    found = np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)])
+    found = np.stack(
+        [np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)]
+    )
     return np.nan_to_num(found.T)
 
 

@@ -108,7 +108,10 @@ def print_gains(rows: Mapping[str, list[dict[str, float]]], codes: list[str]) ->
         ]
         known = zip(codes, compare_all(tests), strict=True)
         sides: list[list[str]] = [[], []]
-        total = [sum(t.difference > 0 for t in tests), sum(t.difference < 0 for t in tests)]
+        total = [
+            sum(t.difference > 0 for t in tests),
+            sum(t.difference < 0 for t in tests),
+        ]
         for code, test in known:
             if test.is_significant:
                 sides[test.difference < 0].append(code)

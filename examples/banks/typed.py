@@ -57,6 +57,7 @@ COLUMNS = {
     "device": ("log_accounts",),
     "transfer": ("log_amount", "just_below_limit", "at_night"),
 }
+SCORES = ("auprc", "precision")
 ROWS = ("trees", "plain graph, fedavg", "typed graph, local", "typed graph, fedavg")
 
 
@@ -267,7 +268,10 @@ def one_draw(folder: Path, seed: int, rounds: int) -> list[dict[str, Any]]:
         scores = list(found[name].values())
         rows.append(
             {"row": name, "draw": seed}
-            | {key: statistics.mean(s[key] for s in scores) for key in ("auprc", "precision")}
+            | {
+                key: statistics.mean(s[key] for s in scores)
+                for key in ("auprc", "precision")
+            }
         )
         print(f"draw {seed}, {name}: AUPRC {100 * rows[-1]['auprc']:.1f}", flush=True)
     share = statistics.mean(s["share"] for s in found["trees"].values())
@@ -280,7 +284,7 @@ def table(rows: list[Mapping[str, Any]]) -> str:
     lines = [f"| row | AUPRC | precision of {ALERTS} alerts |", "|---|---|---|"]
     for name in ROWS:
         cells = []
-        for key in ("auprc", "precision"):
+        for key in SCORES:
             values = [100 * row[key] for row in rows if row["row"] == name]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             cells.append(f"{statistics.mean(values):.1f} ± {spread:.1f}")
