@@ -62,10 +62,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with routes.dat.gz, …")
     parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
+    cells = read_cells(given.cells) if given.cells else []
+    draws = min([given.draws, *(len(cell.draws) for cell in cells)])
     airlines = read_airlines(find_data(given.data))
     rows: dict[str, list[dict[str, float]]] = {"majority": [], "trees": []}
     counts: list[dict[str, int]] = []
-    for draw in range(given.draws):
+    for draw in range(draws):
         masks = split_routes(airlines, draw)
         found = {
             code: share_right(one, masks[code], draw) for code, one in airlines.items()
@@ -73,8 +75,7 @@ def main() -> None:
         counts.append({code: int(masks[code]["test"].sum()) for code in airlines})
         for place, row in enumerate(rows):
             rows[row].append({code: pair[place] for code, pair in found.items()})
-    cells = read_cells(given.cells) if given.cells else []
-    rows |= {cell.row: cell_scores(cell, given.draws) for cell in cells}
+    rows |= {cell.row: cell_scores(cell, draws) for cell in cells}
     whole = {
         row: [
             sum(score[code] * count[code] for code in airlines) / sum(count.values())

@@ -1,6 +1,6 @@
 """Find transfers that launder money in typed graphs, with devices that rings share.
 
-python examples/banks/typed.py [FOLDER] [--rounds 20] [--draws 2]
+python examples/banks/typed.py [FOLDER] [--rounds 30] [--draws 2]
 
 Each bank has tables of customers, accounts, devices and transfers, with transfers and
 accounts of other banks that it sees. Bank-c keeps to itself which device an account used.
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "precision_k": 10,
     "local_epochs": 3,
     "hidden_channels": 32,
-    "lr": 0.01,
+    "lr": 0.03,
     "weight_decay": 0.0,
     "dropout": 0.2,
 }
@@ -242,7 +242,7 @@ def plain_row(
         write_transfers(folder / "plain" / bank.name, world, number)
     run = simulate(
         "fedavg", owners=str(folder / "plain"), rounds=rounds, seed=seed,
-        run_dir=str(folder / "runs" / "plain"), **{**PLAIN, "precision_k": ALERTS},
+        run_dir=str(folder / "runs" / "plain"), **{**PLAIN, "lr": SETTINGS["lr"]},
     )  # fmt: skip
     auprc = run.per_owner(metric="auprc")
     precision = run.per_owner(metric="precision_at_k")
@@ -296,7 +296,7 @@ def main() -> None:
     """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("banks-typed"))
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--draws", type=int, default=2)
     given = parser.parse_args()
     clock = time.monotonic()
@@ -304,10 +304,11 @@ def main() -> None:
     if folder.exists():
         sys.exit(f"{folder} exists. Name another folder, or remove it.")
     rows: list[Mapping[str, Any]] = []
-    for seed in range(1, given.draws + 1):
+    # draws 1 to 3 were looked at while this file was written, so the table leaves them out
+    for seed in range(4, given.draws + 4):
         rows += one_draw(folder / f"draw-{seed}", seed, given.rounds)
     print(f"\nNew transfers, in percent, mean over the banks\n{table(rows)}")
-    print(f"\nalerts: {folder}/draw-1/alerts ({time.monotonic() - clock:.0f} s)")
+    print(f"\nalerts: {folder}/draw-4/alerts ({time.monotonic() - clock:.0f} s)")
 
 
 if __name__ == "__main__":
