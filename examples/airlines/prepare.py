@@ -4,7 +4,7 @@ python examples/airlines/prepare.py [FOLDER] [--data DIR] [--draws 10]
 
 Writes ``FOLDER/<draw>/openflights/<airline>.npz`` with the kinds ``route``, ``airport`` and
 ``plane``, whose target is whether a route is a codeshare, and
-``FOLDER/<draw>/padded/openflights/<airline>.npz``, in which all kinds have the columns of
+``FOLDER/<draw>/openflights-padded/<airline>.npz``, in which all kinds have the columns of
 all kinds, as ``types = "ignore"`` needs. The draw decides the split of the routes.
 docs/results/owners.md shows the results.
 """
@@ -114,8 +114,8 @@ def main() -> None:
     airlines = read_airlines(find_data(given.data))
     for draw in range(given.draws):
         masks = split_routes(airlines, draw)
-        for place, is_padded in ((".", False), ("padded", True)):
-            folder = given.folder / str(draw) / place / "openflights"
+        for ending, is_padded in (("", False), ("-padded", True)):
+            folder = given.folder / str(draw) / f"openflights{ending}"
             folder.mkdir(parents=True)
             for code, airline in airlines.items():
                 graph = typed_graph(airline, masks[code], is_padded=is_padded)

@@ -82,10 +82,12 @@ class Airline:
 
 def read_file(folder: Path, name: str) -> pd.DataFrame:
     """Read one file; ``NA`` is a code of Namibia and no hole."""
+    columns = FILES[name].split()
     return pd.read_csv(
         folder / f"{name}.dat.gz",
         header=None,
-        names=FILES[name].split(),
+        names=columns,
+        dtype={key: str for key in ("iata", "equipment") if key in columns},
         keep_default_na=False,
         na_values=["\\N"],
     )

@@ -206,7 +206,7 @@ class Experiment:
                     unused[same] = _without_effect(whole)
                 kept = {k: v for k, v in whole.items() if k not in unused[same]}
                 chosen = {k: v for k, v in given.items() if k in kept}
-                seeds = _settings_of_draw(kept, draw) if self.draws else {}
+                seeds = _settings_of_draw(kept, int(draw)) if self.draws else {}
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 parts += [f"draw{draw}"] if self.draws else []
