@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ SMALL = {"banks": 3, "accounts": 120, "share": 0.2}
 @pytest.fixture(scope="module")
 def example() -> Iterator[Any]:
     """Import the modules of the example, and forget them afterwards."""
-    names = ("generate", "federation", "pictures", "run", "transfers")
+    names = ("generate", "federation", "pictures", "run", "transfers", "typed")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(EXAMPLE))
     try:
@@ -180,3 +181,28 @@ def test_the_pooled_model_is_scored_as_in_its_run_where_one_bank_sees_all(
     wanted = row["metrics"]["global"]["test"]
     for name in transfers.SCORES:
         assert getattr(found, name) == pytest.approx(wanted[name], abs=1e-6)
+
+
+def test_typed_tables_hide_new_transfers_and_one_relation(
+    example: Any, tmp_path: Path
+) -> None:
+    typed, world = example["typed"], example["generate"].make_world(seed=3, **SMALL)
+    device = typed.draw_devices(world, 3)
+    banks = [typed.Bank(world, device, number) for number in range(3)]
+    lines = {}
+    for bank in banks:
+        for folder, is_new in (("banks", False), ("new", True)):
+            bank.write(tmp_path / folder / bank.name, is_new=is_new)
+            table = tmp_path / folder / bank.name / "nodes" / "transfer.csv"
+            with table.open() as file:
+                lines[folder, bank.name] = list(csv.DictReader(file))
+        late = int((bank.hour >= typed.CUTS[1]).sum())
+        before, after = lines["banks", bank.name], lines["new", bank.name]
+        assert late > 0
+        assert after[: len(before)] == before
+        assert [line["label"] for line in after[len(before) :]] == [""] * late
+        assert len(bank.flat()) == len(after)
+        relations = (tmp_path / "banks" / bank.name / "relations.csv").read_text()
+        assert ("yes" in relations) == (bank.name == typed.PRIVATE)
+    used = [set(device[bank.own].tolist()) for bank in banks]
+    assert used[0] & used[1]

@@ -31,6 +31,8 @@ DEFAULT_CLIENTS = 10
 """Clients of a run whose settings name no number."""
 REPLICATES = ("seed", "partition-seed")
 """Settings over which the results table averages. ``draws`` sets both."""
+DRAW = "{draw}"
+"""Part of ``owners`` that stands for the number of the draw: files of its own."""
 
 MEASURED = ("method", "owners", *PLACE, "feature-norm")
 """Settings that a published value depends on; if one changes, the value is dropped."""
@@ -204,7 +206,7 @@ class Experiment:
                     unused[same] = _without_effect(whole)
                 kept = {k: v for k, v in whole.items() if k not in unused[same]}
                 chosen = {k: v for k, v in given.items() if k in kept}
-                seeds = dict.fromkeys(REPLICATES, draw) if self.draws else {}
+                seeds = _settings_of_draw(kept, int(draw)) if self.draws else {}
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 parts += [f"draw{draw}"] if self.draws else []
@@ -222,6 +224,13 @@ class Experiment:
                 if given == chosen or run not in out.get(run.name, ()):
                     out.setdefault(run.name, []).append(run)
         return [run for runs in out.values() for run in runs]
+
+
+def _settings_of_draw(settings: Mapping[str, Scalar], draw: int) -> dict[str, Scalar]:
+    """Return what a draw sets: the seeds, and the owners' folder if it names the draw."""
+    owners = str(settings.get("owners", ""))
+    files = {"owners": owners.replace(DRAW, str(draw))} if DRAW in owners else {}
+    return {**dict.fromkeys(REPLICATES, draw), **files}
 
 
 def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any]:
@@ -401,6 +410,11 @@ def _check_settings(
             raise ConfigError(
                 f"{path}: {where} sets {seeds[0]}, but draws = {draws} sets "
                 f"{' and '.join(REPLICATES)}. Remove one of them."
+            )
+        if DRAW in str(settings.get("owners", "")) and not draws:
+            raise ConfigError(
+                f"{path}: owners of {where} contains {DRAW}, but the file has no draws. "
+                "Set draws, or name a folder without it."
             )
 
 

@@ -431,6 +431,20 @@ def test_draws_must_be_a_number_and_the_only_source_of_seeds(
         read_experiment(path)
 
 
+def test_owners_may_have_files_of_each_draw(tmp_path: Path) -> None:
+    text = 'draws = 2\n[config]\nmethod = "local"\nowners = "files/{draw}/shops"\n'
+    (path := tmp_path / "x.toml").write_text(text)
+    found = read_experiment(path).runs()
+    assert [run.settings["owners"] for run in found] == [
+        "files/0/shops",
+        "files/1/shops",
+    ]
+    assert len({run.row for run in found}) == 1
+    path.write_text(text.replace("draws = 2", ""))
+    with pytest.raises(ConfigError, match="but the file has no draws"):
+        read_experiment(path)
+
+
 def test_an_option_cannot_set_the_seed_of_draws(tmp_path: Path) -> None:
     (path := tmp_path / "x.toml").write_text(DRAWS)
     with pytest.raises(ConfigError, match=r'sets seed and .* Remove "seed"'):
