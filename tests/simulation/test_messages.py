@@ -19,9 +19,10 @@ from flower_fgl.nn import build_model
 from flower_fgl.simulation.prediction import predict_graph
 from flower_fgl.testing.pretended_gpu import gpu
 from tests.datasets.test_messages import COLUMNS, arrays, config, owners
+from tests.support.methods import OF_PLAIN_GRAPHS
 
 SIZES: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "hidden_channels": 8}
-ABLE = sorted(name for name in METHODS if METHODS[name].reads_messages)
+ABLE = [name for name in OF_PLAIN_GRAPHS if METHODS[name].reads_messages]
 DIRECTED: dict[str, Any] = {"model": "graphsage", "edge_direction": "separate"}
 
 

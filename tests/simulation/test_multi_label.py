@@ -29,8 +29,9 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.simulation.prediction import predict_graph, write_table
 from tests.engines.test_run import environment
 from tests.support import raw_writers as raw
+from tests.support.methods import OF_PLAIN_GRAPHS
 
-ABLE = sorted(name for name, row in METHODS.items() if row.multi_label)
+ABLE = [name for name in OF_PLAIN_GRAPHS if METHODS[name].multi_label]
 NUM_NODES, NUM_LABELS = 150, 4
 NUM_GRAPHS = 24
 UNKNOWN = 2

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from flower_fgl import METHODS, simulate
+from flower_fgl import METHODS, simulate, to_npz
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.describe import describe
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.transforms.typed import agreed_graph
 from flower_fgl.protocols.describe import Description
@@ -70,6 +71,16 @@ def test_methods_that_say_so_train_on_equal_schemas(
 def test_methods_that_say_so_train_on_different_schemas(
     method: str, align: str, unlike: str, tmp_path: Path
 ) -> None:
+    if (method, align) == ("fedhgn", "name"):
+        with pytest.raises(RunError, match='set schema-align = "private"'):
+            simulate(
+                method,
+                owners=unlike,
+                schema_align=align,
+                output_dir=str(tmp_path),
+                **SIZES,
+            )
+        return
     run = simulate(
         method, owners=unlike, schema_align=align, output_dir=str(tmp_path), **SIZES
     )
@@ -106,8 +117,10 @@ def test_an_untyped_model_is_refused(alike: str, tmp_path: Path) -> None:
 
 
 def test_a_plain_graph_is_refused_for_a_typed_model(tmp_path: Path) -> None:
+    data = Data(torch.eye(6), torch.tensor([[0, 1], [2, 3]]), y=torch.arange(6) % 2)
+    path = to_npz(data, tmp_path / "plain.npz")
     with pytest.raises(DataError, match="has one kind of nodes and edges"):
-        simulate("fedavg", dataset="synthetic", output_dir=str(tmp_path), **SIZES)
+        simulate("fedavg", dataset=str(path), output_dir=str(tmp_path), **SIZES)
 
 
 @pytest.mark.parametrize(
