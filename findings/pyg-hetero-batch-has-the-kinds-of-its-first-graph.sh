@@ -2,7 +2,7 @@
 # torch-geometric 2.8.1: a batch of HeteroData has the kinds of nodes and the relations of its first graph. What only
 # later graphs have is dropped without a warning; what only the first one has makes to_data_list() fail.
 #
-# Graphs of one data set often lack a kind: a molecule without rings, a day without alerts. Whether their nodes reach
+# Graphs of one dataset often lack a kind: a molecule without rings, a day without alerts. Whether their nodes reach
 # the network then depends on the graph that a shuffling DataLoader happens to put first.
 #
 # Output seen:

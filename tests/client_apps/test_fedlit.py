@@ -83,7 +83,7 @@ def test_small_types_are_withheld() -> None:
             assert not upload.tensors[CENTROIDS][m].any()
             assert all(torch.equal(upload.tensors[n], start.tensors[n]) for n in names)
             assert upload.sizes[m].tolist() == [0, 0]
-    # the client itself goes on with all of its types
+    # the client itself continues with all of its types
     assert bool(model.centroids.any(dim=1).all())
 
 

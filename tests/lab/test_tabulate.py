@@ -161,12 +161,12 @@ def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:
 
 def test_a_graph_file_may_be_relative_in_the_experiment_file(tmp_path: Path) -> None:
     file = FILE.replace('"cora"', '"data/otc.npz"').split("[published]")[0]
-    write_runs(tmp_path / "x", file, dataset="/work/data/otc.npz")
+    write_runs(tmp_path / "x", file, dataset="/srv/data/otc.npz")
     cells, _ = tabulate_runs(select_runs(str(tmp_path / "x")))
     assert [len(cell.draws) for cell in cells] == [2, 2]
-    write_runs(tmp_path / "y", file, dataset="/work/data/alpha.npz")
+    write_runs(tmp_path / "y", file, dataset="/srv/data/alpha.npz")
     with pytest.raises(
-        RunError, match=r"dataset is '/work/data/alpha\.npz', not 'data"
+        RunError, match=r"dataset is '/srv/data/alpha\.npz', not 'data"
     ):
         tabulate_runs(select_runs(str(tmp_path / "y")))
 
