@@ -165,9 +165,7 @@ def test_a_graph_file_may_be_relative_in_the_experiment_file(tmp_path: Path) -> 
     cells, _ = tabulate_runs(select_runs(str(tmp_path / "x")))
     assert [len(cell.draws) for cell in cells] == [2, 2]
     write_runs(tmp_path / "y", file, dataset="/srv/data/alpha.npz")
-    with pytest.raises(
-        RunError, match=r"dataset is '/srv/data/alpha\.npz', not 'data"
-    ):
+    with pytest.raises(RunError, match=r"dataset is '/srv/data/alpha\.npz', not 'data"):
         tabulate_runs(select_runs(str(tmp_path / "y")))
 
 

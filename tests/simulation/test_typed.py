@@ -19,6 +19,8 @@ from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.transforms.typed import agreed_graph
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.fedavg import FedAvg
+from tests.support.owners import run_owners
+from tests.support.short_runs import SMALL, of_file
 from tests.support.typed_graphs import (
     OWNS,
     PAYS,
@@ -261,3 +263,44 @@ def test_private_schemas_upload_only_what_no_schema_names(
     assert all(one == shapes[0] for one in shapes)
     kinds = {name.split(".")[1] for name in shapes[0] if name.startswith("encoder")}
     assert kinds == {"roots", "bases"}
+
+
+@pytest.mark.parametrize("align", ["same", "name", "private"])
+def test_a_deployment_gives_the_numbers_of_a_simulation(
+    align: str, alike: str, unlike: str, tmp_path: Path
+) -> None:
+    folder = alike if align == "same" else unlike
+    values = SIZES | {"schema_align": align, "model": "rgcn"}
+    values = of_file(SMALL) | values
+    simulated = simulate("fedavg", owners=folder, output_dir=str(tmp_path), **values)
+    nodes = [{"graph": str(path)} for path in sorted(Path(folder).glob("*.npz"))]
+    deployed = run_owners(nodes, tmp_path / "deployed", **values)
+
+    def numbers(run: Any) -> list[Any]:
+        found = [(row, row["metrics"]["local"]) for row in run.rounds]
+        return [
+            (
+                row["failures"],
+                row["loss"],
+                scores["val"]["accuracy"],
+                scores["test"]["macro_f1"],
+            )
+            for row, scores in found
+        ]
+
+    assert len(numbers(deployed)) == 2
+    assert numbers(deployed) == numbers(simulated)
+
+
+def test_an_owner_with_other_kinds_is_left_out(alike: str, tmp_path: Path) -> None:
+    other = typed_owners(tmp_path / "other", typed_bank(7, has_device=True))
+    paths = [*sorted(Path(alike).glob("*.npz")), Path(other) / "bank0.npz"]
+    nodes = [
+        {"graph": str(path), "name": f"bank-{number}"}
+        for number, path in enumerate(paths)
+    ]
+    run = run_owners(nodes, tmp_path / "run", **SIZES)
+    assert run.status == "completed"
+    (refused,) = run.summary["refused"]
+    assert refused["name"] == "bank-3"
+    assert 'Set schema-align = "name"' in refused["reason"]
