@@ -614,7 +614,7 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
     assert f"Heat map: {bare}" in invoke("partition", *small, "--out", str(bare))
     for path in (picture, bare):
         assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(DataError, match=r"Cannot write .*foo.*supported formats"):
+    with pytest.raises(RunError, match=r"Cannot write .*foo.*supported formats"):
         CliRunner().invoke(
             app,
             ["partition", *small, "--out", str(tmp_path / "x.foo")],
