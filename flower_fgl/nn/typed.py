@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from math import sqrt
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +97,6 @@ class TypedNet(Backbone):
     min_layers = 1
     reach = None
     """A receptive field has no relations."""
-
-    weight_of_relation: ClassVar[str] = ""
 
     def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the shared parts first, so that their draws depend on no schema."""

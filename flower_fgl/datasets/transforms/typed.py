@@ -321,8 +321,8 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
         part = own.only(held.node_types, held.relations)
         client = replace(
             client,
-            graph=_reduced(client.graph, own, part),
-            evaluation=tuple(_reduced(g, own, part) for g in client.evaluation),
+            graph=in_schema(client.graph, own, part),
+            evaluation=tuple(in_schema(g, own, part) for g in client.evaluation),
             feature_names=(),
         )
         # another owner may share a relation of the same name
@@ -377,51 +377,30 @@ def _moved_scaling(scaling: Scaling, own: Schema, agreed: Schema) -> Scaling:
     return replace(scaling, mean=moved, std=spread)
 
 
-def _reduced(graph: Graph, schema: Schema, part: Schema) -> Graph:
-    """Return a graph without kinds and relations that it has no node or edge of."""
-    assert graph.node_type is not None
-    assert graph.messages is not None
-    assert graph.messages.relation is not None
-    blocks = dict(schema.blocks())
-    columns = [
-        c
-        for kind in part.node_types
-        for c in range(blocks[kind].start, blocks[kind].stop)
-    ]
-    kinds = torch.full((len(schema.widths),), -1)
-    for new, kind in enumerate(part.node_types):
-        kinds[schema.node_types.index(kind)] = new
-    relations = torch.full((max(len(schema.relations), 1),), -1)
-    for new, one in enumerate(part.relations):
-        relations[schema.relations.index(one)] = new
-    return replace(
-        graph,
-        x=select_columns(graph.x, columns),
-        node_type=kinds[graph.node_type],
-        messages=replace(graph.messages, relation=relations[graph.messages.relation]),
-    )
-
-
-def in_schema(graph: Graph, own: Schema, agreed: Schema) -> Graph:
+def in_schema(graph: Graph, own: Schema, other: Schema) -> Graph:
     """Return a graph with kinds, relations and columns at their places in another schema.
 
-    ``agreed`` holds all kinds and relations of ``own``, with the same widths.
+    ``other`` holds all kinds and relations of which the graph has nodes and edges, with
+    the same widths.
     """
     assert graph.node_type is not None
     assert graph.messages is not None
     assert graph.messages.relation is not None
-    kinds = torch.tensor([agreed.node_types.index(kind) for kind in own.node_types])
-    place = {triple: number for number, triple in enumerate(agreed.relations)}
-    relations = torch.tensor([place[triple] for triple in own.relations] or [0])
-    blocks = dict(agreed.blocks())
-    columns = [
-        column
-        for kind, _ in own.widths
-        for column in range(blocks[kind].start, blocks[kind].stop)
+    places = {kind: number for number, kind in enumerate(other.node_types)}
+    numbers = {triple: number for number, triple in enumerate(other.relations)}
+    kinds = torch.tensor([places.get(kind, -1) for kind in own.node_types])
+    relations = torch.tensor([numbers.get(one, -1) for one in own.relations] or [-1])
+    start = {kind: block.start for kind, block in other.blocks()}
+    moved = [
+        (column, start[kind] + column - block.start)
+        for kind, block in own.blocks()
+        if kind in start
+        for column in range(block.start, block.stop)
     ]
+    x = select_columns(graph.x, [column for column, _ in moved])
     return replace(
         graph,
-        x=move_columns(graph.x, columns, agreed.num_features),
+        x=move_columns(x, [place for _, place in moved], other.num_features),
         node_type=kinds[graph.node_type],
         messages=replace(graph.messages, relation=relations[graph.messages.relation]),
     )
