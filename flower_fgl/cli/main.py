@@ -168,7 +168,11 @@ def run(
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of an interrupted run to resume.")
+        Path | None,
+        typer.Option(
+            help="Folder of an interrupted run to resume. With more --rounds also of "
+            "a complete run that has a checkpoint (keep-checkpoint)."
+        ),
     ] = None,
     case: Annotated[
         list[str] | None,
@@ -202,13 +206,17 @@ def run(
     )
     values = read_options(options, settings or [])
     if resume is not None:
+        more = values.pop("rounds", None)
         if jobs != 1 or any((experiment, values, engine, case, draws)):
             raise ConfigError(
                 "--resume keeps the settings and the engine of the run: besides the "
-                "folder, only --workers, --client-gpus and --quiet are allowed."
+                "folder, only --rounds, --workers, --client-gpus and --quiet are allowed."
             )
+        if more is not None and not isinstance(more, int):
+            raise ConfigError(f"--rounds must be one number with --resume, got {more}.")
+        how = RunOptions("", workers, client_gpus, quiet)
         with report_how_to_resume():
-            resume_folder(resume, RunOptions("", workers, client_gpus, quiet), console)
+            resume_folder(resume, how, console, rounds=more)
         return
     engine = engine or "auto"
     if engine not in ("auto", "local", "ray"):

@@ -295,20 +295,27 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
         )
 
 
-def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> RunFolder:
-    """Resume an interrupted run; only print the results if it is complete."""
+def resume_folder(
+    folder: Path,
+    run_options: RunOptions,
+    console: Console,
+    *,
+    rounds: int | None = None,
+) -> RunFolder:
+    """Resume an interrupted run, or add ``rounds``; else print the complete results."""
     before = RunFolder.load(folder)
-    if before.status == "completed":
+    rounds = rounds or int(before.config["rounds"])
+    if before.status == "completed" and rounds == before.config["rounds"]:
         console.print("The run is complete: there is nothing to resume.")
         show(before.table(), console)
         return before
     # loads torch: a missing run folder is reported first
     from flower_fgl.lab.simulate import resume
 
-    rounds = int(before.config["rounds"])
     with _progress(console, folder.name, rounds, run_options.quiet) as on_round:
         run = resume(
             folder,
+            rounds=rounds,
             workers=run_options.workers,
             client_gpus=run_options.client_gpus,
             on_round=on_round,

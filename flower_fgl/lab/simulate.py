@@ -167,6 +167,7 @@ def _graphs_as_files(
 def resume(
     folder: Path | str,
     *,
+    rounds: int | None = None,
     workers: int | None = None,
     client_gpus: float = 0.0,
     progress: bool = False,
@@ -180,6 +181,9 @@ def resume(
     ----------
     folder : Path or str
         Run folder.
+    rounds : int, optional
+        A larger number of rounds than that of the run, which may then be complete if it
+        was run with ``keep_checkpoint=True``.
     workers, client_gpus
         As for :func:`flower_fgl.simulation.run.run_one`.
     progress : bool
@@ -196,12 +200,19 @@ def resume(
     ------
     RunError
         If the run has no intact checkpoint, another process uses its folder, it was a
-        deployment, the code, the settings or the data have changed, or it does not
-        complete.
+        deployment, the code, the settings or the data have changed, its method plans
+        with the number of rounds, or it does not complete.
     """
     path = Path(folder).resolve()
     run = Run.load(path)
-    if run.status == "completed":
+    before = int(run.config["rounds"])
+    if rounds is not None and rounds < before:
+        raise RunError(
+            f"The run in {path} has {before} rounds, got rounds = {rounds}. Give a larger "
+            "number to add rounds."
+        )
+    rounds = rounds or before
+    if run.status == "completed" and rounds == before:
         return run
     engine = require_checkpoint(path).engine
     if engine == "deployment":
@@ -211,11 +222,10 @@ def resume(
         )
     values: dict[str, Scalar] = dict(flatten_config(run.config))
     about = f"{run.summary['method']} on {run.summary['dataset']}"
-    rounds, before = int(values["rounds"]), int(run.summary["rounds"])
-    shown = show_progress(about, rounds, on_round, first=before)
+    shown = show_progress(about, rounds, on_round, first=int(run.summary["rounds"]))
     with shown if progress else nullcontext(on_round) as callback:
         done = run_one(
-            {**values, "run-dir": str(path), "resume": True},
+            {**values, "rounds": rounds, "run-dir": str(path), "resume": True},
             engine=engine,
             workers=workers,
             client_gpus=client_gpus,

@@ -42,4 +42,5 @@ METHOD = Method(
     has_global_model=False,
     mixes_models=True,
     unread=("weight-by",),
+    plans_rounds=True,
 )

@@ -58,6 +58,9 @@ class Method:
         the same width.
     is_one_shot : bool
         Whether there is exactly one round (``rounds`` above 1 is an error).
+    plans_rounds : bool
+        Whether what it does in a round depends on the number of all rounds, so that a
+        run cannot get more of them.
     graphs : bool
         Whether the method also classifies whole graphs (``setting = "graph"``).
     additive : bool
@@ -131,6 +134,7 @@ class Method:
     mixes_models: bool = False
     shares_embeddings: bool = False
     is_one_shot: bool = False
+    plans_rounds: bool = False
     graphs: bool = True
     additive: bool = False
     robust: bool = False

@@ -53,4 +53,5 @@ METHOD = Method(
     graphs=False,
     takes_batches=False,
     sends_mixtures=True,
+    plans_rounds=True,
 )

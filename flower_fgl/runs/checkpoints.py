@@ -37,6 +37,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.unused_settings import unused_settings
 from flower_fgl.core.version import VERSION
+from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import CLIENTS_FILE, ROUNDS
 from flower_fgl.runs.state_files import StateKeeper
 
@@ -142,13 +143,24 @@ class Checkpoint:
         return self.folder / CLIENT_STATES
 
     def check(self, config: RunConfig) -> None:
-        """Raise a RunError that names a setting or version that differs from the run's."""
+        """Raise a RunError that names a setting or version that differs from the run's.
+
+        The run may get more rounds, unless its method plans with their number.
+        """
         now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
         for key in unused_settings(now, config):
             del now[key]
         if not config.clients:
             del now["clients"]
         before = config.general_defaults() | dict(self.config)
+        if now["rounds"] > before["rounds"]:
+            if METHODS[config.method].plans_rounds:
+                raise RunError(
+                    f"A run of {config.method} cannot get more rounds (rounds = "
+                    f"{config.rounds}, was {before['rounds']}): what it does in a round "
+                    "depends on the number of all rounds. Start a new run."
+                )
+            del now["rounds"]
         changed = [
             f"{key} = {value!r} (was {before.get(key)!r})"
             for key, value in now.items()

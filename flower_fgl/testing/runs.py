@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
 from flower_fgl.client_apps.dispatch import Dispatcher
-from flower_fgl.core.errors import ConfigError, FglError
+from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.simulate import resume, simulate
@@ -118,6 +118,22 @@ class RunContract(Contract):
         one, other = ([path.read_bytes() for path in paths] for paths in models)
         assert one == other
         assert not (folder / "checkpoint").exists()
+
+    @has_rounds
+    def test_a_run_with_rounds_added_equals_a_longer_run(
+        self, case: MethodCase, short: dict[str, Any]
+    ) -> None:
+        settings = {**short, "participation": 0.6, "keep_checkpoint": True}
+        ended = simulate(**{**settings, "rounds": 2})
+        if case.row.plans_rounds:
+            with pytest.raises(RunError, match="cannot get more rounds"):
+                resume(ended.path, rounds=3)
+            assert Run.load(ended.path).status == "completed"
+            return
+        longer = resume(ended.path, rounds=3)
+        whole = simulate(**{**settings, "rounds": 3})
+        assert comparable(longer) == comparable(whole)
+        assert timeless(longer.summary) == timeless(whole.summary)
 
     def test_no_message_of_a_run_is_answered_twice(
         self,

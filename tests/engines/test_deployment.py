@@ -136,7 +136,9 @@ def test_errors_of_a_deployment_are_one_message(tmp_path: Path, idle: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_a_killed_deployment_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+def test_a_killed_deployment_goes_on_and_gets_more_rounds_with_the_same_numbers(
+    tmp_path: Path,
+) -> None:
     settings: dict[str, Any] = {**SMALL, "rounds": 3, "checkpoint_every": 1}
     expected = simulate("fedavg", clients=2, output_dir=str(tmp_path), **settings)
     values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
@@ -157,11 +159,18 @@ def test_a_killed_deployment_goes_on_with_the_same_numbers(tmp_path: Path) -> No
         time.sleep(1)  # into round 3
     assert Run.load(folder).status == "running"  # all killed
     with deployment(tmp_path / "second", nodes) as stage:
-        status = stage.run({**values, "resume": True}, seconds=270)
+        values |= {"resume": True, "keep-checkpoint": True}
+        status = stage.run(values, seconds=200)
         assert status == "finished:completed", stage.logs()
-    run = Run.load(folder)
-    assert run.status == "completed"
-    assert numbers(run) == numbers(expected)
+        run = Run.load(folder)
+        assert run.status == "completed"
+        assert numbers(run) == numbers(expected)
+        status = stage.run({**values, "rounds": 4}, seconds=200)
+        assert status == "finished:completed", stage.logs()
+    longer = simulate(
+        "fedavg", clients=2, output_dir=str(tmp_path), **{**settings, "rounds": 4}
+    )
+    assert numbers(Run.load(folder)) == numbers(longer)
 
 
 @pytest.mark.slow

@@ -251,6 +251,43 @@ def test_a_complete_run_is_only_read(settings: Settings) -> None:
     assert {p.name: p.stat().st_mtime_ns for p in whole.path.iterdir()} == before
 
 
+def test_rounds_are_added_after_the_end(settings: Settings, tmp_path: Path) -> None:
+    tuned = {**settings, "rounds": 4, "fedavg": {"finetune_epochs": 2}}
+    ended = simulate(**{**tuned, "rounds": 3, "keep_checkpoint": True})
+    options = ["run", "--resume", str(ended.path), "--rounds", "4", "--quiet"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    run, whole = Run.load(ended.path), simulate(**tuned)
+    assert_same(run, whole)
+    assert run.config["rounds"] == 4
+    assert run.summary["finetuned"]["round"] == 5  # that of the shorter run is gone
+    model = (run.path / "model.safetensors").read_bytes()
+    assert model == (whole.path / "model.safetensors").read_bytes()
+
+
+def test_rounds_may_be_added_to_an_interrupted_run(
+    settings: Settings, stopped: Path
+) -> None:
+    assert_same(resume(stopped, rounds=6), simulate(**{**settings, "rounds": 6}))
+
+
+def test_rounds_that_cannot_be_added_are_refused(
+    settings: Settings, tmp_path: Path
+) -> None:
+    ended = simulate(**settings)
+    before = {p.name: p.read_bytes() for p in ended.path.iterdir()}
+    with pytest.raises(RunError, match="keep-checkpoint = true"):
+        resume(ended.path, rounds=8)
+    with pytest.raises(RunError, match="has 5 rounds, got rounds = 4"):
+        resume(ended.path, rounds=4)
+    assert {p.name: p.read_bytes() for p in ended.path.iterdir()} == before
+    patient = {**settings, "lr": 0.5, "rounds": 6, "round_patience": 1}
+    short = simulate(**patient, keep_checkpoint=True)
+    assert short.summary["rounds"] < 6
+    with pytest.raises(RunError, match="round-patience"):
+        resume(short.path, rounds=8)
+
+
 def test_a_run_without_a_checkpoint_says_how_to_start_anew(
     settings: Settings, tmp_path: Path
 ) -> None:
