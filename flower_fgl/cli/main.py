@@ -32,6 +32,7 @@ from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.options import kebab
 from flower_fgl.core.version import VERSION
 from flower_fgl.methods import METHODS
+from flower_fgl.runs.files import CONFIG_FILE
 
 __all__ = ["app", "main"]
 
@@ -186,6 +187,13 @@ def run(
             "an experiment file with draws, run only the first ones.",
         ),
     ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Train a run anew without this owner: flower-fgl run RUN_FOLDER "
+            "--without NAME. Repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Run a method, a grid of several values, or all runs of an experiment file.
 
@@ -207,7 +215,7 @@ def run(
     values = read_options(options, settings or [])
     if resume is not None:
         more = values.pop("rounds", None)
-        if jobs != 1 or any((experiment, values, engine, case, draws)):
+        if jobs != 1 or any((experiment, values, engine, case, draws, without)):
             raise ConfigError(
                 "--resume keeps the settings and the engine of the run: besides the "
                 "folder, only --rounds, --workers, --client-gpus and --quiet are allowed."
@@ -225,9 +233,25 @@ def run(
         raise ConfigError(
             "--case selects from an experiment file: name the file as well."
         )
+    if without:
+        if experiment is None:
+            raise ConfigError(
+                "--without leaves an owner out of a run that was made: name its folder "
+                "as well. For a new run, set without-owners."
+            )
+        if experiment.is_dir():
+            experiment /= CONFIG_FILE
     run_options = RunOptions(engine, workers, client_gpus, quiet, jobs)
     with report_how_to_resume():
-        run_all(experiment, values, run_options, console, cases=case or (), draws=draws)
+        run_all(
+            experiment,
+            values,
+            run_options,
+            console,
+            cases=case or (),
+            draws=draws,
+            without=without or (),
+        )
 
 
 @app.command()

@@ -30,7 +30,7 @@ from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.core.settings import GeneralSettings, without_names
 from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
 from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
@@ -70,6 +70,7 @@ def run_all(
     *,
     cases: Sequence[str] = (),
     draws: int | None = None,
+    without: Sequence[str] = (),
 ) -> list[RunFolder]:
     """Run all runs of an experiment, or the run or grid that the options describe.
 
@@ -81,7 +82,13 @@ def run_all(
         experiment = _ad_hoc(options, draws or 0)
         whole = _with_earlier_draws(experiment)
     else:
-        experiment = whole = read_experiment(experiment_file).with_options(options)
+        experiment = read_experiment(experiment_file)
+        if without:
+            before = without_names(str(experiment.config.get("without-owners", "")))
+            left_out = ",".join(dict.fromkeys([*before, *without]))
+            # the owners are counted again
+            options = {**options, "without-owners": left_out, "clients": 0}
+        experiment = whole = experiment.with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
         experiment = experiment if draws is None else experiment.with_draws(draws)
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]

@@ -19,6 +19,7 @@ __all__ += ["SHARED_PARTITIONS"]
 __all__ += ["TARGETS", "TRACKERS", "UNSEEN_SETTINGS", "UNSUPPORTED", "GeneralSettings"]
 __all__ += ["SyntheticSettings", "Targets", "has_targets", "is_file", "main_score_of"]
 __all__ += ["names_of_trackers", "needs_classes", "owners_name", "read_num_neighbors"]
+__all__ += ["without_names"]
 __all__ += ["read_numbers"]
 
 DATASETS = [
@@ -141,6 +142,12 @@ class GeneralSettings:
         "natural owners instead of the partitions of a dataset: a folder of graph files, "
         "or a comma-separated list of datasets and graph files, one client each; empty: "
         "partition the dataset (docs/owners.md)",
+        keeps_commas=True,
+    )
+    without_owners: str = option(
+        "",
+        "names of owners that take no part, separated by commas: the run is as if they "
+        "had never been there",
         keeps_commas=True,
     )
     target: str = option(
@@ -737,6 +744,11 @@ def names_of_trackers(track: str) -> list[str]:
     """Return the trackers that the setting ``track`` names, each once."""
     names = (name.strip() for name in track.split(","))
     return list(dict.fromkeys(name for name in names if name))
+
+
+def without_names(text: str) -> list[str]:
+    """Return the names of the setting ``without-owners``."""
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def owners_name(owners: str) -> str:

@@ -25,8 +25,9 @@ from flower_fgl.core.feature_names import (
     differing_names,
     differing_recipes,
 )
+from flower_fgl.core.options import nearest
 from flower_fgl.core.schema_agreement import Told, differing_schemas
-from flower_fgl.core.settings import TARGETS, needs_classes
+from flower_fgl.core.settings import TARGETS, needs_classes, without_names
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
@@ -77,9 +78,10 @@ class Owner:
 def list_owners(config: RunConfig) -> list[Owner]:
     """List the owners by partition-id, without reading their graphs.
 
-    These are the files of a folder by name, or the entries of a list in their order.
-    Relative paths are also looked up in ``data-dir``. A ConfigError names a dataset
-    that is unknown or has several labels; a DataError a folder or file that is missing
+    These are the files of a folder by name, or the entries of a list in their order, but
+    not those that ``without-owners`` names. Relative paths are also looked up in
+    ``data-dir``. A ConfigError names a dataset that is unknown or has several labels, or
+    an owner to leave out that is not there; a DataError a folder or file that is missing
     or holds no graph, or two owners of one name.
     """
     path = _find(config.owners, config)
@@ -96,7 +98,16 @@ def list_owners(config: RunConfig) -> list[Owner]:
             "them: the name of an owner is the name of its file without .npz, or of its "
             "dataset."
         )
-    return owners
+    left_out = without_names(config.without_owners)
+    for name in left_out:
+        if name not in counts:
+            raise ConfigError(
+                f'without-owners names "{name}", but owners has no owner of this name. '
+                f"{nearest(name, counts)}"
+            )
+    if not counts.keys() - set(left_out):
+        raise ConfigError("without-owners leaves no owner. Remove a name.")
+    return [owner for owner in owners if owner.name not in left_out]
 
 
 def absolute_owners(owners: str, config: RunConfig) -> str:

@@ -114,6 +114,11 @@ def check_run(
     config = config or parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
+    if config.without_owners and not config.owners:
+        raise ConfigError(
+            "without-owners names owners, but the clients are parts of a dataset: set "
+            "owners too, or remove without-owners."
+        )
     if config.track:  # further files: a plain run does not run through them
         from flower_fgl.runs.trackers import open_trackers
 

@@ -572,3 +572,41 @@ def test_all_engines_give_the_same_numbers(uneven: Path, tmp_path: Path) -> None
         check=False,
     )
     assert "numbers of 1 kind from 3 engines" in done.stdout, done.stderr[-3000:]
+
+
+def test_a_run_without_an_owner_equals_one_that_never_had_it(
+    place: Path, tmp_path: Path
+) -> None:
+    owners = save(tmp_path / "all", owner_graphs())
+    run = simulate("fedavg", owners=str(owners), output_dir=str(tmp_path), **SHORT)
+    command = ["run", str(run.path), "--without", "birch", "--quiet"]
+    folder = tmp_path / "again"
+    result = CliRunner().invoke(app, [*command, "--set", f"run-dir={folder}"])
+    assert result.exit_code == 0, result.output
+    two = save(tmp_path / "two", owner_graphs())
+    (two / "birch.npz").unlink()
+    never = simulate("fedavg", owners=str(two), output_dir=str(tmp_path), **SHORT)
+    again = Run.load(folder)
+    assert comparable(again) == comparable(never)
+    assert again.config["without-owners"] == "birch"
+    models = [(one.path / "model.safetensors").read_bytes() for one in (again, never)]
+    assert models[0] == models[1]
+    # a further owner leaves the run that was made without the first
+    command = ["run", str(folder), "--without", "ash", "--quiet"]
+    result = CliRunner().invoke(app, [*command, "--set", f"run-dir={tmp_path / 'one'}"])
+    assert result.exit_code == 0, result.output
+    alone = Run.load(tmp_path / "one")
+    assert alone.config["without-owners"] == "birch,ash"
+    assert alone.summary["clients"] == 1
+
+
+def test_owners_that_cannot_be_left_out_are_named(tmp_path: Path) -> None:
+    owners = str(save(tmp_path / "all", owner_graphs()))
+    with pytest.raises(ConfigError, match=r'names "brich".*Did you mean "birch"'):
+        simulate("fedavg", owners=owners, without_owners="brich", **SHORT)
+    with pytest.raises(ConfigError, match="leaves no owner"):
+        simulate("fedavg", owners=owners, without_owners=",".join(NAMES), **SHORT)
+    with pytest.raises(ConfigError, match="set owners too"):
+        simulate("fedavg", without_owners="ash", **SHORT)
+    result = CliRunner().invoke(app, ["run", "--without", "ash"])
+    assert "name its folder" in str(result.exception)

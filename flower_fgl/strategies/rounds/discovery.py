@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.settings import without_names
 from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.rounds.membership import match_known_client
@@ -64,7 +65,10 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     for index, reply in exchange.replies.items():
         try:
             kind = Rejection if Rejection.is_in(reply.content) else Description
-            out[nodes[index]] = kind.from_record(reply.content)
+            answer: Description | Rejection = kind.from_record(reply.content)
+            if answer.name in without_names(config.without_owners):
+                answer = Rejection(answer.name, "without-owners leaves it out")
+            out[nodes[index]] = answer
         except Exception as error:  # any failure concerns this reply only
             why = f"its description is malformed: {Failure.of(index, error).reason}"
             out[nodes[index]] = Rejection(f"node {nodes[index]}", why)

@@ -143,6 +143,20 @@ def test_an_owners_claim_of_anothers_partition_costs_these_two_only(
         run_owners([nodes[k] for k in (0, 1, 4)], tmp_path / "three", rounds=1)
 
 
+def test_an_owner_that_the_run_leaves_out_is_turned_away_by_its_name(
+    tmp_path: Path,
+) -> None:
+    nodes = []
+    for name, graph in zip(("ash", "birch", "cedar"), owner_graphs(), strict=True):
+        save_client_graph(tmp_path / f"{name}.npz", graph)
+        nodes.append({"graph": str(tmp_path / f"{name}.npz"), "name": name})
+    done = run_owners(nodes, tmp_path / "run", without_owners="birch")
+    (refused,) = done.summary["refused"]
+    assert refused == {"name": "birch", "reason": "without-owners leaves it out"}
+    never = run_owners([nodes[0], nodes[2]], tmp_path / "never")
+    assert comparable(done) == comparable(never)
+
+
 def test_a_bad_description_leaves_too_few_for_min_replies(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="min-replies = 3"):
         run(tmp_path / "run", describing(1, "garbage"), min_replies=3)
