@@ -98,6 +98,12 @@ def run_server(
             f"client has its own process (engine {engine}). Use --engine local, or "
             'stacked = "auto".'
         )
+    if config.keep_client_models and (engine == "deployment" or not config.run_dir):
+        raise ConfigError(
+            "keep-client-models stores models in the run folder of a simulation: set "
+            "run-dir in `flwr run`. In a deployment each SuperNode keeps its own model "
+            "(model-dir in its node config)."
+        )
     group = None
     if config.track or trackers:
         # further files: a plain round does not run through them

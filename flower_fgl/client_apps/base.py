@@ -385,7 +385,9 @@ class FglClientApp(ClientApp, ABC):
         if model is not None:
             trained = {n: t.detach() for n, t in model.state_dict().items()}
             refuse_non_finite(trained)
-            if "graph" in context.node_config or "model-dir" in context.node_config:
+            node = context.node_config
+            keeps = client.config.keep_client_models
+            if keeps or "graph" in node or "model-dir" in node:
                 own = scores.get("local", {})
                 save_best_model(client, context, model, own, server_round)
             client.state.set_group("model", trained)

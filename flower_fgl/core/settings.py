@@ -375,6 +375,13 @@ class GeneralSettings:
         "with the graph, mean: does not, default: sum for gin, gine and FedStar, else mean",
         choices="default sum mean",
     )
+    initial_model: str = option(
+        "",
+        "folder of a run, or of a saved model, from whose weights the server starts; "
+        "empty: from random weights",
+        keeps_commas=True,
+        is_path=True,
+    )
     rounds: int = option(100, "number of federated rounds", ge=1, auto=True)
     round_patience: int = option(
         0,
@@ -704,8 +711,13 @@ class GeneralSettings:
     )
     keep_checkpoint: bool = option(
         False,
-        "whether a completed run keeps a checkpoint of its last round; `flower-fgl "
-        "embeddings` needs it to draw FedPANO's synthetic nodes",
+        "whether a completed run keeps a checkpoint of its last round, which more rounds "
+        "(`--resume RUN --rounds N`) and `flower-fgl embeddings` of FedPANO need",
+    )
+    keep_client_models: bool = option(
+        False,
+        "whether a simulation keeps each client's best model in the folder clients of the "
+        "run, for `flower-fgl predict`; SuperNodes keep theirs in model-dir",
     )
     track: str = option(
         "",

@@ -55,6 +55,7 @@ UNCOMPARED = (
     "data-dir",
     "checkpoint-every",
     "keep-checkpoint",
+    "keep-client-models",
     "track",
     "resume",
 )

@@ -26,6 +26,7 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import StateKeeper
+from flower_fgl.runs.writer import default_folder
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local_grid import LocalGrid, frozen_objects, task_identity
 from flower_fgl.simulation.memory import graph_sizes, has_stacked_form, require_memory
@@ -92,11 +93,11 @@ def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def absolute_paths(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Make ``data-dir`` and a ``dataset`` file absolute: a run can resume in any folder."""
+    """Make paths of data and of a model absolute: a run can resume in any folder."""
     out = dict(values)
-    for key in ("data-dir", "dataset"):
+    for key in ("data-dir", "initial-model", "dataset"):
         path = values.get(key)
-        if isinstance(path, str) and path and (key == "data-dir" or is_file(path)):
+        if isinstance(path, str) and path and (key != "dataset" or is_file(path)):
             out[key] = str(Path(os.path.expanduser(path)).resolve())
     return out
 
@@ -197,6 +198,11 @@ def run_local(
     if values.get("owners"):
         values, config = count_owners(values), None
     config = check_run(values, config, logs_notes=True)
+    if config.keep_client_models and not config.run_dir:
+        place = (config.method, config.data_name, config.seed)
+        folder = default_folder(Path(config.output_dir).resolve(), *place)
+        values = {**values, "run-dir": str(folder)}
+        config = parse_config(values)
     if config.stacked == "true":
         refuse_unstackable(config)
     if workers is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -124,6 +125,8 @@ class FedAvg(FglStrategy):
         name = common_model(self.config, self.federation)
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")), torch.no_grad():
             model = self.build(name)
+        if self.config.initial_model and not self.is_resumed:
+            self.start_from_saved(model)
         kept = self.local_names(name)
         self.weights = Weights(
             {n: t.detach() for n, t in model.state_dict().items() if n not in kept}
@@ -136,6 +139,36 @@ class FedAvg(FglStrategy):
                 "local. Use a backbone with more layers, or align features or classes by "
                 "name."
             )
+
+    def start_from_saved(self, model: nn.Module) -> None:
+        """Load the weights of ``initial-model``, or raise a RunError if they do not fit."""
+        # loads the networks of other methods
+        from flower_fgl.runs.saved_model import load_model
+
+        place = self.config.initial_model
+        saved = load_model(Path(place))
+        card, federation = saved.card, self.federation
+        names = next(
+            (c for c in federation.clients.values() if c.features_sha256), None
+        )
+        pairs: dict[str, tuple[Any, Any]] = {
+            "classes or targets": (card.class_names, federation.class_names),
+            "target kind": (card.target_kind, self.config.predicts),
+            "shapes of the weights": (
+                {n: tuple(t.shape) for n, t in saved.model.state_dict().items()},
+                {n: tuple(t.shape) for n, t in model.state_dict().items()},
+            ),
+        }
+        if names is not None and card.features_sha256:
+            pairs["feature names"] = (card.features_sha256, names.features_sha256)
+        if differing := [what for what, (one, other) in pairs.items() if one != other]:
+            raise RunError(
+                f"The model of initial-model = {place} does not fit this run: other "
+                f"{', '.join(differing)} ({card.method}, {card.model}, "
+                f"{card.num_features} features, outputs {', '.join(card.class_names)}). "
+                "Use its settings and data of the same kind, or another model."
+            )
+        model.load_state_dict(saved.model.state_dict())
 
     def local_names(self, model: str) -> frozenset[str]:
         """Return the weights that stay on the owners, see ``feature-align``."""

@@ -597,3 +597,56 @@ def numbers(run: Run) -> str:
         {k: v for k, v in row.items() if k not in skipped} for row in run.clients
     ]
     return json.dumps([rounds, clients], sort_keys=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedala"])
+def test_a_run_may_start_from_a_saved_model(
+    method: str, settings: Settings, tmp_path: Path
+) -> None:
+    """Without optimizer memory and random numbers it goes on as a longer run does."""
+    plain = {**settings, "method": method, "dropout": 0.0, "optimizer": "sgd"}
+    plain |= {"output_dir": str(tmp_path), "lr": 0.05}
+    first = simulate(**{**plain, "rounds": 1})
+    long = simulate(**{**plain, "rounds": 3})
+    more = simulate(**{**plain, "rounds": 2}, initial_model=str(first.path))
+    if method in ("fedavg", "fedprox"):  # others remember an earlier model
+        mine, right = (
+            [{**row, "round": 0, "seconds": {}} for row in rows]
+            for rows in (more.rounds, long.rounds[1:])
+        )
+        assert mine == right
+    assert (
+        more.rounds[0]["loss"] != simulate(**{**plain, "rounds": 1}).rounds[0]["loss"]
+    )
+
+
+def test_a_saved_model_that_does_not_fit_is_refused(
+    settings: Settings, tmp_path: Path
+) -> None:
+    first = simulate(**settings)
+    model = {"initial_model": str(first.path)}
+    with pytest.raises(RunError, match="does not fit this run: other shapes"):
+        simulate(**{**settings, "hidden_channels": 12}, **model)
+    synthetic = {**settings["synthetic"], "classes": 4}
+    with pytest.raises(RunError, match="other classes"):
+        simulate(**{**settings, "synthetic": synthetic}, **model)
+    with pytest.raises(ConfigError, match=r"fedproto does not start.*These methods do"):
+        simulate(**{**settings, "method": "fedproto"}, **model)
+    with pytest.raises(RunError, match="does not exist"):
+        simulate(**settings, initial_model=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedproto", "local"])
+def test_a_simulation_keeps_the_models_of_its_clients(
+    method: str, settings: Settings
+) -> None:
+    kept = simulate(**{**settings, "method": method}, keep_client_models=True)
+    plain = simulate(**{**settings, "method": method})
+    assert comparable(kept) == comparable(plain)
+    folders = sorted((kept.path / "clients").iterdir())
+    assert [f.name for f in folders] == [f"{k}-client-{k}" for k in range(len(folders))]
+    assert len(folders) == kept.summary["clients"]
+    for folder in folders:
+        card = read_card(folder)
+        assert card is not None
+        assert card.method == method

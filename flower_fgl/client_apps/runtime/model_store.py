@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 FLOWER = logging.getLogger("flwr")
 """Flower's logger, whose records of level INFO are in the SuperNode's log."""
 DEFAULT = "models"
+CLIENT_MODELS = "clients"
+"""Folder of a simulation's run folder in which it keeps the clients' models."""
 LONGEST_NAME = 40
 """Characters of an owner's name in a folder name, which has at most 255 bytes."""
 CARD_FILE = "model.json"
@@ -64,6 +66,10 @@ def save_best_model(
     """
     name = _client_name(context, client.partition_id)
     folder = model_folder(context.node_config, context.run_id, name)
+    if client.config.keep_client_models and "graph" not in context.node_config:
+        name = client.data.graph.name or name
+        shown = f"{client.partition_id}-{readable(name)}"
+        folder = Path(client.config.run_dir) / CLIENT_MODELS / shown
     if folder is None:
         return
     main = client.config.main_score
@@ -134,10 +140,15 @@ def model_folder(node: Mapping[str, Scalar], run_id: int, name: str) -> Path | N
     if folder is None:
         return None
     # names such as "x y" and "x-y" have the same readable part
-    shown = re.sub(r"[^\w.-]+", "-", name)[:LONGEST_NAME]
+    shown = readable(name)
     whole = f"{name}\n{owner_key(node)}"
     key = hashlib.sha256(whole.encode()).hexdigest()[:8]
     return folder / f"{run_id}-{shown}-{key}"
+
+
+def readable(name: str) -> str:
+    """Return the readable part of an owner's folder name."""
+    return re.sub(r"[^\w.-]+", "-", name)[:LONGEST_NAME]
 
 
 def takes_place(score: str, new: float | None, kept: float | None) -> bool:

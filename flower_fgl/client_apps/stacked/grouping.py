@@ -51,6 +51,9 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         "the clients are data owners with their own files": (
             "graph" in node or "model-dir" in node
         ),
+        "keep-client-models stores the model of each client": (
+            config.keep_client_models
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -176,6 +176,13 @@ NEEDS = (
         demand="remove upload-clip and upload-noise",
     ),
     Need(
+        "initial-model",
+        lambda s: s.initial_model,
+        lambda method: method.robust and method.has_global_model,
+        "does not start from the weights of one model",
+        can="do",
+    ),
+    Need(
         'feature-align = "project"',
         lambda s: s.owners and s.feature_align == "project",
         lambda method: method.keeps_first_layer,

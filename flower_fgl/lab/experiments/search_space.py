@@ -30,7 +30,8 @@ label-sparsity partition partition-seed dirichlet-alpha"""
 EVALUATION = """rounds round-patience evaluate evaluate-every eval-policy link-k precision-k
 absent-classes"""
 MACHINE = """data-dir device threads stacked output-dir run-dir state-dir checkpoint-every
-keep-checkpoint resume round-timeout join-timeout min-clients min-replies"""
+keep-checkpoint keep-client-models initial-model resume round-timeout join-timeout
+min-clients min-replies"""
 NOT_TUNABLE = frozenset(f"{TASK} {EVALUATION} {MACHINE} max-message-mb".split())
 """Settings of the task, the evaluation and the machine, which all rows share."""
 

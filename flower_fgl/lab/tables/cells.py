@@ -71,6 +71,7 @@ NO_RESULT = {
     "resume",
     "checkpoint-every",
     "keep-checkpoint",
+    "keep-client-models",
 }
 """Settings that a cell leaves out: the seeds, which each draw has, and paths."""
 METRICS: tuple[str, ...] = ("accuracy", "macro_f1", "auroc", "auprc", "mrr", "hits")

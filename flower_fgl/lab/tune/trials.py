@@ -59,6 +59,7 @@ def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
         "run-dir": str(folder),
         "checkpoint-every": 0,
         "keep-checkpoint": False,
+        "keep-client-models": False,
         "threads": 1,
     }
     started = time.monotonic()
