@@ -172,11 +172,12 @@ def _notes(
     isolated = whole.num_nodes - int(has_neighbor.sum())
     if isolated:
         notes.append(f"{isolated:,} of {whole.num_nodes:,} nodes have no neighbour.")
-    if graph.outside is not None:
+    is_guessable = getattr(config.method_config, "ids", "") == "guessable"
+    if graph.outside is not None and is_guessable:
         notes.append(
             "Identifiers of nodes at the border leave this machine: those of an .npz file "
             "as they are, ids of outside.csv as hashes, which anybody who guesses ids can "
-            "compare. With id-key in the node config only holders of that key can."
+            "compare. Remove fedgcn.ids = guessable, or set id-key in the node config."
         )
     return notes + suspect_data(graph)
 

@@ -7,7 +7,9 @@ Convolutional Networks", NeurIPS 2023.
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context, Message
@@ -42,6 +44,16 @@ from flower_fgl.protocols.fedgcn import (
     ListedNodes,
     NeighbourSums,
 )
+from flower_fgl.protocols.private_ids import (
+    BLIND,
+    CODES,
+    MULTIPLY,
+    Points,
+    codes_of,
+    hashed_points,
+    multiply,
+)
+from flower_fgl.protocols.secure_aggregation.keys import draw_secret
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +61,8 @@ __all__ = ["FedGCNClientApp"]
 
 Client = AnyClient[FedGCNSettings]
 
+SECRET, CODE = "secret", "id codes"
+"""Groups of the client's state: its secret during the exchange, then the codes."""
 KEPT = "sums"
 """Group of the client's state that holds the sums, and value with their hash."""
 
@@ -66,6 +80,9 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
+        self.query(BLIND)(self._blind)
+        self.query(MULTIPLY)(self._multiply)
+        self.query(CODES)(self._codes)
         self.query(BOUNDARY)(self._boundary)
         self.query(SUMS)(self._sums)
         self.query(COMPLETE)(self._complete)
@@ -87,20 +104,58 @@ class FedGCNClientApp(FedAvgClientApp):
             )
         return super().fit(client, server_round, download)
 
+    def _blind(self, message: Message, context: Context) -> Message:
+        """Draw the own secret; send the ids at the border, multiplied by it."""
+        client, store, _ = self.open_once(message, context, last=once)
+        border, secret = border_of(client), draw_secret()
+        points = multiply(
+            hashed_points(torch.cat([border.own, border.outside])), secret
+        )
+        # the order of the nodes would tell something about them
+        order = torch.from_numpy(np.lexsort(points.numpy().T))
+        secrets = torch.frombuffer(bytearray(secret), dtype=torch.uint8)
+        client.state.set_group(SECRET, {"secret": secrets, "order": order})
+        self.keep(client, store, context)
+        return Message(Points(points[order]).to_record(), reply_to=message)
+
+    def _multiply(self, message: Message, context: Context) -> Message:
+        """Multiply the points of another owner by the own secret, once for each."""
+        client, store, _ = self.open_once(message, context, last=others)
+        points = Points.from_record(message.content).points
+        product = multiply(points, secret_of(client)["secret"].numpy().tobytes())
+        self.keep(client, store, context)
+        return Message(Points(product).to_record(), reply_to=message)
+
+    def _codes(self, message: Message, context: Context) -> Message:
+        """Keep the codes of the own ids, and forget the secret."""
+        client, store, _ = self.open_once(message, context, last=once)
+        order = secret_of(client)["order"]
+        points = Points.from_record(message.content, {"m": len(order)}).points
+        codes = torch.empty_like(order)
+        codes[order] = codes_of(points)
+        border = border_of(client)
+        number = len(border.own)
+        client.state.set_group(SECRET, {})
+        client.state.set_group(
+            CODE, {"own": codes[:number].clone(), "outside": codes[number:].clone()}
+        )
+        self.keep(client, store, context)
+        return Message(Empty().to_record(), reply_to=message)
+
     def _boundary(self, message: Message, context: Context) -> Message:
         """Name the nodes with neighbours at other clients, and these neighbours."""
         client, store, _ = self.open_once(message, context, last=once)
-        edges = edges_of(client)
+        edges, sent = edges_of(client), sent_border(client)
         own, own_edges = torch.unique(edges.own, return_counts=True)
         is_listed = torch.isin(own, listed_of(client))
-        order = edges.ids[own].argsort()
         outside_edges = torch.bincount(edges.other, minlength=len(edges.outside))
+        order, order_outside = sent.own.argsort(), sent.outside.argsort()
         reply = Boundary(
-            edges.ids[own][order],
+            sent.own[order],
             is_listed[order].to(torch.uint8),
-            edges.outside,
+            sent.outside[order_outside],
             own_edges[order].to(torch.int32),
-            outside_edges.to(torch.int32),
+            outside_edges[order_outside].to(torch.int32),
         )
         self.keep(client, store, context, is_state_new=False)
         return Message(reply.to_record(), reply_to=message)
@@ -110,12 +165,13 @@ class FedGCNClientApp(FedAvgClientApp):
         client, store, _ = self.open_once(message, context, last=once)
         edges = edges_of(client)
         ids = ListedNodes.from_record(message.content).ids
-        own, other = listed_of(client), torch.isin(edges.outside, ids)
+        own, own_ids, sent = listed_of(client), listed_ids(client), sent_border(client)
+        other = torch.isin(sent.outside, ids)
         # other nodes of this client are no reason to refuse: that would confirm them
-        if not bool(torch.isin(edges.ids[own], ids).all()):
+        if not bool(torch.isin(own_ids, ids).all()):
             raise PayloadError("the server's list lacks nodes that this client listed")
         places = other.nonzero().squeeze(1)
-        named = torch.cat([edges.ids[own], edges.outside[places]])
+        named = torch.cat([own_ids, sent.outside[places]])
         sums = partial_sums(client.data.graph.graph.x, edges, own, places)
         total = degrees(edges)[own].float()
         order = named.argsort()
@@ -151,10 +207,57 @@ class FedGCNClientApp(FedAvgClientApp):
         num_other = len(places) if hops == 2 else 0
         spec = (len(own) + num_other, client.data.graph.num_features, num_other)
         found = CompletedSums.from_record(message.content, spec)
-        kept = {"other": places, "sums": found.sums, "degrees": found.degrees}
+        # rows come ascending by what was sent; codes have another order in each run
+        order = listed_ids(client).argsort()
+        order_other = sent_border(client).outside[places[:num_other]].argsort()
+        sums, degrees = torch.empty_like(found.sums), torch.empty_like(found.degrees)
+        sums[torch.cat([order, len(own) + order_other])] = found.sums
+        degrees[order_other] = found.degrees
+        kept = {"other": places, "sums": sums, "degrees": degrees}
         client.state.set_hashed_group(KEPT, kept)
         self.keep(client, store, context)
         return Message(Empty().to_record(), reply_to=message)
+
+
+class Border(NamedTuple):
+    """Identifiers of the client's nodes at its border, and of the outside neighbours.
+
+    ``own`` are those of ``unique(edges.own)``, ``outside`` those of ``edges.outside``.
+    """
+
+    own: Tensor
+    outside: Tensor
+
+
+def border_of(client: Client) -> Border:
+    """Return the identifiers as the client knows them."""
+    edges = edges_of(client)
+    return Border(edges.ids[torch.unique(edges.own)], edges.outside)
+
+
+def sent_border(client: Client) -> Border:
+    """Return what the client sends for its identifiers: their codes, if they have some."""
+    found = client.state.group(CODE)
+    return Border(found["own"], found["outside"]) if found else border_of(client)
+
+
+def listed_ids(client: Client) -> Tensor:
+    """Return what the client sends for the nodes of :func:`listed_of`."""
+    nodes = torch.unique(edges_of(client).own)
+    return sent_border(client).own[torch.searchsorted(nodes, listed_of(client))]
+
+
+def secret_of(client: Client) -> dict[str, Tensor]:
+    """Return the client's secret and the order of its points; PayloadError if none."""
+    found = client.state.group(SECRET)
+    if not found:
+        raise PayloadError("this client has no secret: it was not asked to draw one")
+    return found
+
+
+def others(client: Client) -> int:
+    """Return the last number of an exchange with one message for each other client."""
+    return client.num_partitions - 2
 
 
 def edges_of(client: Client) -> OwnedEdges:

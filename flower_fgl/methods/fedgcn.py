@@ -28,6 +28,13 @@ class FedGCNSettings(FedAvgSettings):
         "longer exact",
         ge=1,
     )
+    ids: str = option(
+        "private",
+        "how the server compares data owners' ids of nodes; private: by codes that only "
+        "all owners together can compute, guessable: as they are or as hashes without a "
+        "key, which anybody who guesses ids can compare (unless the owners have id-key)",
+        choices="private guessable",
+    )
 
 
 METHOD = Method(
@@ -37,10 +44,12 @@ METHOD = Method(
     client_app="flower_fgl.client_apps.fedgcn:FedGCNClientApp",
     settings=FedGCNSettings,
     payload="4P up, 4P down; before, 12(b+h)+b + 4r(d+2) up (secure: 8(Bd+B+1) for the "
-    "sums), 8B + 4(nd+h) down",
+    "sums), 8B + 4(nd+h) down; data owners: 32 for each of the others' b+h, and for the "
+    "own, more in both directions",
     sent_before=(
-        "the ids of nodes with neighbours at other owners, the ids of these neighbours, "
-        "and how many such edges each of them has",
+        "a code for each node with neighbours at other owners and for each of these "
+        "neighbours, made from its id with secrets of all owners (its id or the hash of "
+        "it, with fedgcn.ids = guessable), and how many such edges it has",
         "the sum of the features around each of these nodes, which can be the features of "
         "a single node",
     ),

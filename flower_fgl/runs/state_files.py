@@ -105,8 +105,8 @@ class LinkedStates:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an entry of a client's state is a secret of secure aggregation."""
-    return name.startswith("secure/") and name != "secure/masked-round"
+    """Return whether an entry of a client's state is a secret of a protocol."""
+    return name.startswith(("secret/", "secure/")) and name != "secure/masked-round"
 
 
 def keep_file(source: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from flower_fgl.protocols.fedgcn import (
     ListedNodes,
     NeighbourSums,
 )
+from flower_fgl.protocols.private_ids import BLIND, CODES, MULTIPLY, Points
 from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedGCN", "check_boundaries", "positions"]
@@ -54,6 +56,9 @@ class FedGCN(FedAvg):
     def complete_graphs(self) -> None:
         """Collect the borders, sum over the clients, return the rows that each needs."""
         clients = self.federation.clients
+        is_guessable = self.config.method_config.ids == "guessable"
+        if self.federation.is_owned and len(clients) > 1 and not is_guessable:
+            self.exchange_codes()
         answers = self.messenger.ask(0, BOUNDARY, dict.fromkeys(clients, Empty()))
         borders = self.read_all(
             answers,
@@ -75,6 +80,26 @@ class FedGCN(FedAvg):
         }
         answers = self.messenger.ask(0, COMPLETE, rows)
         self.read_all(answers, lambda _, content: read_payload(Empty, content), rows)
+
+    def exchange_codes(self) -> None:
+        """Pass each owner's points around all others; return them with all secrets."""
+        clients = list(self.federation.clients)
+        sets = self.read_all(
+            self.messenger.ask(0, BLIND, dict.fromkeys(clients, Empty())),
+            lambda _, content: read_payload(Points, content),
+        )
+        for step in range(1, len(clients)):
+            # owner k has the points of the owner that is ``step`` places before it
+            source = {
+                clients[(k + step) % len(clients)]: pid for k, pid in enumerate(clients)
+            }
+            sent = {pid: sets[source[pid]] for pid in clients}
+            size = {pid: {"m": len(sent[pid].points)} for pid in clients}
+            answers = self.messenger.ask(step - 1, MULTIPLY, sent)
+            found = self.read_all(answers, partial(_read_points, size))
+            sets = {source[pid]: found[pid] for pid in clients}
+        answers = self.messenger.ask(0, CODES, sets)
+        self.read_all(answers, lambda _, content: read_payload(Empty, content))
 
     def sum_parts(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Sum the clients' parts to sums (B, d) and degrees (B,), float64.
@@ -193,6 +218,13 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
         )
     parts = [border.own[border.is_listed.bool()] for border in borders.values()]
     return torch.cat(parts).sort().values
+
+
+def _read_points(
+    sizes: Mapping[int, Mapping[str, int]], pid: int, content: RecordDict
+) -> Points:
+    """Read as many points as the client got."""
+    return read_payload(Points, content, sizes[pid])
 
 
 def _holders(borders: Mapping[int, Boundary], ids: Tensor, kind: str) -> list[int]:

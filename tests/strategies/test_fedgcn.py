@@ -19,8 +19,14 @@ from torch import Tensor
 from flower_fgl import Run, simulate
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.dispatch import Dispatcher
-from flower_fgl.client_apps.fedgcn import FedGCNClientApp, edges_of, listed_of
+from flower_fgl.client_apps.fedgcn import (
+    SECRET,
+    FedGCNClientApp,
+    edges_of,
+    listed_of,
+)
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
 from flower_fgl.datasets.build import load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
@@ -30,6 +36,7 @@ from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.owned import read_id_key
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
+from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedgcn import (
     Boundary,
@@ -37,8 +44,9 @@ from flower_fgl.protocols.fedgcn import (
     ListedNodes,
     NeighbourSums,
 )
+from flower_fgl.protocols.private_ids import Points, codes_of, hashed_points, multiply
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.strategies.fedgcn import check_boundaries, positions
+from flower_fgl.strategies.fedgcn import FedGCN, check_boundaries, positions
 from tests.support.owners import owner_graphs, run_owners
 from tests.support.short_runs import SMALL, comparable, of_file
 
@@ -405,20 +413,108 @@ def test_identifiers_can_be_guessed_only_with_the_owners_key(
     (key := tmp_path / "id.key").write_text("5" * 64)
     (other := tmp_path / "other.key").write_text("6" * 64)
     guesses = torch.from_numpy(hash_ids([f"node {i}" for i in range(300)]))
-    for name, files in (("plain", [""] * 3), ("keyed", [str(key)] * 3)):
+    own_codes: dict[str, list[Tensor]] = {}
+    cases = (
+        ("plain", "guessable", ""),
+        ("keyed", "guessable", str(key)),
+        ("private", "private", ""),
+        ("again", "private", ""),
+        ("both", "private", str(key)),
+    )
+    losses = []
+    for name, ids, file in cases:
         borders.clear()
+        files = [file] * 3
         nodes = [
             {"graph": str(folder)} | ({"id-key": file} if file else {})
             for folder, file in zip(tables, files, strict=True)
         ]
-        run = run_owners(nodes, tmp_path / name, method="fedgcn")
+        run = run_owners(nodes, tmp_path / name, method="fedgcn", fedgcn={"ids": ids})
+        losses.append([row["loss"] for row in run.rounds[1:]])
+        own_codes[name] = [border.own for border in borders]
         assert_sums_are_exact(run, seen, tables)
         sent = torch.cat([ids for b in borders for ids in (b.own, b.outside)])
         is_guessed = torch.isin(sent, guesses)
         assert is_guessed.all() if name == "plain" else not is_guessed.any()
+    # secrets are drawn in each run, and no number of the run depends on them
+    first, again = (torch.cat(own_codes[name]) for name in ("private", "again"))
+    assert not torch.isin(first, again).any()
+    assert losses[0] == losses[2] == losses[3]
+    assert losses[1] == losses[4]
     nodes[0]["id-key"] = str(other)
     with pytest.raises(RunError, match="all owners need the same key file"):
         run_owners(nodes, tmp_path / "differ", method="fedgcn")
+
+
+def ladder(scalar: bytes, point: bytes) -> bytes:
+    """Multiply on Curve25519 as RFC 7748, section 5, writes it, with Python's integers."""
+    p = 2**255 - 19
+    k = int.from_bytes(scalar, "little") & (2**254 - 8) | 2**254
+    x1 = int.from_bytes(point, "little") % 2**255 % p
+    x2, z2, x3, z3 = 1, 0, x1, 1
+    for bit in reversed(range(255)):
+        if k >> bit & 1:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        aa, bb, da, cb = a * a % p, b * b % p, d * a % p, c * b % p
+        e = aa - bb
+        x3, z3 = (da + cb) ** 2 % p, x1 * (da - cb) ** 2 % p
+        x2, z2 = aa * bb % p, e * (aa + 121665 * e) % p
+        if k >> bit & 1:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+    return (x2 * pow(z2, p - 2, p) % p).to_bytes(32, "little")
+
+
+def test_codes_are_equal_whatever_owner_multiplies_first() -> None:
+    ids = torch.tensor([0, 5, 2**63 - 1, 77])
+    secrets = [bytes([k]) * 32 for k in (1, 2, 3)]
+    points = hashed_points(ids)
+    assert points.shape == (4, 32)
+    slow = [row.numpy().tobytes() for row in points]
+    forward = backward = points
+    for secret in secrets:
+        forward = multiply(forward, secret)
+        slow = [ladder(secret, point) for point in slow]
+    for secret in reversed(secrets):
+        backward = multiply(backward, secret)
+    assert torch.equal(codes_of(forward), codes_of(backward))
+    assert [row.numpy().tobytes() for row in forward] == slow
+    assert len(codes_of(forward).unique()) == 4
+    assert bool((codes_of(forward) >= 0).all())
+    assert multiply(points[:0], secrets[0]).shape == (0, 32)
+    assert codes_of(points[:0]).shape == (0,)
+    with pytest.raises(PayloadError, match="is zero"):
+        multiply(torch.zeros(1, 32, dtype=torch.uint8), secrets[0])
+
+
+def test_an_owner_multiplies_once_for_each_other_owner_and_forgets_its_secret(
+    tables: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[ClientState] = []
+    original = FedGCNClientApp.keep
+
+    def keep(app: Any, client: Client, *args: Any, **kwargs: Any) -> None:
+        states.append(client.state.compact())
+        original(app, client, *args, **kwargs)
+
+    monkeypatch.setattr(FedGCNClientApp, "keep", keep)
+    run_files(tables, tmp_path / "one")
+    with_secret = [state for state in states if state.has_group(SECRET)]
+    assert len(with_secret) == 3 * (1 + 2)  # drawn, and two others' points
+    assert not any(state.without_secrets().has_group(SECRET) for state in with_secret)
+
+    def greedy(self: FedGCN) -> None:
+        clients = list(self.federation.clients)
+        self.messenger.ask(0, "blind_ids", dict.fromkeys(clients, Empty()))
+        for number in range(3):
+            guesses = dict.fromkeys(clients, Points(hashed_points(torch.arange(3))))
+            found = self.messenger.ask(number, "multiply_ids", guesses)
+            assert len(found) == (3 if number < 2 else 0)
+        raise RunError("seen")
+
+    monkeypatch.setattr(FedGCN, "exchange_codes", greedy)
+    with pytest.raises(RunError, match="seen"):
+        run_files(tables, tmp_path / "greedy")
 
 
 def test_an_id_key_must_be_long_enough(tmp_path: Path) -> None:
@@ -478,7 +574,9 @@ def test_no_label_travels(
         return reply
 
     monkeypatch.setattr(Dispatcher, "__call__", call)
-    run_files(tables, tmp_path / "one")
+    # codes are drawn anew in each run
+    guessable = {"fedgcn": {"ids": "guessable"}}
+    run_files(tables, tmp_path / "one", **guessable)
     before = dict(sent)
     for folder in tables:
         with open(folder / "nodes.csv", newline="") as file:
@@ -490,7 +588,7 @@ def test_no_label_travels(
                 [head, *([row[0], turned[row[1]], *row[2:]] for row in rows)]
             )
     sent.clear()
-    run_files(tables, tmp_path / "other")
+    run_files(tables, tmp_path / "other", **guessable)
     assert len(before) == 3 * (5 + 3)
     assert sent == before
 
