@@ -258,8 +258,8 @@ def _open_grid(
             workers=min(workers, number),
             cpus=config.threads,
             gpus=client_gpus,
-        ) as hosts:
-            yield WorkerGrid(hosts, nodes, run_id), WorkerStates(hosts, len(nodes))
+        ) as started:
+            yield WorkerGrid(started, nodes, run_id), WorkerStates(started, number)
         return
     memory = MemoryStates()
     session = Session(memory=memory)

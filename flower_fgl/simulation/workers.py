@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
@@ -45,8 +45,10 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
 from flower_fgl.simulation.resources import REMEDY, require_cluster
+from flower_fgl.strategies.rounds.messenger import dead_worker
 
-__all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
+__all__ = ["ClientHost", "Parcel", "Worker", "WorkerGrid", "WorkerStates"]
+__all__ += ["host_of", "start_workers"]
 
 PULL_SECONDS = 0.01
 """Seconds for which a pull waits for the next worker."""
@@ -172,6 +174,12 @@ class ClientHost:
             zip((pid for pid, *_ in parcel.letters), replies, strict=True)
         )
 
+    def machine(self) -> str:
+        """Return the address of the machine, as the Ray cluster knows it."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
     def states(self) -> dict[int, ClientState]:
         """Return the states of all clients, with tensors on the CPU."""
         states = self._states.of_run(self._run_id)
@@ -182,22 +190,33 @@ class ClientHost:
         self._states.restore(self._run_id, states)
 
 
+class Worker(NamedTuple):
+    """A worker process: a Ray actor of :class:`ClientHost`, and its name for errors."""
+
+    host: Any
+    name: str
+
+    def died(self, error: Exception) -> str:
+        """Return the wording that the messenger recognises as the end of a worker."""
+        return f"the actor died: {self.name}: {str(error).splitlines()[0]}"
+
+
 class WorkerGrid(OneRunGrid):
     """Grid whose clients are spread over worker processes.
 
-    ``hosts`` are Ray actors of :class:`ClientHost` with the clients of :func:`host_of`;
-    ``partitions`` holds the partition-id of every node ID.
+    ``workers`` have the clients of :func:`host_of`; ``partitions`` holds the
+    partition-id of every node ID.
     """
 
     always_answers = True
 
     def __init__(
-        self, hosts: Sequence[Any], partitions: Mapping[int, int], run_id: int
+        self, workers: Sequence[Worker], partitions: Mapping[int, int], run_id: int
     ) -> None:
         super().__init__(run_id)
-        self.hosts = hosts
+        self.workers = workers
         self._partitions = partitions
-        self._calls: dict[Any, list[tuple[str, Message]]] = {}
+        self._calls: dict[Any, tuple[Worker, list[tuple[str, Message]]]] = {}
         self._ready: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
@@ -206,18 +225,19 @@ class WorkerGrid(OneRunGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send each worker the messages of its clients in one call."""
-        batches: list[list[tuple[str, int, Message]]] = [[] for _ in self.hosts]
+        batches: list[list[tuple[str, int, Message]]] = [[] for _ in self.workers]
         ids = []
         for message in messages:
             key = secrets.token_hex(8)
             partition_id = self._partitions[message.metadata.dst_node_id]
-            place = host_of(partition_id, len(self._partitions), len(self.hosts))
+            place = host_of(partition_id, len(self._partitions), len(self.workers))
             batches[place].append((key, partition_id, message))
             ids.append(key)
-        for host, batch in zip(self.hosts, batches, strict=True):
+        for worker, batch in zip(self.workers, batches, strict=True):
             if batch:
-                call = host.handle.remote(Parcel.pack((pid, m) for _, pid, m in batch))
-                self._calls[call] = [(key, message) for key, _, message in batch]
+                parcel = Parcel.pack((pid, m) for _, pid, m in batch)
+                sent = [(key, message) for key, _, message in batch]
+                self._calls[worker.host.handle.remote(parcel)] = worker, sent
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -229,7 +249,7 @@ class WorkerGrid(OneRunGrid):
             if not done:
                 break
             for call in done:
-                self._receive(self._calls.pop(call), call)
+                self._receive(*self._calls.pop(call), call)
         return [self._ready.pop(key) for key in message_ids if key in self._ready]
 
     def send_and_receive(
@@ -242,17 +262,17 @@ class WorkerGrid(OneRunGrid):
         ray.wait(list(self._calls), num_returns=len(self._calls), timeout=timeout)
         return self.pull_messages(ids)
 
-    def _receive(self, sent: list[tuple[str, Message]], call: Any) -> None:
+    def _receive(
+        self, worker: Worker, sent: list[tuple[str, Message]], call: Any
+    ) -> None:
         """Store the replies of one call."""
         import ray
 
         try:
             parcel: Parcel = ray.get(call)
         except ray.exceptions.RayError as error:
-            # the wording that the messenger recognises as the end of a worker
-            text = f"the actor died: {str(error).splitlines()[0]}"
             for key, message in sent:
-                self._ready[key] = _reply(key, message, Error(0, text))
+                self._ready[key] = _reply(key, message, Error(0, worker.died(error)))
             return
         pairs = zip(sent, parcel.contents(), parcel.letters, strict=True)
         for (key, message), content, (*_, failure) in pairs:
@@ -278,15 +298,14 @@ def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
 class WorkerStates:
     """The client states in the hosts of a :class:`WorkerGrid`, for checkpoints."""
 
-    def __init__(self, hosts: Sequence[Any], num_clients: int) -> None:
-        self._hosts, self._num_clients = hosts, num_clients
+    def __init__(self, workers: Sequence[Worker], num_clients: int) -> None:
+        self._workers, self._num_clients = workers, num_clients
 
     def save_states(self, run_id: int, folder: Path) -> None:
         """Write every state of the run to a folder, one file per client."""
-        import ray
-
         folder.mkdir(parents=True, exist_ok=True)
-        for states in ray.get([host.states.remote() for host in self._hosts]):
+        calls = [worker.host.states.remote() for worker in self._workers]
+        for states in self._answers(calls):
             for partition_id, state in states.items():
                 path = folder / f"{partition_id:06d}.safetensors"
                 write_state(path, state.without_secrets())
@@ -298,14 +317,24 @@ class WorkerStates:
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """Replace the states of all clients."""
-        import ray
-
-        parts: list[dict[int, ClientState]] = [{} for _ in self._hosts]
+        parts: list[dict[int, ClientState]] = [{} for _ in self._workers]
         for partition_id, state in states.items():
             place = host_of(partition_id, self._num_clients, len(parts))
             parts[place][partition_id] = state.compact()
-        pairs = zip(self._hosts, parts, strict=True)
-        ray.get([host.restore.remote(part) for host, part in pairs])
+        pairs = zip(self._workers, parts, strict=True)
+        self._answers([worker.host.restore.remote(part) for worker, part in pairs])
+
+    def _answers(self, calls: Sequence[Any]) -> list[Any]:
+        """Wait for one answer of each worker; a RunError names one that died."""
+        import ray
+
+        found = []
+        for worker, call in zip(self._workers, calls, strict=True):
+            try:
+                found.append(ray.get(call))
+            except ray.exceptions.RayError as error:
+                raise RunError(dead_worker(worker.died(error))) from error
+        return found
 
 
 @contextmanager
@@ -317,7 +346,7 @@ def start_workers(
     workers: int,
     cpus: int = 1,
     gpus: float = 0.0,
-) -> Iterator[list[Any]]:
+) -> Iterator[list[Worker]]:
     """Start Ray actors of :class:`ClientHost` with ``cpus`` and ``gpus`` each; end them.
 
     Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster; if the calling
@@ -352,11 +381,16 @@ def start_workers(
                 for _ in range(workers)
             ]
             try:
-                ray.get([host.states.remote() for host in hosts])
+                machines = ray.get([host.machine.remote() for host in hosts])
             except ray.exceptions.RayError as error:
                 raise RunError(f"A worker process did not start: {error}") from error
             try:
-                yield hosts
+                yield [
+                    Worker(host, f"worker {k} of {workers} on {machine}")
+                    for k, (host, machine) in enumerate(
+                        zip(hosts, machines, strict=True), start=1
+                    )
+                ]
             finally:
                 for host in hosts:
                     ray.kill(host)

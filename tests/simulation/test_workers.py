@@ -32,7 +32,7 @@ from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation import local
 from flower_fgl.simulation.local_grid import task_identity
-from flower_fgl.simulation.workers import Parcel, WorkerStates, host_of
+from flower_fgl.simulation.workers import Parcel, Worker, WorkerStates, host_of
 from tests.engines.test_run import environment, numbers
 from tests.support.short_runs import SMALL, shortened
 
@@ -152,8 +152,8 @@ def test_checkpoints_of_workers_hold_no_secrets(
     tensors = {"model/w": torch.ones(2), "secure/seed": torch.ones(2)}
     answer = {4: ClientState(tensors, {"round": 1})}
     host = SimpleNamespace(states=SimpleNamespace(remote=lambda: answer))
-    monkeypatch.setattr(ray, "get", list)
-    WorkerStates([host], 5).save_states(7, tmp_path)
+    monkeypatch.setattr(ray, "get", lambda call: call)
+    WorkerStates([Worker(host, "")], 5).save_states(7, tmp_path)
     assert list(read_state(tmp_path / "000004.safetensors").tensors) == ["model/w"]
 
 

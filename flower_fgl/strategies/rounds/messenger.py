@@ -31,7 +31,8 @@ from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
 from flower_fgl.strategies.rounds.silence import note_replies
 
-__all__ = ["Exchange", "KeyStore", "Messenger", "Recorder", "Upload", "send_receive"]
+__all__ = ["Exchange", "KeyStore", "Messenger", "Recorder", "Upload", "dead_worker"]
+__all__ += ["send_receive"]
 
 log = logging.getLogger(__name__)
 
@@ -487,8 +488,14 @@ def _stop_on_dead_worker(grid: Grid, failures: Iterable[Failure]) -> None:
     for failure in failures:
         text = failure.reason.lower()
         if "actordied" in text or "actor died" in text or "actor is dead" in text:
-            raise RunError(
-                f"The worker process that ran client {failure.partition_id} died "
-                f"({failure.reason}). The usual cause is too little memory: run fewer "
-                "clients at once (--workers 1), or use a smaller model."
-            )
+            raise RunError(dead_worker(failure.reason, failure.partition_id))
+
+
+def dead_worker(reason: str, client: int | None = None) -> str:
+    """Return the error of a run one of whose worker processes has ended."""
+    which = "" if client is None else f" that ran client {client}"
+    return (
+        f"The worker process{which} died ({reason}). The usual cause is too little memory: "
+        "run fewer clients at once (--workers 1), or use a smaller model. If its machine "
+        "stopped, start it and resume the run from its last checkpoint: --resume."
+    )
