@@ -178,7 +178,7 @@ class ClientHost:
         """Return the address of the machine, as the Ray cluster knows it."""
         import ray
 
-        return str(ray.util.get_node_ip_address())
+        return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def states(self) -> dict[int, ClientState]:
         """Return the states of all clients, with tensors on the CPU."""
