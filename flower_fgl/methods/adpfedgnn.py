@@ -184,6 +184,7 @@ METHOD = Method(
         "eval-policy": "refresh",
         "absent-classes": "zero",
     },
+    unread=("final-local-epochs",),
     has_global_model=False,
     graphs=False,
     models=("gat", "graphsage"),

@@ -144,3 +144,9 @@ def test_every_client_is_evaluated_with_the_newest_global_model(
             1,
             2,
         }
+
+
+def test_epochs_of_a_copy_that_is_never_trained_are_refused() -> None:
+    # clients that were not sampled are scored with Eq. (15) alone
+    with pytest.raises(ConfigError, match="final-local-epochs has no effect"):
+        simulate("adpfedgnn", clients=2, final_local_epochs=3)
