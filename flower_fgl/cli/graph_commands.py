@@ -308,3 +308,5 @@ def predict(
         f"{prediction.summary}: {output}\n"
         f"model: {card.method}, {card.model}, round {card.round}, {kind}"
     )
+    if prediction.calibrated:
+        show(f"calibration: {prediction.calibrated}")

@@ -48,6 +48,12 @@ float in [0, 1]
         precision, recall and F1 of the class at this threshold.
     micro_f1 : float in [0, 1]
         With several labels per item, F1 of all labels together.
+    ece, brier, ece_calibrated, brier_calibrated : float in [0, 1]
+        Calibration error and Brier score of the probabilities, before and after
+        calibration.
+    coverage, set_share : float in [0, 1]
+        Share of the items whose conformal set holds the truth, and mean share of all
+        classes in a set.
     """
 
     num_nodes: int
@@ -64,6 +70,12 @@ float in [0, 1]
     threshold_recall: float = math.nan
     threshold_f1: float = math.nan
     micro_f1: float = math.nan
+    ece: float = math.nan
+    brier: float = math.nan
+    ece_calibrated: float = math.nan
+    brier_calibrated: float = math.nan
+    coverage: float = math.nan
+    set_share: float = math.nan
 
     def selected(self, main_score: str) -> float:
         """Return the score by which models are selected, NaN where it is undefined."""

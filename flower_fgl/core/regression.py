@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ACROSS", "WIDE", "NumberScores", "PerTarget", "pool_numbers"]
+__all__ = ["ACROSS", "INTERVALS", "WIDE", "NumberScores", "PerTarget"]
+__all__ += ["pool_numbers"]
 __all__ += ["rank_correlation", "score_numbers"]
 
 WIDE = 200
 """Largest number of targets whose MAE, spread and ranks are in a record."""
 ACROSS = ("nrmse", "mae", "r2", "spearman")
 """Means over the targets in a record of more than :data:`WIDE` targets."""
+INTERVALS = ("coverage", "interval")
+"""Scores of conformal intervals."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ class NumberScores:
     mae, r2, spearman : float
         Means over the targets for which they are defined, else NaN. R² is about the mean
         of the same values.
+    coverage, interval : float
+        With ``calibration``, share of the known values that lie in their interval, and
+        the mean width of these in spreads; NaN, and omitted from records, without.
     """
 
     num_nodes: int
@@ -79,6 +85,8 @@ class NumberScores:
     mae: float
     r2: float
     spearman: float
+    coverage: float = math.nan
+    interval: float = math.nan
 
     @classmethod
     def of(
@@ -120,9 +128,17 @@ class NumberScores:
             each |= {"mae": found.mae, "sst": found.sst, "r2": found.r2}
             each |= {"spearman": found.spearman}
         names = ("num_nodes", "rmse", *ACROSS)
-        return {name: getattr(self, name) for name in names} | {
-            "targets": {name: list(values) for name, values in each.items()}
-        }
+        return (
+            {name: getattr(self, name) for name in names}
+            | self.intervals
+            | {"targets": {name: list(values) for name, values in each.items()}}
+        )
+
+    @property
+    def intervals(self) -> dict[str, float]:
+        """Coverage and width of the intervals, empty without any."""
+        found = {name: getattr(self, name) for name in INTERVALS}
+        return {} if math.isnan(self.coverage) else found
 
     def as_record(self) -> dict[str, Any]:
         """Return what is sent: 40T bytes for T targets, 16T for more than 200."""
@@ -130,10 +146,11 @@ class NumberScores:
         if len(found.n) > WIDE:
             across = {name: getattr(self, name) for name in ACROSS}
             each = {"n": list(found.n), "mse": list(found.mse)}
-            return {"num_nodes": self.num_nodes, **across, **each}
+            return {"num_nodes": self.num_nodes, **across, **self.intervals, **each}
         names = ("n", "mse", "mae", "sst", "spearman")
         each = {name: list(getattr(found, name)) for name in names}
-        return {"num_nodes": self.num_nodes, "nrmse": self.nrmse, **each}
+        one = {"num_nodes": self.num_nodes, "nrmse": self.nrmse}
+        return {**one, **self.intervals, **each}
 
     def rounded(self) -> NumberScores:
         """Round all numbers to two significant digits, and the counts not at all."""
@@ -141,19 +158,24 @@ class NumberScores:
             self.targets.n, *(_round(each) for each in astuple(self.targets)[1:])
         )
         found = NumberScores.of(self.num_nodes, targets, self.std)
-        return replace(found, nrmse=float(f"{found.nrmse:.2g}"))
+        more = dict(
+            zip(self.intervals, _round([*self.intervals.values()]), strict=True)
+        )
+        return replace(found, nrmse=float(f"{found.nrmse:.2g}"), **more)
 
     def with_enough(self, least: int) -> NumberScores:
         """Remove the targets that have values, but fewer than ``least``."""
-        found = self.targets
-        is_kept = [number >= least for number in found.n]
+        parts = self.targets
+        is_kept = [number >= least for number in parts.n]
         each: list[Any] = [
             tuple(x if keep else gone for x, keep in zip(values, is_kept, strict=True))
             for values, gone in zip(
-                astuple(found), (0, math.nan, math.nan, 0.0, math.nan), strict=True
+                astuple(parts), (0, math.nan, math.nan, 0.0, math.nan), strict=True
             )
         ]
-        return NumberScores.of(self.num_nodes, PerTarget(*each), self.std)
+        kept = self.intervals if all(is_kept) else {}
+        found = NumberScores.of(self.num_nodes, PerTarget(*each), self.std)
+        return replace(found, **kept)
 
 
 def score_numbers(
@@ -266,6 +288,11 @@ def pool_numbers(scores: Sequence[NumberScores]) -> dict[str, Any]:
     out |= across
     for name in ("rmse", *ACROSS):
         out[f"mean_{name}"] = _mean([getattr(entry, name) for entry in counted])
+    if any(entry.intervals for entry in counted):
+        for name in INTERVALS:
+            each_client = [getattr(entry, name) for entry in counted]
+            out[name] = _weighted(each_client, sizes)
+            out[f"mean_{name}"] = _mean(each_client)
     return out | {"targets": each}
 
 

@@ -22,10 +22,18 @@ EXTRA_SCORES = {
     "threshold_recall": "R@threshold",
     "threshold_f1": "F1@threshold",
     "micro_f1": "micro-F1",
+    "ece": "ECE",
+    "brier": "Brier",
+    "ece_calibrated": "ECE calibrated",
+    "brier_calibrated": "Brier calibrated",
+    "coverage": "coverage",
+    "set_share": "set share",
 }
 """Scores that only some tasks have, by name: AUROC and AUPRC for owners, sets of graphs,
 edges and datasets with rare classes, the first four for link prediction, the next five
-with ``positive-class``, the last one with several labels per item."""
+with ``positive-class``, the next one with several labels per item, the last six with
+``calibration``: ``set_share`` is the mean share of all classes in a conformal set."""
+LOWER = {"ece", "brier", "ece_calibrated", "brier_calibrated", "set_share"}
 
 
 class ScoreKind(NamedTuple):
@@ -63,8 +71,12 @@ SCORES = {
     "accuracy": ScoreKind("accuracy"),
     "macro_f1": ScoreKind("macro-F1"),
     "macro_recall": ScoreKind("recall"),
-    **{name: ScoreKind(title) for name, title in EXTRA_SCORES.items()},
+    **{
+        name: ScoreKind(title, "lower" if name in LOWER else "higher")
+        for name, title in EXTRA_SCORES.items()
+    },
     **NUMBER_SCORES,
+    "interval": ScoreKind("interval", "lower"),
 }
 """All scores by name; ``mean_`` and ``worst_`` before a name keep its kind."""
 NO_SCORES = {"num_nodes", "threshold", "mean_threshold", "targets"}

@@ -601,6 +601,26 @@ class GeneralSettings:
         choices="ignore zero",
         auto=True,
     )
+    calibration: str = option(
+        "none",
+        "whether validation items calibrate probabilities and give conformal sets or "
+        "intervals; owner: those of each client, for its personalized model, shared: sums "
+        "over all clients, for the aggregated model (docs/acting-on-scores.md)",
+        choices="none owner shared",
+    )
+    coverage: float = option(
+        0.9,
+        "share of the items whose conformal set, or interval of a number, is to hold the "
+        "truth",
+        gt=0,
+        lt=1,
+    )
+    conformal_score: str = option(
+        "aps",
+        "score of conformal sets of classes; lac: smallest sets, aps: larger ones for "
+        "uncertain items, raps: aps with a penalty on many classes",
+        choices="lac aps raps",
+    )
     share_class_counts: bool = option(
         True,
         "whether clients report their number of training nodes per class to the server",

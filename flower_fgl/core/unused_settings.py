@@ -17,7 +17,7 @@ from flower_fgl.core.settings import (
     UNSEEN_SETTINGS,
     has_targets,
 )
-from flower_fgl.core.targets import NUMBERS
+from flower_fgl.core.targets import CLASSES, NUMBERS
 
 __all__ = ["DATA_SETTINGS", "OWNER_SETTINGS", "changed_settings", "check_app_table"]
 __all__ += ["reject_unread_settings", "reject_unused_settings", "unused_settings"]
@@ -99,6 +99,11 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.rounds > 1 and _has_validation(config.split),
     ),
     "patience": ("check-every above 0", lambda config: config.check_every),
+    "coverage": _when("calibration", "owner", "shared"),
+    "conformal-score": (
+        "calibration, and no numbers or several labels to predict",
+        lambda config: config.calibration != "none" and config.predicts == CLASSES,
+    ),
     "final-local-epochs": _when("eval-policy", "refresh", "refresh-all"),
     "trimmed-share": _when("aggregation", "trimmed-mean"),
     "krum-attackers": _when("aggregation", "krum"),

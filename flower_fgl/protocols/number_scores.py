@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.regression import ACROSS, WIDE, NumberScores, PerTarget
+from flower_fgl.core.regression import (
+    ACROSS,
+    INTERVALS,
+    WIDE,
+    NumberScores,
+    PerTarget,
+)
 from flower_fgl.protocols.base import LARGEST
 
 __all__ = ["read_number_scores"]
@@ -18,6 +24,8 @@ RANGES = {
     "mae": (0.0, LARGEST),
     "r2": (-math.inf, 1.0),
     "spearman": (-1 - 1e-9, 1 + 1e-9),
+    "coverage": (0.0, 1.0),
+    "interval": (0.0, LARGEST),
 }
 
 
@@ -32,6 +40,7 @@ def read_number_scores(
     width = len(std)
     lists = ("n", "mse") if width > WIDE else ("n", "mse", "mae", "sst", "spearman")
     single = ("num_nodes", *(ACROSS if width > WIDE else ("nrmse",)))
+    single += INTERVALS if record.keys() & {*INTERVALS} else ()
     if odd := sorted(record.keys() ^ {*lists, *single}):
         raise PayloadError(f'"{where}": missing or unexpected scores {odd}.')
     for name, value in record.items():
@@ -50,17 +59,18 @@ def read_number_scores(
         _check_errors(f"{where}/{name}", name, values, n)
     for name in single[1:]:
         (low, high), value = RANGES[name], record[name]
-        may_lack = not any(n) or name in ("r2", "spearman")
+        may_lack = not any(n) or name in ("r2", "spearman", "interval")
         if not (low <= value <= high or (may_lack and math.isnan(value))):
             raise PayloadError(f'"{where}/{name}" cannot be {value!r}.')
     targets = PerTarget(n, **each)
     known = () if any(map(math.isnan, std)) else tuple(std)
     number = int(record["num_nodes"])
     if width > WIDE:
-        across = [float(record[name]) for name in ACROSS]
+        across = [float(record[name]) for name in single[1:]]
         return NumberScores(number, targets, known, *across)
     found = NumberScores.of(number, targets, (math.nan,) * width)
-    return replace(found, std=known, nrmse=float(record["nrmse"]))
+    more: dict[str, Any] = {name: float(record[name]) for name in single[1:]}
+    return replace(found, std=known, **more)
 
 
 def _check_errors(

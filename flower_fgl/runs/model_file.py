@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flower_fgl.core.atomic import make_private_folder
+from flower_fgl.core.calibration import RESIDUAL, Calibration
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.schema import TYPED
@@ -119,6 +120,8 @@ class ModelCard:
     prepared : str
         Hash of the recipe and vocabulary of the training data, see ``flower-fgl
         prepare``; empty if they were made in another way.
+    calibration : Calibration or None
+        Temperature and thresholds, ``None`` of a model that is not calibrated.
     """
 
     method: str
@@ -143,6 +146,7 @@ class ModelCard:
     target_units: tuple[str, ...] = ()
     target_scale: str = ""
     prepared: str = ""
+    calibration: Calibration | None = None
 
     @property
     def is_typed(self) -> bool:
@@ -166,8 +170,11 @@ class ModelCard:
             del values["target-kind"], values["target-units"], values["target-scale"]
             if self.multi_label:
                 values["multi-label"] = True
-        for key, absent in (("messages", ""), ("readout", "default"), ("prepared", "")):
-            if values[key] == absent:
+        if self.calibration is not None:
+            values["calibration"] = self.calibration.as_dict()
+        absent = {"messages": "", "readout": "default", "prepared": ""}
+        for key, nothing in {**absent, "calibration": None}.items():
+            if values[key] == nothing:
                 del values[key]
         return json.dumps(values)
 
@@ -190,7 +197,7 @@ class ModelCard:
         for name, value in read.items():
             if name not in known:
                 raise ValueError(f"{name[:50]!r} is no entry")
-            if not _is_plausible(name, value):
+            if name != "calibration" and not _is_plausible(name, value):
                 shown = repr(value)[:50].encode("ascii", "backslashreplace").decode()
                 raise ValueError(f"{name} must not be {shown}")
         # the names of the features of edges follow if there are any
@@ -199,6 +206,8 @@ class ModelCard:
             raise ValueError("feature_names must have one name for each feature")
         for name in ("class_names", "feature_names", "target_units"):
             read[name] = tuple(read[name])
+        if "calibration" in read:
+            read["calibration"] = Calibration.from_dict(read["calibration"])
         card = cls(**read)
         card._require_fit()
         return card
@@ -214,6 +223,12 @@ class ModelCard:
             raise ValueError("target_units must have one unit for each number")
         if not has_numbers and (self.validation or 0) > 1:
             raise ValueError(f"validation must not be {self.validation}")
+        if self.calibration is not None and self.calibration.thresholds:
+            width = {NUMBERS: len(self.class_names), CLASSES: 1, LABELS: 0}
+            is_error = self.calibration.score == RESIDUAL
+            number = len(self.calibration.thresholds)
+            if is_error != has_numbers or number != width[self.target_kind]:
+                raise ValueError("calibration does not fit the target")
 
 
 def _is_plausible(name: str, value: Any) -> bool:

@@ -258,6 +258,8 @@ class RunFolder:
             main = self.owner_metric()
             shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
             shown += [(column, main) for column in own]
+            if any("coverage" in entry.get("test", {}) for _, entry in found):
+                shown += [("test", "coverage"), ("test", "interval")]
             titles = [f"{own.get(c, c)} {self.scale_of(n).title}" for c, n in shown]
         else:
             tests = [entry.get("test", {}) for _, entry in found]

@@ -65,6 +65,8 @@ WITH: dict[str, dict[str, Scalar]] = {
     "target-std": GIVEN,
     "share-target-statistics": NUMBERS,
     "min-target-count": NUMBERS,
+    "coverage": {"calibration": "owner"},
+    "conformal-score": {"calibration": "owner"},
     "secure-fraction-bits": {"secure-aggregation": True},
     "schema-align": {"model": "rgcn"},
     "num-bases": {"model": "rgcn"},

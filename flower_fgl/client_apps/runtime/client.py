@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.models import local_names
 from flower_fgl.nn.sparse import lay_out_for_sparse
 from flower_fgl.nn.typed import unheld_names
+
+if TYPE_CHECKING:
+    from flower_fgl.core.calibration import Calibration
 
 __all__ = ["Client"]
 
@@ -441,7 +444,12 @@ class Client(Generic[S]):
 
     @torch.inference_mode()
     def evaluate(
-        self, model: Backbone, known_logits: Tensor | None = None
+        self,
+        model: Backbone,
+        known_logits: Tensor | None = None,
+        *,
+        calibration: Calibration | None = None,
+        keeps: dict[str, tuple[Tensor, Tensor]] | None = None,
     ) -> dict[str, AnyScores]:
         """Score a model on every column: ``val``, ``test`` and those of the setting.
 
@@ -449,8 +457,11 @@ class Client(Generic[S]):
         the ROC curve and the precision-recall curve. A positive class adds its own
         scores, at a threshold that is chosen on ``val``. The few-shot setting adds the
         column ``test_masked``: the test nodes, scored over the client's own classes only.
+        ``calibration`` adds scores of the probabilities and sets: by default those that
+        the validation items give.
 
         ``known_logits`` (N, C) are predictions of the model for the training graph.
+        ``keeps`` receives outputs and labels of the labelled items of each column.
         """
         model.eval()
         data = self.data
@@ -463,7 +474,10 @@ class Client(Generic[S]):
         is_few_shot = self.config.setting == "few-shot"
         if is_few_shot:
             scores[MASKED] = EMPTY
-        items: dict[str, tuple[Tensor, Tensor]] = {}
+        is_own = self.config.calibration == "owner" and keeps is None
+        is_calibrated = is_own or calibration is not None
+        items: dict[str, tuple[Tensor, Tensor]] = {} if keeps is None else keeps
+        needs_items = is_calibrated or keeps is not None
         for inputs, y, masks in zip(
             data.inputs, data.labels, data.columns, strict=True
         ):
@@ -475,8 +489,9 @@ class Client(Generic[S]):
                 logits = model.predict(inputs, wanted)
             for name in names:
                 scores[name] = self._score(logits, y, masks[name], inputs)
-                if self.config.positive_class and y.dim() == 1:
-                    chosen = masks[name] & (y >= 0)
+                if needs_items or (self.config.positive_class and y.dim() == 1):
+                    known = y >= 0 if y.dim() == 1 else ~y.isnan().all(dim=1)
+                    chosen = masks[name] & known
                     items[name] = logits[chosen], y[chosen]
             if is_few_shot and "test" in names:
                 own = logits.masked_fill(~data.own_classes, -math.inf)
@@ -488,7 +503,31 @@ class Client(Generic[S]):
             k = self.config.precision_k
             plain = cast(dict[str, Scores], scores)  # of classes
             scores = {**score_positive_class(plain, items, positive, k=k)}
+        if is_calibrated:
+            from flower_fgl.client_apps.runtime.calibration import score_calibrated
+
+            found = calibration or self._calibrate(items.get("val"))
+            draw, scale = self._conformal_draws, data.scale
+            scores = score_calibrated(scores, items, found, scale, draw)
         return scores
+
+    def calibrate(self, model: Backbone) -> Calibration:
+        """Calibrate a model with the client's validation items."""
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        self.evaluate(model, keeps=found)
+        return self._calibrate(found.get("val"))
+
+    def _calibrate(self, items: tuple[Tensor, Tensor] | None) -> Calibration:
+        """Calibrate by outputs and labels of the validation items, ``None`` without any."""
+        from flower_fgl.client_apps.runtime.calibration import calibrate
+
+        return calibrate(items, self.config, self.data.scale, self._conformal_draws)
+
+    def _conformal_draws(self, column: str, number: int) -> Tensor:
+        """Return the draws (n,) for conformal scores, the same for a column each time."""
+        generator = self.generator(0, f"conformal {column}")
+        u = torch.rand(number, generator=generator, dtype=torch.float64)
+        return u.to(self.device)
 
     def _score(
         self, logits: Tensor, y: Tensor, mask: Tensor, inputs: GraphInput

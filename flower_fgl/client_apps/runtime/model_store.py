@@ -11,6 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -80,6 +81,8 @@ def save_best_model(
         if kept is not None and not takes_place(main, validation, kept.validation):
             return
         card = card_of(client, model, name, server_round, validation)
+        if client.config.calibration == "owner":
+            card = replace(card, calibration=client.calibrate(model))
         scaling = client.data.graph.scaling
         save_model(
             folder,

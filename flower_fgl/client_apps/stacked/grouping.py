@@ -37,6 +37,7 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         "a backbone reads edges with direction or features": config.reads_messages,
         "class-weights differ by client": config.class_weights != "none",
         "it predicts numbers": config.predicts_numbers,
+        "each client calibrates its model": config.calibration == "owner",
         "clip-gradient clips the gradient of each client": config.clip_gradient,
         "the first layer or the head of each owner stays local": config.keeps_layers,
         "the dataset is scored by the area under the ROC curve": (

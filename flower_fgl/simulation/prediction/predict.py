@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms.calibration import class_scores, probabilities
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.typed import without_types
+from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.fit import check_recipe, fit_features, model_input
 from flower_fgl.simulation.prediction.pairs import (
@@ -221,8 +223,13 @@ def _predict_links(
                 f"{known:,} of {len(score):,} pairs are edges of {where}, over which "
                 "messages pass: their scores are too high to judge the model by."
             )
-    text = " ".join(notes)
-    return Prediction(_ends(owned, pairs), score[:, None], saved.card, text)
+    sets, found = None, saved.card.calibration
+    if found is not None:
+        score = score.to(torch.float64) / found.temperature
+        p = score.sigmoid()
+        sets = _conformal_sets(torch.stack([1 - p, p], dim=1), saved.card)
+    text = " ".join([*notes, *_uncalibrated(saved.card)])
+    return Prediction(_ends(owned, pairs), score[:, None], saved.card, text, sets)
 
 
 def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Prediction:
@@ -251,14 +258,44 @@ def _parts(dataset: GraphDataset) -> Iterator[Tensor]:
 def _prediction(
     items: dict[str, Any], logits: Tensor, saved: SavedModel, notes: list[str]
 ) -> Prediction:
-    """Turn logits (I, C) into probabilities, or outputs (I, T) into numbers."""
-    if saved.card.target.has_numbers:
+    """Turn logits (I, C) into probabilities and sets, or outputs (I, T) into numbers."""
+    card, sets = saved.card, None
+    notes = [*notes, *_uncalibrated(card)]
+    if card.target.has_numbers:
         assert saved.target_scale is not None  # a lost one was refused
         values = saved.target_scale.restore(logits)
+    elif card.calibration is None:
+        values = logits.sigmoid() if card.multi_label else logits.softmax(dim=1)
     else:
-        is_free = saved.card.multi_label
-        values = logits.sigmoid() if is_free else logits.softmax(dim=1)
-    return Prediction(items, values, saved.card, " ".join(notes))
+        is_free, temperature = card.multi_label, card.calibration.temperature
+        values = probabilities(logits, temperature, is_free=is_free)
+        sets = _conformal_sets(values, card)
+    return Prediction(items, values, card, " ".join(notes), sets)
+
+
+def _conformal_sets(probability: Tensor, card: ModelCard) -> Tensor | None:
+    """Return the sets (I, C) of a calibrated model, ``None`` if it has no threshold.
+
+    The draws of their scores are the same in each call.
+    """
+    found = card.calibration
+    if found is None or not found.coverage:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(len(probability), generator=generator, dtype=torch.float64)
+    return class_scores(probability, found.score, u) <= found.thresholds[0]
+
+
+def _uncalibrated(card: ModelCard) -> list[str]:
+    """Say why a model that was to be calibrated gives no sets or bounds."""
+    found = card.calibration
+    if found is None or found.coverage or card.multi_label:
+        return []
+    what = "bounds" if card.target.has_numbers else "sets"
+    return [
+        f"There are no {what}: the model was calibrated with {found.items:,} validation "
+        "items, too few for the coverage of the run."
+    ]
 
 
 def _ends(owned: LocalGraphFile, pairs: Tensor) -> dict[str, Any]:

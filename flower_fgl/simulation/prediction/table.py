@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "check_ending", "task_of", "write_table"]
 
 ENDINGS = (".csv", ".parquet")
+LINKED = ("no link", "link")
+"""Classes of a pair of nodes."""
 MOST_SHOWN = 5
 """Numbers that the summary names."""
 FORMULA = tuple("=+-@\t＝＋－＠")
@@ -48,12 +50,15 @@ class Prediction:
         Description of the model.
     note : str
         What was not checked, or was changed or assumed; empty if nothing was.
+    sets : Tensor of shape (I, C), bool, optional
+        Conformal sets of classes, of pairs ``no link`` and ``link``; ``None`` without.
     """
 
     items: Mapping[str, Any]
     values: Tensor
     card: ModelCard
     note: str = ""
+    sets: Tensor | None = None
 
     @property
     def predicted(self) -> list[str]:
@@ -76,7 +81,9 @@ class Prediction:
         pandas.DataFrame of I rows
             The columns of ``items``; then ``predicted`` and ``p:<class>`` for each class;
             for numbers ``predicted``, or ``predicted:<name>`` for each of several; or
-            ``score`` for links.
+            ``score`` for links. A calibrated model adds ``set``, the classes of the
+            conformal set, separated by semicolons; for numbers ``lower`` and ``upper``,
+            or ``lower:<name>`` and ``upper:<name>``.
         """
         import pandas as pd
 
@@ -90,8 +97,36 @@ class Prediction:
             columns = ["predicted"]
         else:
             columns = [f"predicted:{name}" for name in self.card.class_names]
+        if self.sets is not None:
+            names = self.card.class_names if columns != ["score"] else LINKED
+            rows = self.sets.tolist()
+            frame["set"] = ["; ".join(compress(names, row)) for row in rows]
         values = pd.DataFrame(self.values.numpy(), columns=columns)
-        return pd.concat([frame, values], axis=1)
+        found = self.card.calibration
+        if found is None or not self.card.target.has_numbers or not found.thresholds:
+            return pd.concat([frame, values], axis=1)
+        half = np.array(found.thresholds)
+        bounds = [
+            pd.DataFrame(
+                values.to_numpy() + sign * half,
+                columns=[name.replace("predicted", bound, 1) for name in columns],
+            )
+            for bound, sign in (("lower", -1), ("upper", 1))
+        ]
+        return pd.concat([frame, values, *bounds], axis=1)
+
+    @property
+    def calibrated(self) -> str:
+        """Say how the probabilities, sets and bounds were calibrated; empty if not."""
+        found = self.card.calibration
+        if found is None or not found.items:
+            return ""
+        whose = "all owners" if found.source == "shared" else "the owner"
+        text = f"temperature {found.temperature:.3g}, "
+        text = "" if self.card.target.has_numbers else text
+        if found.coverage:
+            text += f"coverage {found.coverage:g} ({found.score}), "
+        return f"{text}from {found.items:,} validation items of {whose}"
 
     def __len__(self) -> int:
         return len(self.values)

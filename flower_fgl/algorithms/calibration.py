@@ -1,0 +1,345 @@
+"""Calibrated probabilities, conformal sets and intervals, from validation items.
+
+Temperature scaling follows Guo et al., "On Calibration of Modern Neural Networks", ICML
+2017. Sets hold the classes whose score is at most a quantile of the scores of the true
+classes: LAC (Sadinle, Lei and Wasserman, JASA 2019), APS (Romano, Sesia and Candès, NeurIPS
+2020) and RAPS (Angelopoulos et al., ICLR 2021). The threshold of several owners follows
+from a histogram of all scores, as in Lu et al., "Federated Conformal Predictors for
+Distributed Uncertainty Quantification", ICML 2023, who use quantile sketches.
+
+======================================  ===========================================
+symbol or step                          function
+======================================  ===========================================
+T, the temperature                      :func:`temperature_nll`, :func:`best_place`
+s(x, y), the score of a class           :func:`class_scores`
+q̂, the ⌈(n+1)(1-α)⌉-th smallest score   :func:`threshold`
+q̂ from histograms                       :func:`histogram_threshold`
+======================================  ===========================================
+
+Letters: n items, C classes, T targets, G temperatures, B bins.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flower_fgl.core.calibration import RESIDUAL, Calibration, least_items
+
+__all__ = ["BINS", "SCORE_BINS", "TEMPERATURES", "best_place", "bin_errors", "brier"]
+__all__ += ["calibration_error", "class_scores", "class_sums", "fit"]
+__all__ += ["histogram_threshold", "in_intervals", "number_sums", "probabilities"]
+__all__ += ["reliability", "score_histogram", "shared_classes", "shared_numbers"]
+__all__ += ["sum_shapes", "temperature_nll", "threshold"]
+
+TEMPERATURES = tuple(2 ** (k / 8) for k in range(-32, 33))
+"""Temperatures from 1/16 to 16 among which the best one is chosen, 9 % apart. The grid is
+fixed, so that the losses of several owners can be added up."""
+BINS = 15
+"""Bins of confidence of a reliability diagram, of equal width."""
+SCORE_BINS = 512
+"""Bins of conformal scores, of equal width."""
+ERROR_STEPS = 16
+"""Bins of absolute errors in which they double."""
+ERROR_BINS = 20 * ERROR_STEPS + 2
+"""Bins of absolute errors, from 2⁻¹² to 2⁸ standard deviations of a target; the last one
+holds larger errors."""
+RAPS_PENALTY, RAPS_FREE = 0.1, 1
+"""λ that RAPS adds for each class after the first k_reg, and k_reg."""
+
+
+def probabilities(logits: Tensor, temperature: float, *, is_free: bool) -> Tensor:
+    """Return probabilities (n, C), float64; ``is_free``: of labels, each of its own."""
+    scaled = logits.to(torch.float64) / temperature
+    return scaled.sigmoid() if is_free else scaled.softmax(dim=1)
+
+
+def temperature_nll(logits: Tensor, y: Tensor) -> Tensor:
+    """Sum the negative log-likelihood of the items at each temperature, Guo et al. §4.2.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (n, C), float
+        Logits of the items.
+    y : Tensor of shape (n,), int64, or (n, C), float
+        Classes; or labels 0 and 1, NaN if unknown.
+
+    Returns
+    -------
+    Tensor of shape (G,), float64
+        One sum for each of :data:`TEMPERATURES`.
+    """
+    logits = logits.to(torch.float64)
+    if y.dim() == 2:
+        known = ~y.isnan()
+        logits, y = logits[known], y[known].to(torch.float64)
+        loss = functional.binary_cross_entropy_with_logits
+    else:
+        loss = functional.cross_entropy
+    return torch.stack([loss(logits / t, y, reduction="sum") for t in TEMPERATURES])
+
+
+def best_place(nll: Tensor) -> int:
+    """Return the place of the smallest sum (G,), among equal ones that nearest to T = 1."""
+    smallest = (nll <= nll.min() + 1e-12 * nll.min().abs()).nonzero().flatten()
+    nearest = (smallest - len(TEMPERATURES) // 2).abs().argmin()
+    return int(smallest[nearest])
+
+
+def reliability(confidence: Tensor, is_right: Tensor) -> Tensor:
+    """Sum up a reliability diagram; the sums of several owners can be added.
+
+    Parameters
+    ----------
+    confidence : Tensor of shape (n,), float in [0, 1]
+        Probability of what was predicted.
+    is_right : Tensor of shape (n,), bool or float in [0, 1]
+        Whether the prediction is true.
+
+    Returns
+    -------
+    Tensor of shape (3, BINS), float64
+        Number of items, sum of confidences, and number of true predictions of each bin.
+    """
+    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    one = torch.ones_like(confidence, dtype=torch.float64)
+    rows = torch.stack([one, confidence.to(torch.float64), is_right.to(torch.float64)])
+    sums = torch.zeros(3, BINS, dtype=torch.float64, device=confidence.device)
+    return sums.index_add_(1, place, rows)
+
+
+def calibration_error(sums: Tensor) -> float:
+    """Return the expected calibration error of a reliability diagram, NaN without items.
+
+    It is the mean over the items of |accuracy − confidence| of their bin, Guo et al. (3).
+    """
+    number, confidence, right = sums
+    total = float(number.sum())
+    return float((right - confidence).abs().sum()) / total if total else math.nan
+
+
+def brier(probability: Tensor, y: Tensor) -> float:
+    """Return the Brier score in [0, 1], half the squared distance from the truth.
+
+    With two classes it is the usual (p − y)². ``y`` (n,) are classes; or (n, C) labels,
+    NaN if unknown, of which (p − y)² is averaged over the known ones.
+    """
+    if y.dim() == 2:
+        return float((probability - y)[~y.isnan()].square().mean())
+    truth = functional.one_hot(y, probability.shape[1])
+    return float((probability - truth).square().sum(dim=1).mean() / 2)
+
+
+def bin_errors(probability: Tensor, y: Tensor) -> Tensor:
+    """Return the reliability diagram of the predicted class, or of all labels."""
+    if y.dim() == 2:
+        known = ~y.isnan()
+        return reliability(probability[known], y[known])
+    best = probability.max(dim=1)
+    return reliability(best.values, best.indices == y)
+
+
+def class_scores(probability: Tensor, score: str, u: Tensor) -> Tensor:
+    """Return the conformal score of each class of each item; a small one fits well.
+
+    Parameters
+    ----------
+    probability : Tensor of shape (n, C), float
+        Rows sum to 1.
+    score : {"lac", "aps", "raps"}
+        ``lac``: 1 − p. ``aps``: the probabilities of all more probable classes, plus u·p,
+        which makes coverage exact instead of too high. ``raps``: in addition λ for each
+        class after the first ones.
+    u : Tensor of shape (n,), float in [0, 1)
+        Uniform draws, one for each item.
+
+    Returns
+    -------
+    Tensor of shape (n, C), float
+        Scores from 0 to 1, with ``raps`` above.
+    """
+    if score == "lac":
+        return 1 - probability
+    order = probability.argsort(dim=1, descending=True, stable=True)
+    ranked = probability.gather(1, order)
+    found = ranked.cumsum(1) - ranked + u[:, None] * ranked
+    if score == "raps":
+        rank = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
+        found = found + RAPS_PENALTY * (rank - RAPS_FREE).clamp(min=0)
+    return torch.empty_like(found).scatter_(1, order, found)
+
+
+def threshold(scores: Tensor, coverage: float) -> float:
+    """Return the ⌈(n + 1)·coverage⌉-th smallest of n scores, infinite with too few."""
+    if len(scores) < least_items(coverage):
+        return math.inf
+    k = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    return float(scores.kthvalue(k).values)
+
+
+def score_histogram(scores: Tensor, largest: float) -> Tensor:
+    """Count scores (n,) in [0, largest] by bin, (SCORE_BINS,), upper edges included."""
+    place = (scores / largest * SCORE_BINS).ceil().long().clamp(1, SCORE_BINS) - 1
+    return torch.bincount(place, minlength=SCORE_BINS).to(torch.float64)
+
+
+def histogram_threshold(counts: Tensor, edges: Tensor, coverage: float) -> float:
+    """Return the upper edge of the bin that holds :func:`threshold`, which is no smaller.
+
+    ``counts`` (B,) are numbers of scores, ``edges`` (B,) the upper edges of the bins.
+    """
+    n = round(float(counts.sum()))
+    if n < least_items(coverage):
+        return math.inf
+    k = math.ceil((n + 1) * coverage - 1e-9)
+    place = int(torch.searchsorted(counts.round().cumsum(0), k - 0.5))
+    return float(edges[place])
+
+
+def in_intervals(
+    predicted: Tensor, values: Tensor, thresholds: tuple[float, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return which known values (n, T) lie in their interval, and which are known."""
+    known = ~values.isnan()
+    half = torch.tensor(thresholds, dtype=torch.float64, device=values.device)
+    return ((predicted - values).abs() <= half) & known, known
+
+
+def fit(
+    outputs: Tensor,
+    y: Tensor,
+    u: Tensor,
+    *,
+    coverage: float,
+    score: str,
+    has_numbers: bool = False,
+) -> Calibration:
+    """Calibrate a model with the items of one owner.
+
+    Parameters
+    ----------
+    outputs : Tensor of shape (n, C), float
+        Logits; or numbers (n, T) in their units.
+    y : Tensor of shape (n,), int64, or (n, C), float
+        Classes; or labels, or numbers, NaN if unknown.
+    u : Tensor of shape (n,), float
+        Uniform draws, see :func:`class_scores`.
+    coverage : float in (0, 1)
+        Coverage of sets and intervals; several labels have none.
+    score : {"lac", "aps", "raps"}
+        Score of classes.
+    has_numbers : bool
+        Whether numbers are predicted.
+    """
+    n = len(y)
+    if has_numbers:
+        errors = (outputs.to(torch.float64) - y).abs()
+        each = [threshold(e[~e.isnan()], coverage) for e in errors.T]
+        if all(map(math.isinf, each)):
+            return Calibration("owner", n)
+        return Calibration("owner", n, 1.0, coverage, RESIDUAL, tuple(each))
+    if not n:
+        return Calibration("owner", 0)
+    temperature = TEMPERATURES[best_place(temperature_nll(outputs, y))]
+    if y.dim() == 2 or n < least_items(coverage):
+        return Calibration("owner", n, temperature)
+    p = probabilities(outputs, temperature, is_free=False)
+    scores = class_scores(p, score, u).gather(1, y[:, None])[:, 0]
+    limit = threshold(scores, coverage)
+    return Calibration("owner", n, temperature, coverage, score, (limit,))
+
+
+def class_sums(logits: Tensor, y: Tensor, u: Tensor, score: str) -> dict[str, Tensor]:
+    """Sum up what the common calibration of several owners needs, at each temperature.
+
+    Parameters
+    ----------
+    logits, y, u : Tensor
+        As in :func:`fit`.
+    score : {"lac", "aps", "raps"}
+        Score of classes.
+
+    Returns
+    -------
+    dict of str to Tensor, float64
+        ``items`` (1,), ``nll`` (G,), ``brier`` (G,) and ``bins`` (G, 3, BINS); of classes
+        also ``scores`` (G, SCORE_BINS). The sums of several owners can be added.
+    """
+    is_free, n = y.dim() == 2, len(y)
+    largest = _largest_score(score, logits.shape[1])
+    found: dict[str, list[Tensor]] = {"brier": [], "bins": [], "scores": []}
+    for temperature in TEMPERATURES:
+        p = probabilities(logits, temperature, is_free=is_free)
+        found["brier"].append(torch.tensor(brier(p, y) * n if n else 0.0))
+        found["bins"].append(bin_errors(p, y))
+        if not is_free:
+            own = class_scores(p, score, u).gather(1, y[:, None])[:, 0]
+            found["scores"].append(score_histogram(own, largest))
+    nll = temperature_nll(logits, y)
+    sums = {"items": torch.tensor([float(n)]), "nll": nll}
+    sums |= {name: torch.stack(each) for name, each in found.items() if each}
+    return {name: each.to(torch.float64).cpu() for name, each in sums.items()}
+
+
+def sum_shapes(*, is_free: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`class_sums`, of several labels if ``is_free``."""
+    number = len(TEMPERATURES)
+    shapes: dict[str, tuple[int, ...]] = {"items": (1,), "nll": (number,)}
+    shapes |= {"brier": (number,), "bins": (number, 3, BINS)}
+    return shapes if is_free else shapes | {"scores": (number, SCORE_BINS)}
+
+
+def shared_classes(
+    sums: dict[str, Tensor], *, num_classes: int, coverage: float, score: str
+) -> Calibration:
+    """Calibrate by the added :func:`class_sums` of several owners."""
+    n = round(float(sums["items"]))
+    place = best_place(sums["nll"])
+    temperature = TEMPERATURES[place] if n else 1.0
+    if "scores" not in sums or n < least_items(coverage):
+        return Calibration("shared", n, temperature)
+    edges = torch.arange(1, SCORE_BINS + 1, dtype=torch.float64) / SCORE_BINS
+    edges *= _largest_score(score, num_classes)
+    limit = histogram_threshold(sums["scores"][place], edges, coverage)
+    return Calibration("shared", n, temperature, coverage, score, (limit,))
+
+
+def number_sums(predicted: Tensor, values: Tensor, std: Tensor) -> dict[str, Tensor]:
+    """Count the absolute errors of each target by size, in steps of 4.4 %.
+
+    ``predicted`` and ``values`` are (n, T), NaN if unknown, ``std`` (T,) the spread of each
+    target. Returns ``items`` (1,) and ``errors`` (T, ERROR_BINS), float64.
+    """
+    known = ~values.isnan()
+    size = ((predicted - values).abs() / std).log2() + 12
+    place = (size.nan_to_num(0.0) * ERROR_STEPS).ceil().long().clamp(0, ERROR_BINS - 1)
+    counts = torch.zeros(len(std), ERROR_BINS, dtype=torch.float64)
+    counts.scatter_add_(1, place.T.cpu(), known.T.to(torch.float64).cpu())
+    number = known.any(dim=1).sum().to(torch.float64).cpu()
+    return {"items": number[None], "errors": counts}
+
+
+def shared_numbers(
+    sums: dict[str, Tensor], std: Tensor, *, coverage: float
+) -> Calibration:
+    """Find intervals by the added :func:`number_sums` of several owners."""
+    n = round(float(sums["items"]))
+    steps = torch.arange(ERROR_BINS, dtype=torch.float64)
+    edges = 2 ** (steps / ERROR_STEPS - 12)
+    edges[-1] = math.inf
+    each = [
+        histogram_threshold(counts, edges * spread, coverage)
+        for counts, spread in zip(sums["errors"], std, strict=True)
+    ]
+    if all(map(math.isinf, each)):
+        return Calibration("shared", n)
+    return Calibration("shared", n, 1.0, coverage, RESIDUAL, tuple(each))
+
+
+def _largest_score(score: str, num_classes: int) -> float:
+    """Return the largest conformal score that a class can have."""
+    most = RAPS_PENALTY * max(num_classes - RAPS_FREE, 0)
+    return 1.0 + (most if score == "raps" else 0.0)

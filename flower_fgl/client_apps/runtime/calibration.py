@@ -1,0 +1,111 @@
+"""Calibration of a model with a client's validation items, and scores of what it gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.calibration import (
+    bin_errors,
+    brier,
+    calibration_error,
+    class_scores,
+    fit,
+    in_intervals,
+    probabilities,
+)
+from flower_fgl.core.calibration import Calibration
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.metrics import AnyScores
+from flower_fgl.core.target_scale import TargetScale
+
+__all__ = ["Items", "calibrate", "score_calibrated"]
+
+Items = tuple[Tensor, Tensor]
+"""Outputs (n, C), and classes (n,), labels (n, C) or numbers (n, T) of a column."""
+Draw = Callable[[str, int], Tensor]
+"""Returns the uniform draws (n,) for the conformal scores of a column of n items."""
+
+
+def calibrate(
+    items: Items | None, config: RunConfig, scale: TargetScale | None, draw: Draw
+) -> Calibration:
+    """Calibrate by the validation items of one client, ``None`` if it has none."""
+    if items is None:
+        return Calibration("owner", 0)
+    outputs, y = items
+    return fit(
+        outputs if scale is None else scale.restore(outputs),
+        y,
+        draw("val", len(y)),
+        coverage=config.coverage,
+        score=config.conformal_score,
+        has_numbers=scale is not None,
+    )
+
+
+def score_calibrated(
+    scores: Mapping[str, AnyScores],
+    items: Mapping[str, Items],
+    calibration: Calibration,
+    scale: TargetScale | None,
+    draw: Draw,
+) -> dict[str, AnyScores]:
+    """Add calibration error, Brier score, coverage and size of sets to each column.
+
+    The column ``val`` is not scored: its coverage would say nothing.
+    """
+    out = dict(scores)
+    for column, (outputs, y) in items.items():
+        if column == "val":
+            continue
+        found = out[column]
+        if scale is None:
+            more = _class_scores(outputs, y, draw(column, len(y)), calibration)
+        else:
+            more = _interval_scores(scale, outputs, y, calibration)
+        out[column] = replace(found, **more)
+    return out
+
+
+def _class_scores(
+    logits: Tensor, y: Tensor, u: Tensor, calibration: Calibration
+) -> dict[str, Any]:
+    """Return the scores of probabilities and of sets of one column."""
+    is_free = y.dim() == 2
+    before = probabilities(logits, 1.0, is_free=is_free)
+    found = {"ece": calibration_error(bin_errors(before, y)), "brier": brier(before, y)}
+    if calibration.items:
+        p = probabilities(logits, calibration.temperature, is_free=is_free)
+        found["ece_calibrated"] = calibration_error(bin_errors(p, y))
+        found["brier_calibrated"] = brier(p, y)
+        if calibration.coverage:
+            is_in = class_scores(p, calibration.score, u) <= calibration.thresholds[0]
+            held = is_in.gather(1, y[:, None]).to(torch.float64)
+            found["coverage"] = float(held.mean())
+            found["set_share"] = float(is_in.to(torch.float64).mean())
+    return {name: min(value, 1.0) for name, value in found.items()}
+
+
+def _interval_scores(
+    scale: TargetScale, outputs: Tensor, values: Tensor, calibration: Calibration
+) -> dict[str, Any]:
+    """Return coverage and width of the intervals of numbers."""
+    if not calibration.coverage:
+        return {}
+    limits = calibration.thresholds
+    held, known = in_intervals(scale.restore(outputs), values, limits)
+    widths = [
+        2 * limit / spread
+        for limit, spread, is_known in zip(
+            limits, scale.std.tolist(), known.any(dim=0).tolist(), strict=True
+        )
+        if is_known and math.isfinite(limit)
+    ]
+    width = math.fsum(widths) / len(widths) if widths else math.nan
+    return {"coverage": float(held.sum() / known.sum()), "interval": width}

@@ -1,0 +1,250 @@
+"""Temperatures, reliability, and conformal sets and intervals, against numbers by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms import calibration as c
+from flower_fgl.core.calibration import Calibration, least_items
+
+P = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
+U = torch.tensor([0.5, 1.0], dtype=torch.float64)
+
+
+def draw(n: int, generator: torch.Generator, scale: float = 1.0) -> tuple[Tensor, ...]:
+    """Return logits, scaled by a factor, and classes drawn from those unscaled."""
+    logits = 1.5 * torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    y = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    u = torch.rand(n, generator=generator, dtype=torch.float64)
+    return scale * logits, y, u
+
+
+# ------------------------------------------------------------------------- temperature
+def test_nll_of_two_items_by_hand() -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
+    nll = c.temperature_nll(logits, torch.tensor([0, 1]))
+    # T = 1 is in the middle: −log σ(2) + log 2; T = 2: −log σ(1) + log 2
+    expected = [math.log(1 + math.exp(-m)) + math.log(2) for m in (2, 1)]
+    places = [c.TEMPERATURES.index(t) for t in (1.0, 2.0)]
+    assert nll[places].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_nll_of_labels_ignores_unknown_ones() -> None:
+    logits = torch.tensor([[2.0, 9.0], [0.0, 1.0]])
+    y = torch.tensor([[1.0, math.nan], [0.0, 1.0]])
+    found = c.temperature_nll(logits, y)[c.TEMPERATURES.index(1.0)]
+    expected = sum(math.log(1 + math.exp(-m)) for m in (2, 0, 1))
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 4.0])
+def test_best_temperature_undoes_a_factor_of_the_logits(
+    scale: float, generator: torch.Generator
+) -> None:
+    logits, y, _ = draw(20_000, generator, scale)
+    found = c.TEMPERATURES[c.best_place(c.temperature_nll(logits, y))]
+    assert found == pytest.approx(scale, rel=0.1)  # the grid is 9 % apart
+
+
+def test_equal_losses_choose_the_temperature_nearest_to_one() -> None:
+    nll = c.temperature_nll(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    assert c.TEMPERATURES[c.best_place(nll)] == 1
+
+
+# ------------------------------------------------------------------ reliability, Brier
+def test_calibration_error_by_hand() -> None:
+    confidence = torch.tensor([0.95, 0.97, 0.55, 0.55])
+    sums = c.reliability(confidence, torch.tensor([True, False, True, True]))
+    # bin (14/15, 1]: |1 − 1.92|; bin (8/15, 9/15]: |2 − 1.1|; over 4 items
+    assert c.calibration_error(sums) == pytest.approx((0.92 + 0.9) / 4, abs=1e-6)
+    assert sums[0].sum() == 4
+
+
+def test_confidence_on_an_edge_and_of_zero_have_a_bin() -> None:
+    sums = c.reliability(torch.tensor([0.0, 1 / c.BINS, 1.0]), torch.ones(3))
+    assert sums[0, 0] == 2
+    assert sums[0, -1] == 1
+
+
+def test_calibration_error_without_items_is_undefined() -> None:
+    assert math.isnan(c.calibration_error(torch.zeros(3, c.BINS)))
+
+
+def test_brier_by_hand() -> None:
+    # ½(0.5² + 0.3² + 0.2²) = 0.19, and ½(0.1² + 0.6² + 0.7²) = 0.43
+    assert c.brier(P, torch.tensor([0, 2])) == pytest.approx((0.19 + 0.43) / 2)
+    y = torch.tensor([[1.0, 0.0, math.nan], [0.0, 1.0, math.nan]])
+    expected = (0.25 + 0.09 + 0.01 + 0.16) / 4
+    assert c.brier(P, y) == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------------- scores and sets
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        ("lac", [[0.5, 0.7, 0.8], [0.9, 0.4, 0.7]]),
+        # 0.5·0.5; 0.5 + 0.5·0.3; 0.8 + 0.5·0.2; second row with u = 1: running sums
+        ("aps", [[0.25, 0.65, 0.9], [1.0, 0.6, 0.9]]),
+        ("raps", [[0.25, 0.75, 1.1], [1.2, 0.6, 1.0]]),
+    ],
+)
+def test_scores_of_classes_by_hand(score: str, expected: list[list[float]]) -> None:
+    found = c.class_scores(P, score, U)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("n", "k"), [(9, 9), (10, 10), (19, 18), (99, 90), (100, 91)])
+def test_threshold_is_the_right_order_statistic(n: int, k: int) -> None:
+    scores = torch.randperm(n).to(torch.float64) + 1
+    assert c.threshold(scores, 0.9) == k
+
+
+def test_too_few_scores_have_an_infinite_threshold() -> None:
+    assert least_items(0.9) == 9
+    assert least_items(0.95) == 19
+    assert c.threshold(torch.ones(8), 0.9) == math.inf
+    assert c.histogram_threshold(torch.ones(8), torch.ones(8), 0.9) == math.inf
+
+
+def test_histogram_threshold_is_at_most_one_bin_too_large(
+    generator: torch.Generator,
+) -> None:
+    scores = torch.rand(500, generator=generator, dtype=torch.float64)
+    edges = torch.arange(1, c.SCORE_BINS + 1) / c.SCORE_BINS
+    parts = [c.score_histogram(part, 1.0) for part in scores.split(90)]
+    found = c.histogram_threshold(torch.stack(parts).sum(0), edges, 0.9)
+    exact = c.threshold(scores, 0.9)
+    assert exact <= found < exact + 1 / c.SCORE_BINS
+
+
+@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_sets_cover_the_share_that_was_asked_for(
+    score: str, is_shared: bool, generator: torch.Generator
+) -> None:
+    covered = []
+    for _ in range(20):
+        logits, y, u = draw(400, generator, scale=3.0)
+        if is_shared:
+            parts = [
+                c.class_sums(*each, score)
+                for each in zip(
+                    logits.split(150), y.split(150), u.split(150), strict=True
+                )
+            ]
+            sums = {name: sum(part[name] for part in parts) for name in parts[0]}
+            found = c.shared_classes(sums, num_classes=4, coverage=0.9, score=score)  # type: ignore[arg-type]
+        else:
+            found = c.fit(logits, y, u, coverage=0.9, score=score)
+        logits, y, u = draw(4000, generator, scale=3.0)
+        p = c.probabilities(logits, found.temperature, is_free=False)
+        own = c.class_scores(p, score, u).gather(1, y[:, None])
+        covered.append(float((own <= found.thresholds[0]).double().mean()))
+    # a mean of 20 draws of Beta(361, 40) has a standard deviation of 0.0034
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.012)
+
+
+def test_shared_calibration_equals_that_of_all_items_together(
+    generator: torch.Generator,
+) -> None:
+    logits, y, u = draw(300, generator, scale=2.0)
+    sums = c.class_sums(logits, y, u, "aps")
+    found = c.shared_classes(sums, num_classes=4, coverage=0.8, score="aps")
+    own = c.fit(logits, y, u, coverage=0.8, score="aps")
+    assert found.temperature == own.temperature
+    assert 0 <= found.thresholds[0] - own.thresholds[0] < 1 / c.SCORE_BINS
+    place = c.TEMPERATURES.index(1.0)
+    p = logits.softmax(1)
+    assert float(sums["brier"][place]) / 300 == pytest.approx(c.brier(p, y))
+    assert {n: tuple(t.shape) for n, t in sums.items()} == c.sum_shapes(is_free=False)
+
+
+# --------------------------------------------------------------------------- intervals
+def test_intervals_of_numbers_by_hand() -> None:
+    values = torch.arange(10, dtype=torch.float64)[:, None].repeat(1, 2)
+    values[2:, 1] = math.nan
+    predicted = values + torch.arange(1, 11, dtype=torch.float64)[:, None]
+    u = torch.zeros(10)
+    found = c.fit(predicted, values, u, coverage=0.8, score="aps", has_numbers=True)
+    # ⌈11·0.8⌉ = 9th smallest of the errors 1 … 10; two values are too few
+    assert found == Calibration("owner", 10, 1.0, 0.8, "residual", (9.0, math.inf))
+    is_in, known = c.in_intervals(predicted, values.nan_to_num(0.0), found.thresholds)
+    assert is_in[:, 0].sum() == 9
+    assert known.all()
+
+
+def test_shared_intervals_are_at_most_one_bin_wider(generator: torch.Generator) -> None:
+    values = torch.randn(500, 2, generator=generator, dtype=torch.float64)
+    values[::3, 1] = math.nan
+    predicted = torch.zeros_like(values)
+    std = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    parts = [c.number_sums(torch.zeros_like(v), v, std) for v in values.split(200)]
+    sums = {name: sum(part[name] for part in parts) for name in parts[0]}
+    found = c.shared_numbers(sums, std, coverage=0.9)  # type: ignore[arg-type]
+    exact = c.fit(predicted, values, std, coverage=0.9, score="", has_numbers=True)
+    for wide, narrow in zip(found.thresholds, exact.thresholds, strict=True):
+        assert 1 <= wide / narrow < 2 ** (1 / c.ERROR_STEPS) + 1e-9
+
+
+def test_errors_beyond_the_last_bin_give_no_interval() -> None:
+    values = torch.zeros(20, 1, dtype=torch.float64)
+    sums = c.number_sums(values + 1e9, values, torch.ones(1))
+    assert c.shared_numbers(sums, torch.ones(1), coverage=0.9) == Calibration(
+        "shared", 20
+    )
+    exact = c.number_sums(values, values, torch.ones(1))
+    assert c.shared_numbers(exact, torch.ones(1), coverage=0.9).thresholds == (2**-12,)
+
+
+# --------------------------------------------------------------------- too few, several
+def test_too_few_items_have_a_temperature_and_no_sets(
+    generator: torch.Generator,
+) -> None:
+    logits, y, u = draw(8, generator)
+    found = c.fit(logits, y, u, coverage=0.9, score="aps")
+    assert (found.items, found.coverage, found.thresholds) == (8, 0.0, ())
+    none = c.fit(logits[:0], y[:0], u[:0], coverage=0.9, score="aps")
+    assert none == Calibration("owner", 0)
+    sums = c.class_sums(logits[:0], y[:0], u[:0], "aps")
+    shared = c.shared_classes(sums, num_classes=4, coverage=0.9, score="aps")
+    assert shared == Calibration("shared", 0)
+
+
+def test_several_labels_have_a_temperature_and_no_sets() -> None:
+    logits = torch.tensor([[3.0, -1.0]] * 20)
+    y = torch.tensor([[1.0, math.nan]] * 10 + [[0.0, 1.0]] * 10)
+    found = c.fit(logits, y, torch.zeros(20), coverage=0.9, score="aps")
+    assert found.temperature > 1
+    assert found.coverage == 0
+    sums = c.class_sums(logits, y, torch.zeros(20), "aps")
+    shared = c.shared_classes(sums, num_classes=2, coverage=0.9, score="aps")
+    assert shared.temperature == found.temperature
+    assert {n: tuple(t.shape) for n, t in sums.items()} == c.sum_shapes(is_free=True)
+
+
+# ------------------------------------------------------------------------ its JSON form
+def test_calibration_survives_its_json_form() -> None:
+    one = Calibration("owner", 10, 1.0, 0.8, "residual", (9.0, math.inf))
+    assert one.as_dict()["thresholds"] == [9.0, None]
+    assert Calibration.from_dict(one.as_dict()) == one
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "none"}, {"items": 1.5}, {"items": -1}, {"temperature": 0},
+        {"temperature": math.inf}, {"coverage": 1}, {"score": "x"}, {"score": ""},
+        {"thresholds": [-1.0]}, {"thresholds": "a"}, {"thresholds": []},
+        {"thresholds": [math.nan]}, {"thresholds": [1.0] * 10_001}, {"more": 1},
+        {"coverage": 0.0}, {"items": True},
+    ],
+)  # fmt: skip
+def test_odd_calibrations_are_refused(change: dict[str, object]) -> None:
+    good = Calibration("owner", 10, 1.5, 0.8, "lac", (0.3,)).as_dict()
+    with pytest.raises(ValueError, match="calibration"):
+        Calibration.from_dict(good | change)

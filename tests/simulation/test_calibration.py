@@ -1,0 +1,231 @@
+"""Calibrated models: what owners and runs store, what is scored, what predict writes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from flower_fgl import Run, simulate
+from flower_fgl.algorithms.calibration import TEMPERATURES
+from flower_fgl.core.calibration import Calibration
+from flower_fgl.core.errors import RunError
+from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.nn import GraphInput
+from flower_fgl.runs.model_file import ModelCard, read_card, save_model
+from flower_fgl.runs.saved_model import load_model
+from flower_fgl.simulation.prediction import predict_graph
+from tests.simulation.test_edges import write_bank
+from tests.support.number_targets import number_files
+from tests.support.owners import owner_graphs, run_owners
+from tests.support.short_runs import SMALL
+
+OWNER: dict[str, Any] = {"calibration": "owner", "conformal_score": "lac"}
+COVERAGE = 0.7
+
+
+def owned(folder: Path, graphs: list[ClientGraph]) -> list[dict[str, Any]]:
+    """Write the graphs of owners; return their node configs."""
+    nodes = []
+    for number, graph in enumerate(graphs):
+        path = folder / f"{number}.npz"
+        save_client_graph(path, graph)
+        nodes.append({"graph": str(path), "name": f"owner{number}"})
+    return nodes
+
+
+def model_of(run: Run, name: str) -> Path:
+    (found,) = run.path.with_name(f"{run.path.name}-models").glob(f"*-{name}-*")
+    return found
+
+
+def by_hand(p: np.ndarray, y: np.ndarray, coverage: float) -> float:
+    """Return the threshold of 1 − p of the true classes."""
+    scores = sorted(1 - p[row, label] for row, label in enumerate(y))
+    return scores[math.ceil((len(y) + 1) * coverage - 1e-9) - 1]
+
+
+def test_an_owners_model_is_calibrated_with_its_validation_nodes(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    run = run_owners(
+        owned(tmp_path, graphs), tmp_path / "run", coverage=COVERAGE, **OWNER
+    )
+    folder, client = model_of(run, "owner0"), graphs[0]
+    saved = load_model(folder)
+    found = saved.card.calibration
+    assert found is not None
+    graph = client.graph
+    logits = saved.model(GraphInput(graph.x, graph.edge_index)).detach().double()
+    val, test = (graph.masks[n] & (graph.y >= 0) for n in ("val", "test"))
+    losses = [
+        torch.nn.functional.cross_entropy(logits[val] / t, graph.y[val])
+        for t in TEMPERATURES
+    ]
+    temperature = TEMPERATURES[int(torch.stack(losses).argmin())]
+    p = (logits / temperature).softmax(1).numpy()
+    limit = by_hand(p[val], graph.y[val].numpy(), COVERAGE)
+    assert (found.items, found.temperature) == (int(val.sum()), temperature)
+    assert found.thresholds == pytest.approx([limit])
+
+    # the run has the scores of these sets, and predict writes them
+    frame = predict_graph(folder, tmp_path / "0.npz").to_frame()
+    names = client.class_names
+    np.testing.assert_allclose(frame[[f"p:{n}" for n in names]], p, atol=1e-6)
+    in_set = 1 - p <= found.thresholds[0]
+    sets = [
+        "; ".join(n for n, i in zip(names, row, strict=True) if i) for row in in_set
+    ]
+    assert frame["set"].tolist() == sets
+    scores = next(
+        row["metrics"]["local"]["test"]
+        for row in run.clients
+        if row["partition_id"] == 0 and row["round"] == saved.card.round
+    )
+    held = np.take_along_axis(in_set[test], graph.y[test].numpy()[:, None], 1)
+    assert scores["coverage"] == pytest.approx(held.mean())
+    assert scores["set_share"] == pytest.approx(in_set[test].mean())
+    truth = np.eye(3)[graph.y[test]]
+    assert scores["brier_calibrated"] == pytest.approx(
+        ((p[test] - truth) ** 2).sum(1).mean() / 2
+    )
+    raw = logits.softmax(1).numpy()[test]
+    assert scores["brier"] == pytest.approx(((raw - truth) ** 2).sum(1).mean() / 2)
+    # the aggregated model stays as it is
+    assert predict_graph(run.path, tmp_path / "0.npz").card.calibration is None
+
+
+def test_calibration_changes_nothing_else_in_a_run(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "clients": 3}
+    plain = simulate("fedavg", run_dir=str(tmp_path / "a"), **settings)
+    found = simulate("fedavg", run_dir=str(tmp_path / "b"), **settings, **OWNER)
+    for one, two in zip(plain.rounds, found.rounds, strict=True):
+        for column, scores in one["metrics"]["local"].items():
+            assert scores.items() <= two["metrics"]["local"][column].items()
+    states = (load_model(run.path).model.state_dict() for run in (plain, found))
+    one, two = states
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_owners_with_few_or_no_validation_nodes_have_no_sets(tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    for number, kept in ((0, 4), (1, 0)):
+        graph = graphs[number].graph
+        val = graph.masks["val"].clone()
+        val[(val & (graph.y >= 0)).nonzero().flatten()[kept:]] = False
+        masks = {**graph.masks, "val": val}
+        graphs[number] = replace(graphs[number], graph=replace(graph, masks=masks))
+    run = run_owners(owned(tmp_path, graphs), tmp_path / "run", rounds=1, **OWNER)
+    cards = [read_card(model_of(run, f"owner{k}")) for k in range(3)]
+    found = [card.calibration for card in cards if card is not None]
+    assert [one and one.items for one in found[:2]] == [4, 0]
+    assert [one and one.coverage for one in found] == [0.0, 0.0, 0.9]
+    rows = [row for row in run.clients if "metrics" in row]
+    test = {row["partition_id"]: row["metrics"]["local"]["test"] for row in rows}
+    assert "ece_calibrated" in test[0]
+    assert "coverage" not in test[0]
+    assert "ece_calibrated" not in test[1]
+    assert "ece" in test[1]
+    assert "coverage" in test[2]
+    few = predict_graph(model_of(run, "owner0"), tmp_path / "0.npz")
+    assert "calibrated with 4 validation items, too few" in few.note
+    assert "set" not in few.to_frame()
+
+
+def test_an_owners_numbers_get_bounds(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path / "files")
+    run = run_owners(
+        [{**node, "name": f"owner{k}"} for k, node in enumerate(nodes)],
+        tmp_path / "run", target_kind="numbers", calibration="owner", coverage=0.8,
+    )  # fmt: skip
+    folder = model_of(run, "owner1")
+    card = read_card(folder)
+    assert card is not None
+    assert card.calibration is not None
+    half = np.array(card.calibration.thresholds)
+    frame = predict_graph(folder, nodes[1]["graph"]).to_frame()
+    for place, name in enumerate(card.class_names):
+        lower, middle, upper = (
+            frame[f"{kind}:{name}"] for kind in ("lower", "predicted", "upper")
+        )
+        np.testing.assert_allclose(upper - middle, half[place])
+        np.testing.assert_allclose(middle - lower, half[place])
+    scores = next(
+        row["metrics"]["local"]["test"]
+        for row in run.clients
+        if row["partition_id"] == 1 and row["round"] == card.round
+    )
+    assert 0.5 <= scores["coverage"] <= 1
+    std = run.summary["target"]["scale"]["std"]
+    assert scores["interval"] == pytest.approx(np.mean(2 * half / std))
+    assert "coverage" in repr(run)
+
+
+def test_edges_and_links_get_sets(tmp_path: Path) -> None:
+    for number in range(2):
+        write_bank(tmp_path / "banks" / f"b{number}", number)
+    nodes = [
+        {"graph": str(tmp_path / "banks" / f"b{k}"), "name": f"owner{k}"}
+        for k in range(2)
+    ]
+    run = run_owners(nodes, tmp_path / "edges", setting="edge", coverage=0.7, **OWNER)
+    found = predict_graph(model_of(run, "owner0"), nodes[0]["graph"]).to_frame()
+    names = [name[2:] for name in found if name.startswith("p:")]
+    assert set(found["set"]) <= {"", *names, "; ".join(names)}
+    assert len(set(found["set"])) > 1
+    run = run_owners(nodes, tmp_path / "links", setting="link", coverage=0.7, **OWNER)
+    folder = model_of(run, "owner0")
+    card = read_card(folder)
+    assert card is not None
+    assert card.calibration is not None
+    pairs = [(0, 1), (2, 3), (4, 9)]
+    frame = predict_graph(folder, nodes[0]["graph"], pairs=pairs).to_frame()
+    p = 1 / (1 + np.exp(-frame["score"]))
+    limit = card.calibration.thresholds[0]
+    for own, text in zip(p, frame["set"], strict=True):
+        is_in = [own <= limit, 1 - own <= limit]
+        named = zip(("no link", "link"), is_in, strict=True)
+        assert text == "; ".join(name for name, is_held in named if is_held)
+    test = run.clients[-1]["metrics"]["local"]["test"]
+    assert {"ece", "ece_calibrated", "coverage"} <= test.keys()
+
+
+def test_randomized_sets_are_the_same_in_each_call(tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    run = run_owners(
+        owned(tmp_path, graphs), tmp_path / "run", rounds=1, calibration="owner"
+    )
+    frames = [
+        predict_graph(model_of(run, "owner0"), tmp_path / "0.npz").to_frame()
+        for _ in range(2)
+    ]
+    pd.testing.assert_frame_equal(*frames)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "calibration"),
+    [
+        ("classes", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "lac", (0.1, 0.2))),
+        ("classes", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "residual", (0.1,))),
+        ("numbers", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "residual", (0.1,))),
+        ("labels", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "lac", (0.1,))),
+    ],
+)
+def test_a_calibration_of_another_target_is_refused(
+    kind: Any, names: tuple[str, ...], calibration: Calibration, tmp_path: Path
+) -> None:
+    card = ModelCard(
+        "fedavg", "gcn", 3, 4, 2, names, False, "none", 1, target_kind=kind,
+        target_scale="none" if kind == "numbers" else "", calibration=calibration,
+    )  # fmt: skip
+    save_model(tmp_path, {"x": torch.zeros(1)}, card)
+    with pytest.raises(RunError, match="calibration does not fit the target"):
+        read_card(tmp_path)
