@@ -31,8 +31,9 @@ from flower_fgl.core.calibration import RESIDUAL, Calibration, least_items
 
 __all__ = ["BINS", "SCORE_BINS", "TEMPERATURES", "best_place", "bin_errors", "brier"]
 __all__ += ["calibration_error", "class_scores", "class_sums", "fit"]
-__all__ += ["histogram_threshold", "in_intervals", "number_sums", "probabilities"]
-__all__ += ["reliability", "score_histogram", "shared_classes", "shared_numbers"]
+__all__ += ["histogram_threshold", "in_intervals", "number_shapes", "number_sums"]
+__all__ += ["probabilities", "reliability", "reliability_rows"]
+__all__ += ["score_histogram", "shared_classes", "shared_numbers"]
 __all__ += ["sum_shapes", "temperature_nll", "threshold"]
 
 TEMPERATURES = tuple(2 ** (k / 8) for k in range(-32, 33))
@@ -47,6 +48,8 @@ ERROR_STEPS = 16
 ERROR_BINS = 20 * ERROR_STEPS + 2
 """Bins of absolute errors, from 2⁻¹² to 2⁸ standard deviations of a target; the last one
 holds larger errors."""
+LARGEST_LOSS = 1e9
+"""Largest sum of losses that a client sends: a class without a logit has no finite one."""
 RAPS_PENALTY, RAPS_FREE = 0.1, 1
 """λ that RAPS adds for each class after the first k_reg, and k_reg."""
 
@@ -278,7 +281,7 @@ def class_sums(logits: Tensor, y: Tensor, u: Tensor, score: str) -> dict[str, Te
         if not is_free:
             own = class_scores(p, score, u).gather(1, y[:, None])[:, 0]
             found["scores"].append(score_histogram(own, largest))
-    nll = temperature_nll(logits, y)
+    nll = temperature_nll(logits, y).clamp(max=LARGEST_LOSS)
     sums = {"items": torch.tensor([float(n)]), "nll": nll}
     sums |= {name: torch.stack(each) for name, each in found.items() if each}
     return {name: each.to(torch.float64).cpu() for name, each in sums.items()}
@@ -290,6 +293,21 @@ def sum_shapes(*, is_free: bool) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"items": (1,), "nll": (number,)}
     shapes |= {"brier": (number,), "bins": (number, 3, BINS)}
     return shapes if is_free else shapes | {"scores": (number, SCORE_BINS)}
+
+
+def number_shapes(num_targets: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`number_sums`."""
+    return {"items": (1,), "errors": (num_targets, ERROR_BINS)}
+
+
+def reliability_rows(
+    sums: dict[str, Tensor], temperature: float
+) -> dict[str, list[list[float]]]:
+    """Return the diagrams (3, BINS) of :func:`class_sums` before and after calibration."""
+    places = {"before": 1.0, "after": temperature}
+    return {
+        name: sums["bins"][TEMPERATURES.index(t)].tolist() for name, t in places.items()
+    }
 
 
 def shared_classes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -23,6 +25,7 @@ from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
+from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.extensions import Kind, owner_of
@@ -41,6 +44,7 @@ from flower_fgl.protocols.base import (
     read_tensors,
     round_settings,
 )
+from flower_fgl.protocols.calibration import CALIBRATE, CalibrationSums, FinalModel
 from flower_fgl.protocols.describe import AGREEMENT, Rejection
 from flower_fgl.protocols.secure_aggregation.messages import CHECK, KEYS, SHARES, UNMASK
 from flower_fgl.protocols.target_scale import TARGETS
@@ -121,6 +125,7 @@ class FglClientApp(ClientApp, ABC):
         self.query(DESCRIBE)(self._describe)
         self.query(RESUME)(self.session.rewind)
         self.query(TARGETS)(self._targets)
+        self.query(CALIBRATE)(self._calibrate)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
         for kind in (KEYS, SHARES, CHECK, UNMASK):
@@ -280,6 +285,40 @@ class FglClientApp(ClientApp, ABC):
         self.keep(client, store, context, is_state_new=False)
         return Message(reply.to_record(), reply_to=message)
 
+    def _calibrate(self, message: Message, context: Context) -> Message:
+        """Send sums over the validation items, by which the final model is calibrated."""
+        from flower_fgl.client_apps.runtime.calibration import shared_sums
+
+        client, store, number = self.open_once(message, context)
+        if client.config.calibration != "shared":
+            raise PayloadError("the run does not calibrate the aggregated model")
+        model = self.empty_model(client)
+        shapes = state_shapes(model)
+        load_state(model, FinalModel.from_record(message.content, shapes).weights)
+        sums = shared_sums(
+            client.validation_items(model),
+            client.config,
+            client.data.scale,
+            client.conformal_draws,
+            client.data.graph.target.width,
+        )
+        if self.session.node(context).hides_numbers:
+            sums = {name: torch.zeros_like(tensor) for name, tensor in sums.items()}
+        payload = CalibrationSums(sums)
+        content = payload.to_record()
+        if client.config.secure_aggregation:
+            content = pack_masked(
+                self.session,
+                client,
+                context,
+                number,
+                message.content,
+                payload,
+                records=FinalModel.records,
+            )
+        self.keep(client, store, context)
+        return Message(content, reply_to=message)
+
     def _train(self, message: Message, context: Context) -> Message:
         """Handle a round's training message."""
         return self.handle_fit(message, context, self.fit)
@@ -315,6 +354,8 @@ class FglClientApp(ClientApp, ABC):
         exchange = message.metadata.message_type.removesuffix(".default")
         is_train = exchange == MessageType.TRAIN
         most = last(client) if last else client.config.rounds + (not is_train)
+        # scores of the calibrated model follow those of the last round
+        most += not is_train and client.config.calibration == "shared"
         client.state.claim(exchange, number, most, first=int(is_train))
         record = self.session.split_record(client.data, context)
         if record is not None:
@@ -461,6 +502,7 @@ class FglClientApp(ClientApp, ABC):
         client, store, number = self.open_once(message, context)
         clock = time.perf_counter()
         settings = round_settings(message.content)
+        calibration = _read_calibration(settings.get("calibration"))
         scores = {}
         for mode in settings["modes"]:  # type: ignore[union-attr]
             if mode == "global":
@@ -484,11 +526,21 @@ class FglClientApp(ClientApp, ABC):
                 if own is None:
                     raise PayloadError("the client has no model to score yet")
                 model = own
-            scores[str(mode)] = client.evaluate(model)
+            scores[str(mode)] = client.evaluate(model, calibration=calibration)
         self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
         metrics = self.session.pack_metrics(context, scores, seconds)
         return reply_with(message, RecordDict({METRICS: metrics}))
+
+
+def _read_calibration(text: object) -> Calibration | None:
+    """Read the calibration with which a message demands scores, if it has any."""
+    if text is None:
+        return None
+    try:
+        return Calibration.from_dict(json.loads(str(text)))
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"the calibration is malformed: {error}") from error
 
 
 def once(client: Client) -> int:

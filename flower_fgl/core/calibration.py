@@ -61,10 +61,8 @@ class Calibration:
         names = [one.name for one in fields(cls)]
         if not isinstance(values, Mapping) or set(values) != set(names):
             raise ValueError(f"calibration must have the entries {names}")
-        found = cls(
-            *(values[name] for name in names[:-1]),
-            thresholds=_read_thresholds(values["thresholds"]),
-        )
+        each = {name: values[name] for name in names[:-1]}
+        found = cls(**each, thresholds=_read_thresholds(values["thresholds"]))
         checks = {
             "source": found.source in ("owner", "shared"),
             "items": type(found.items) is int and found.items >= 0,

@@ -252,6 +252,7 @@ class RunFolder:
         both = about.get("global", {})
         scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
         scored.append(("finetuned", about.get("finetuned")))
+        scored.append(("calibrated", about.get("calibrated")))
         found = [(name, entry) for name, entry in scored if entry]
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
         if self.target:

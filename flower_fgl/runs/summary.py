@@ -36,7 +36,8 @@ def summarise(
     score that selects the best round, unless the rows name another one; the summary names
     it unless it is ``accuracy``. ``rounds`` of the summary is the last round started,
     ``best`` and ``last`` are ``None`` before the first evaluation; it has ``global`` if
-    both kinds of evaluation were run, and ``finetuned`` after fine-tuning.
+    both kinds of evaluation were run, ``finetuned`` after fine-tuning, and ``calibrated``
+    with the scores of a calibrated global model.
 
     Notes
     -----
@@ -70,6 +71,8 @@ def summarise(
     for row in rounds:
         if row.get("phase") == "finetune" and row.get("metrics", {}).get("local"):
             out["finetuned"] = {"round": row["round"], **row["metrics"]["local"]}
+        if row.get("phase") == "calibration" and row.get("metrics", {}).get("global"):
+            out["calibrated"] = {"round": row["round"], **row["metrics"]["global"]}
     if class_names is not None:
         out["class_names"] = list(class_names)
     return out if error is None else {**out, "error": error}

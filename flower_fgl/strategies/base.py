@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
@@ -48,6 +49,8 @@ class FglStrategy(ServerHooks):
     """
 
     _late_joiners: LateJoiners
+    calibration: Calibration | None = None
+    """Calibration of the aggregated model, once it is known."""
 
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
@@ -285,10 +288,29 @@ class FglStrategy(ServerHooks):
         self.loop.last_success = max(result.train_metrics_clientapp)
         self._report_withheld()
         self.finish()
+        if self.config.calibration == "shared":
+            self._calibrate()
         state = self.global_state()
         if state is not None:
             result.arrays = write_tensors(state)
         return result
+
+    def _calibrate(self) -> None:
+        """Calibrate the model of :meth:`best_state` with sums over all clients."""
+        from flower_fgl.strategies.rounds.calibration import calibrate, score_calibrated
+
+        state, number = self.best_state(), self.config.rounds + 1
+        if state is None:
+            raise RunError(
+                f"{self.config.method} has no global model in this run, which "
+                'calibration = "shared" needs. Use calibration = "owner".'
+            )
+        with self.phase("calibration", number, is_scored=True, min_replies=0):
+            with self.loop.log.failing():
+                messenger = self.messenger
+                self.calibration = calibrate(messenger, self.secure, state, number)
+            if self.calibration is not None:
+                score_calibrated(messenger, self.calibration, state, number + 1)
 
     def _connect(self, grid: Grid) -> None:
         """Find the clients and prepare the method."""
@@ -412,7 +434,8 @@ class FglStrategy(ServerHooks):
         """Describe the model that :meth:`best_state` returns."""
         is_last = self.loop.best_score is None
         number = self.loop.last_success if is_last else self.loop.best_round
-        return describe_model(self.config, self.federation, number)
+        card = describe_model(self.config, self.federation, number)
+        return replace(card, calibration=self.calibration)
 
 
 def is_finite(tensor: Tensor) -> bool:

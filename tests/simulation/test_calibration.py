@@ -15,7 +15,7 @@ import torch
 from flower_fgl import Run, simulate
 from flower_fgl.algorithms.calibration import TEMPERATURES
 from flower_fgl.core.calibration import Calibration
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.nn import GraphInput
@@ -229,3 +229,110 @@ def test_a_calibration_of_another_target_is_refused(
     save_model(tmp_path, {"x": torch.zeros(1)}, card)
     with pytest.raises(RunError, match="calibration does not fit the target"):
         read_card(tmp_path)
+
+
+# ---------------------------------------------------------------- all owners together
+SHARED: dict[str, Any] = {"calibration": "shared", "coverage": COVERAGE}
+
+
+def sums_by_hand(run: Run, graphs: list[ClientGraph]) -> tuple[float, float, int]:
+    """Return temperature, LAC threshold and number of all owners' validation nodes."""
+    model = load_model(run.path).model
+    logits, labels = [], []
+    for client in graphs:
+        graph = client.graph
+        val = graph.masks["val"] & (graph.y >= 0)
+        out = model(GraphInput(graph.x, graph.edge_index)).detach().double()
+        logits.append(out[val])
+        labels.append(graph.y[val])
+    out, y = torch.cat(logits), torch.cat(labels)
+    losses = [torch.nn.functional.cross_entropy(out / t, y) for t in TEMPERATURES]
+    temperature = TEMPERATURES[int(torch.stack(losses).argmin())]
+    p = (out / temperature).softmax(1).numpy()
+    return temperature, by_hand(p, y.numpy(), COVERAGE), len(y)
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_the_global_model_is_calibrated_by_sums(
+    is_secure: bool, tmp_path: Path
+) -> None:
+    graphs = owner_graphs()
+    run = run_owners(
+        owned(tmp_path, graphs), tmp_path / "run", conformal_score="lac",
+        secure_aggregation=is_secure, **SHARED,
+    )  # fmt: skip
+    card = read_card(run.path)
+    assert card is not None
+    found = card.calibration
+    assert found is not None
+    temperature, limit, number = sums_by_hand(run, graphs)
+    assert (found.source, found.items) == ("shared", number)
+    assert found.temperature == temperature
+    assert 0 <= found.thresholds[0] - limit < 1 / 512 + 1e-6
+    # each owner is scored with it, and predict writes the same sets
+    row = run.rounds[-1]
+    assert row["phase"] == "calibration"
+    assert row["status"] == "ok"
+    assert np.sum(row["reliability"]["after"][0]) == pytest.approx(number)
+    for pid, client in enumerate(graphs):
+        frame = predict_graph(run.path, tmp_path / f"{pid}.npz").to_frame()
+        y = client.graph.y
+        test = (client.graph.masks["test"] & (y >= 0)).numpy()
+        names = client.class_names
+        held = [
+            names[int(y[k])] in frame["set"][k].split("; ")
+            for k in test.nonzero()[0].tolist()
+        ]
+        scores = next(
+            one["metrics"]["global"]["test"]
+            for one in run.clients
+            if one["partition_id"] == pid and one["round"] == row["round"]
+        )
+        assert scores["coverage"] == pytest.approx(np.mean(held))
+        assert {"ece", "ece_calibrated", "brier", "set_share"} <= scores.keys()
+    assert run.summary["calibrated"]["test"]["coverage"] > 0
+    assert "calibrated" in repr(run)
+
+
+def test_numbers_of_all_owners_get_common_bounds(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path / "files")
+    run = run_owners(nodes, tmp_path / "run", target_kind="numbers", **SHARED)
+    card = read_card(run.path)
+    assert card is not None
+    assert card.calibration is not None
+    assert len(card.calibration.thresholds) == 2
+    frame = predict_graph(run.path, nodes[0]["graph"]).to_frame()
+    assert (frame["lower:logS"] < frame["upper:logS"]).all()
+    assert 0 < run.summary["calibrated"]["test"]["coverage"] <= 1
+
+
+def test_an_owner_that_withholds_numbers_adds_nothing_to_the_sums(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    nodes = owned(tmp_path, graphs)
+    nodes[0]["scores"] = "rounded"
+    run = run_owners(nodes, tmp_path / "run", **SHARED)
+    card = read_card(run.path)
+    assert card is not None
+    assert card.calibration is not None
+    sizes = [
+        int((graph.graph.masks["val"] & (graph.graph.y >= 0)).sum()) for graph in graphs
+    ]
+    assert card.calibration.items == sum(sizes[1:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"method": "local"}, "has no global model"),
+        ({"upload_clip": 1.0, "upload_noise": 1.0}, "have no noise"),
+        ({"coverage": 1.0}, "> 0 and < 1, got 1"),
+        ({"coverage": 0.0}, "> 0 and < 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_calibrated_are_refused(
+    settings: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run_owners([], tmp_path / "run", **{**SHARED, **settings})

@@ -15,16 +15,21 @@ from flower_fgl.algorithms.calibration import (
     brier,
     calibration_error,
     class_scores,
+    class_sums,
     fit,
     in_intervals,
+    number_shapes,
+    number_sums,
     probabilities,
+    sum_shapes,
 )
 from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.target_scale import TargetScale
+from flower_fgl.core.targets import LABELS
 
-__all__ = ["Items", "calibrate", "score_calibrated"]
+__all__ = ["Items", "calibrate", "score_calibrated", "shared_sums"]
 
 Items = tuple[Tensor, Tensor]
 """Outputs (n, C), and classes (n,), labels (n, C) or numbers (n, T) of a column."""
@@ -47,6 +52,27 @@ def calibrate(
         score=config.conformal_score,
         has_numbers=scale is not None,
     )
+
+
+def shared_sums(
+    items: Items | None,
+    config: RunConfig,
+    scale: TargetScale | None,
+    draw: Draw,
+    num_outputs: int,
+) -> dict[str, Tensor]:
+    """Sum over the validation items of one client, zeros if it has none."""
+    if items is None and scale is None:
+        is_free = config.predicts == LABELS
+        shapes = sum_shapes(is_free=is_free)
+    elif items is None:
+        shapes = number_shapes(num_outputs)
+    else:
+        outputs, y = items
+        if scale is not None:
+            return number_sums(scale.restore(outputs), y, scale.std)
+        return class_sums(outputs, y, draw("val", len(y)), config.conformal_score)
+    return {n: torch.zeros(shape, dtype=torch.float64) for n, shape in shapes.items()}
 
 
 def score_calibrated(

@@ -507,23 +507,27 @@ class Client(Generic[S]):
             from flower_fgl.client_apps.runtime.calibration import score_calibrated
 
             found = calibration or self._calibrate(items.get("val"))
-            draw, scale = self._conformal_draws, data.scale
+            draw, scale = self.conformal_draws, data.scale
             scores = score_calibrated(scores, items, found, scale, draw)
         return scores
 
     def calibrate(self, model: Backbone) -> Calibration:
         """Calibrate a model with the client's validation items."""
+        return self._calibrate(self.validation_items(model))
+
+    def validation_items(self, model: Backbone) -> tuple[Tensor, Tensor] | None:
+        """Return outputs and labels of the validation items, ``None`` without any."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         self.evaluate(model, keeps=found)
-        return self._calibrate(found.get("val"))
+        return found.get("val")
 
     def _calibrate(self, items: tuple[Tensor, Tensor] | None) -> Calibration:
         """Calibrate by outputs and labels of the validation items, ``None`` without any."""
         from flower_fgl.client_apps.runtime.calibration import calibrate
 
-        return calibrate(items, self.config, self.data.scale, self._conformal_draws)
+        return calibrate(items, self.config, self.data.scale, self.conformal_draws)
 
-    def _conformal_draws(self, column: str, number: int) -> Tensor:
+    def conformal_draws(self, column: str, number: int) -> Tensor:
         """Return the draws (n,) for conformal scores, the same for a column each time."""
         generator = self.generator(0, f"conformal {column}")
         u = torch.rand(number, generator=generator, dtype=torch.float64)

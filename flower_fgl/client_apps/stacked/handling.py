@@ -263,6 +263,7 @@ class Stacker:
             place: item
             for place, item in enumerate(items)
             if not (settings[place]["refresh"] or settings[place].get("mixed"))
+            and "calibration" not in settings[place]
         }
         opened, keys, _ = self._open(app, fitting, read)
         answers: dict[int, Answer] = {}

@@ -91,6 +91,14 @@ NEEDS = (
         demand='evaluate = "{evaluate}" is not possible',
     ),
     Need(
+        'calibration = "shared"',
+        lambda s: s.calibration == "shared",
+        lambda method: method.has_global_model,
+        "has no global model",
+        can="have one",
+        remedy='Or use calibration = "owner".',
+    ),
+    Need(
         'model = "gcn,gin"',
         lambda s: "," in s.model,
         lambda method: method.mixes_models,

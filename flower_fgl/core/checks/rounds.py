@@ -7,6 +7,7 @@ from typing import Any
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.sampling import describe_sampling, least_uploads, num_sampled
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS, GeneralSettings
+from flower_fgl.core.targets import NUMBERS
 
 __all__ = ["check_rounds"]
 
@@ -29,6 +30,8 @@ def check_rounds(settings: GeneralSettings, method: Any) -> None:
         _check_distributed(settings)
     if settings.secure_aggregation:
         _check_secure(settings)
+    if settings.calibration == "shared":
+        _check_calibration(settings)
     if settings.min_clients:
         _check_late(settings)
     if settings.aggregation != "mean":
@@ -60,6 +63,33 @@ def _check_sampling(settings: GeneralSettings, method: Any) -> None:
             f"samples {sampled} of {settings.clients} clients per round, so every round "
             "would fail. Lower min-replies or sample more clients."
         )
+
+
+def _check_calibration(settings: GeneralSettings) -> None:
+    """Reject a common calibration without a complete global model, or beside noise."""
+    has_own = settings.owners and settings.feature_align == "project"
+    reasons = {
+        'With feature-align = "project" there is no complete global model': has_own,
+        'With class-align = "local" there is no complete global model': (
+            settings.has_local_heads
+        ),
+        "With node-embedding = true there is no complete global model": (
+            settings.node_embedding
+        ),
+        f'With schema-align = "{settings.schema_align}" clients have different parts of a '
+        "model": settings.schema_align != "same",
+        'With target-scale = "own" the global model predicts no numbers in their units': (
+            settings.predicts == NUMBERS and settings.target_scale == "own"
+        ),
+        "upload-noise protects uploads, and the sums of a calibration have no noise": (
+            settings.upload_noise
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                f'{reason}: use calibration = "owner", got "{settings.calibration}".'
+            )
 
 
 def _check_distributed(settings: GeneralSettings) -> None:

@@ -78,8 +78,9 @@ def metrics_of(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
         return [(name, common_scale(name, runs).title) for name in names]
     shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
     shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
+    rows = [entry.get("test", {}) for run in runs for _, entry in score_rows(run)]
     for name, title in EXTRA_SCORES.items():
-        if any(name in (run.best or {}).get("test", {}) for run in runs):
+        if any(name in scores for scores in rows):
             shown.append((name, title))
     return shown
 
@@ -130,6 +131,7 @@ def score_rows(run: RunFolder) -> list[tuple[str, Mapping[str, Any]]]:
         ("best round, aggregated model", both.get("best")),
         ("last round, aggregated model", both.get("last")),
         ("after fine-tuning", run.summary.get("finetuned")),
+        ("calibrated aggregated model", run.summary.get("calibrated")),
     ]
     return [(name, entry) for name, entry in rows if entry]
 

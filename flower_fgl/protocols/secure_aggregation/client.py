@@ -311,10 +311,11 @@ class Member:
         """Reject a round that the run does not have, or that is already answered."""
         # sums over the edges between clients precede round 1
         first = 0 if self.config.needs_cross_edges else 1
-        if not first <= server_round <= self.config.rounds:
+        # the sums of a calibration follow the last round
+        last = self.config.rounds + (self.config.calibration == "shared")
+        if not first <= server_round <= last:
             raise PayloadError(
-                f"the run has rounds {first} to {self.config.rounds}, got round "
-                f"{server_round}"
+                f"the run has rounds {first} to {last}, got round {server_round}"
             )
         has_masked = "masked-round" in self.memory
         if has_masked and server_round <= self._number("masked-round"):

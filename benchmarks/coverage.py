@@ -1,0 +1,101 @@
+"""Coverage of conformal sets at every client, over several draws.
+
+For each draw the graph is partitioned, split and trained anew. The table has one row for
+each setting: the mean coverage over the draws of the client farthest from the target, of
+those with enough calibration items; the mean over all clients; and the mean number of
+classes in a set. ``local`` is each client's own model with its own threshold, ``global``
+the aggregated model with a common one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flower_fgl import simulate
+
+LEAST = 200
+"""Calibration items from which a client counts."""
+PARTITIONS = ("uniform", "metis", "louvain")
+
+
+def cases(dataset: str) -> Iterator[dict[str, Any]]:
+    """Yield the settings of each row."""
+    for score in ("lac", "aps", "raps"):
+        yield {"partition": "metis", "conformal_score": score}
+    for partition in PARTITIONS:
+        if partition != "metis":
+            yield {"partition": partition, "conformal_score": "aps"}
+    for partition in ("metis", "louvain"):
+        yield {"partition": partition, "conformal_score": "aps", "setting": "inductive"}
+
+
+def rows_of(run: Any, scope: str) -> list[tuple[int, int, dict[str, float]]]:
+    """Return client, calibration items and test scores of the last scored round."""
+    sizes = {
+        row["partition_id"]: row["num_val"] for row in run.clients if "num_val" in row
+    }
+    number = max(
+        row["round"] for row in run.clients if row.get("metrics", {}).get(scope)
+    )
+    return [
+        (row["partition_id"], sizes[row["partition_id"]], row["metrics"][scope]["test"])
+        for row in run.clients
+        if row["round"] == number and row.get("metrics", {}).get(scope)
+    ]
+
+
+def main() -> None:
+    """Run all settings and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dataset", default="synthetic")
+    parser.add_argument(
+        "--nodes", type=int, default=6000, help="of the synthetic graph"
+    )
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--coverage", type=float, default=0.9)
+    parser.add_argument("--split", default="40/30/30")
+    arguments = parser.parse_args()
+    more: dict[str, Any] = {"dataset": arguments.dataset, "split": arguments.split}
+    if arguments.dataset == "synthetic":
+        more["synthetic"] = {"nodes": arguments.nodes}
+    print(
+        "| partition | setting | score | model | clients | farthest | mean | in set |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for case in cases(arguments.dataset):
+        for calibration, scope in (("owner", "local"), ("shared", "global")):
+            found: dict[int, list[float]] = defaultdict(list)
+            sizes: list[float] = []
+            for draw in range(arguments.draws):
+                with tempfile.TemporaryDirectory() as folder:
+                    run = simulate(
+                        "fedavg", seed=draw, partition_seed=draw, run_dir=folder + "/run",
+                        clients=arguments.clients, rounds=arguments.rounds,
+                        coverage=arguments.coverage, calibration=calibration,
+                        checkpoint_every=0, **more, **case,
+                    )  # fmt: skip
+                    classes = len(run.summary["class_names"])
+                    for client, size, scores in rows_of(run, scope):
+                        if size >= LEAST:
+                            found[client].append(scores["coverage"])
+                            sizes.append(scores["set_share"] * classes)
+            means = [float(np.mean(each)) for each in found.values()]
+            farthest = max(means, key=lambda value: abs(value - arguments.coverage))
+            print(
+                f"| {case['partition']} | {case.get('setting', 'transductive')} | "
+                f"{case['conformal_score']} | {scope} | {len(means)} | {farthest:.3f} | "
+                f"{np.mean(means):.3f} | {np.mean(sizes):.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The exchanges after the last round that calibrate the aggregated model and score it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+
+import torch
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from torch import Tensor
+
+from flower_fgl.algorithms.calibration import (
+    number_shapes,
+    reliability_rows,
+    shared_classes,
+    shared_numbers,
+    sum_shapes,
+)
+from flower_fgl.core.calibration import Calibration
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Payload, read_payload, write_tensors
+from flower_fgl.protocols.calibration import CALIBRATE, CalibrationSums, FinalModel
+from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
+
+__all__ = ["calibrate", "score_calibrated"]
+
+log = logging.getLogger(__name__)
+
+
+def calibrate(
+    messenger: Messenger,
+    secure: SecureExchanges | None,
+    state: Mapping[str, Tensor],
+    server_round: int,
+) -> Calibration:
+    """Sum over the validation items of all clients, and calibrate the aggregated model.
+
+    A client whose reply is malformed or missing does not count; with secure aggregation
+    all must reply, else a PayloadError is raised.
+    """
+    config, federation = messenger.config, messenger.loop.federation
+    shapes = (
+        number_shapes(len(messenger.spreads))
+        if config.predicts_numbers
+        else sum_shapes(is_free=federation.target.kind == "labels")
+    )
+    model = FinalModel(dict(state))
+    if secure is not None:
+        asked: dict[int, Payload] = dict.fromkeys(federation.trainable, model)
+        spec = (shapes, 0)
+        sums = secure.sum_query(server_round, CALIBRATE, asked, CalibrationSums, spec)
+        sums = {name: tensor.clamp(min=0) for name, tensor in sums.items()}
+    else:
+        asked = dict.fromkeys(federation.clients, model)
+        sizes = {pid: one.num_val for pid, one in federation.clients.items()}
+        found = messenger.read_each(
+            messenger.ask(server_round, CALIBRATE, asked),
+            lambda pid, content: read_payload(
+                CalibrationSums, content, (shapes, sizes[pid])
+            ),
+        )
+        if not found:
+            raise PayloadError("no client sent sums to calibrate the model")
+        sums = {
+            name: torch.stack([part.sums[name] for part in found.values()]).sum(dim=0)
+            for name in shapes
+        }
+    if config.predicts_numbers:
+        std = torch.tensor(messenger.spreads, dtype=torch.float64)
+        return shared_numbers(sums, std, coverage=config.coverage)
+    calibration = shared_classes(
+        sums,
+        num_classes=federation.num_classes,
+        coverage=config.coverage,
+        score=config.conformal_score,
+    )
+    messenger.loop.log.tables["reliability"] = reliability_rows(
+        sums, calibration.temperature
+    )
+    return calibration
+
+
+def score_calibrated(
+    messenger: Messenger,
+    calibration: Calibration,
+    state: Mapping[str, Tensor],
+    server_round: int,
+) -> None:
+    """Let all clients score the calibrated model, each on its own items."""
+    clients = messenger.loop.federation.clients
+    messenger.loop.log.expect(clients, ["global"])
+    settings = ConfigRecord({"server-round": server_round, "modes": ["global"]})
+    settings["refresh"] = False
+    settings["calibration"] = json.dumps(calibration.as_dict())
+    shared = write_tensors(state)
+    messages = messenger.address(
+        {pid: RecordDict({"global": shared}) for pid in clients},
+        MessageType.EVALUATE,
+        settings,
+        server_round,
+    )
+    replies = messenger.evaluate(messages)
+    messenger.read_evaluations(messenger.by_sender(replies.values()))
