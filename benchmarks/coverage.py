@@ -36,17 +36,15 @@ def cases(dataset: str) -> Iterator[dict[str, Any]]:
 
 
 def rows_of(run: Any, scope: str) -> list[tuple[int, int, dict[str, float]]]:
-    """Return client, calibration items and test scores of the last scored round."""
+    """Return client, calibration items and test scores, of the best validation round."""
     sizes = {
         row["partition_id"]: row["num_val"] for row in run.clients if "num_val" in row
     }
-    number = max(
-        row["round"] for row in run.clients if row.get("metrics", {}).get(scope)
-    )
+    chosen = run.best if scope == "local" else run.summary["calibrated"]
     return [
         (row["partition_id"], sizes[row["partition_id"]], row["metrics"][scope]["test"])
         for row in run.clients
-        if row["round"] == number and row.get("metrics", {}).get(scope)
+        if row["round"] == chosen["round"] and row.get("metrics", {}).get(scope)
     ]
 
 

@@ -36,6 +36,7 @@ from flower_fgl.core.unused_settings import (
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
+from flower_fgl.runs.card import run_card, write_card
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound, Row, status_of
@@ -188,10 +189,13 @@ def _run(
         # Flower stops no run of the local engine
         with nullcontext() if engine == "local" else prefer_stop(grid.get_node_ids):
             strategy.start(grid, should_stop=_stop_early(config, writer))
-        state = strategy.best_state()
+        state, model = strategy.best_state(), None
         if state is not None:
-            scale = known_scale(config, strategy.federation)
-            save_model(writer.folder, state, strategy.model_card(), target_scale=scale)
+            scale, model = (
+                known_scale(config, strategy.federation),
+                strategy.model_card(),
+            )
+            save_model(writer.folder, state, model, target_scale=scale)
         status = "completed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -215,6 +219,9 @@ def _run(
             log.info("Privacy of the uploads: %s", privacy)
         try:
             writer.write_summary(summary)
+            if status == "completed":
+                card = run_card(config, summary | writer.origin, model, writer.folder)
+                write_card(writer.folder, card)
         except RunError as late:
             if not error:
                 raise

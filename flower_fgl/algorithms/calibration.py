@@ -22,6 +22,7 @@ Letters: n items, C classes, T targets, G temperatures, B bins.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,12 +77,11 @@ def temperature_nll(logits: Tensor, y: Tensor) -> Tensor:
         One sum for each of :data:`TEMPERATURES`.
     """
     logits = logits.to(torch.float64)
+    loss: Callable[..., Tensor] = functional.cross_entropy
     if y.dim() == 2:
         known = ~y.isnan()
         logits, y = logits[known], y[known].to(torch.float64)
         loss = functional.binary_cross_entropy_with_logits
-    else:
-        loss = functional.cross_entropy
     return torch.stack([loss(logits / t, y, reduction="sum") for t in TEMPERATURES])
 
 

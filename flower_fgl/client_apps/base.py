@@ -257,6 +257,7 @@ class FglClientApp(ClientApp, ABC):
             min_class_count=client.config.min_class_count,
             counts_entries=client.config.weight_by == "entries",
             schema_align=client.config.schema_align,
+            about=str(context.node_config.get("about", "")),
             # a data owner sends its key once it has a number
             public_key=join(client, store, context)
             if client.config.secure_aggregation and client.num_partitions

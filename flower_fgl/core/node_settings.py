@@ -48,6 +48,12 @@ class NodeSettings:
         "the owner's name in logs and in the run folder; by default the file's name "
         "without its ending",
     )
+    about: str = option(
+        "",
+        "what the card of the model is to say of the owner's data, e.g. their time span; "
+        "the server and all readers of the card see it",
+        keeps_commas=True,
+    )
     partition_id: int = option(
         -1, "the owner's number, or that of its partition of `dataset`", ge=0
     )

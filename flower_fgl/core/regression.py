@@ -158,9 +158,8 @@ class NumberScores:
             self.targets.n, *(_round(each) for each in astuple(self.targets)[1:])
         )
         found = NumberScores.of(self.num_nodes, targets, self.std)
-        more = dict(
-            zip(self.intervals, _round([*self.intervals.values()]), strict=True)
-        )
+        widths = _round([*self.intervals.values()])
+        more: dict[str, Any] = dict(zip(self.intervals, widths, strict=True))
         return replace(found, nrmse=float(f"{found.nrmse:.2g}"), **more)
 
     def with_enough(self, least: int) -> NumberScores:
@@ -173,7 +172,7 @@ class NumberScores:
                 astuple(parts), (0, math.nan, math.nan, 0.0, math.nan), strict=True
             )
         ]
-        kept = self.intervals if all(is_kept) else {}
+        kept: dict[str, Any] = self.intervals if all(is_kept) else {}
         found = NumberScores.of(self.num_nodes, PerTarget(*each), self.std)
         return replace(found, **kept)
 

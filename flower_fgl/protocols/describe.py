@@ -49,7 +49,7 @@ SCALES = ("none", "rows", "columns")
 EDGE_FEATURES = "num-edge-features"
 ENTRIES = "num-entries"
 PREPARED = "prepared-sha256"
-KIND, UNITS = "target-kind", "target-units"
+KIND, UNITS, ABOUT = "target-kind", "target-units", "about"
 SCHEMA, TYPE_FEATURES = "schema", "type-features"
 PRIVATE, HASHED = "private", "hashed:"
 """Schema of a typed graph whose owner tells none; begin of one with hashed names."""
@@ -101,6 +101,7 @@ class Description(Payload):
     type_features: tuple[str, ...] = ()
     """With ``schema-align = "name"``, hash of the names of the features of each kind of
     nodes, empty for a kind without names."""
+    about: str = ""  # of the owner's data, in its own words
     records = (INFO,)
 
     @property
@@ -143,6 +144,7 @@ class Description(Payload):
             UNITS: list(self.target_units),
             SCHEMA: self.schema,
             TYPE_FEATURES: list(self.type_features),
+            ABOUT: self.about,
         }
         values |= {key: value for key, value in optional.items() if value}
         return RecordDict({INFO: ConfigRecord(values)})
@@ -188,6 +190,7 @@ class Description(Payload):
             ),
             schema=schema,
             type_features=type_features,
+            about=_read_text(info, ABOUT) if ABOUT in info else "",
         )
         found._check()
         return found
@@ -227,7 +230,7 @@ class Description(Payload):
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of all texts."""
         texts = [*self.class_names, *self.feature_names, *self.target_units, self.name]
-        texts += [self.model, self.partition_sha256, self.scale]
+        texts += [self.model, self.partition_sha256, self.scale, self.about]
         texts += [self.features_sha256, self.prepared, self.schema, *self.type_features]
         texts += [self.target_kind] * (self.target_kind != CLASSES)
         numbers = len(_INTEGERS) + len(self.class_counts)

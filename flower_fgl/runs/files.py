@@ -12,6 +12,8 @@
                    ``running``
 ``model.safetensors``
                    weights of the aggregated model of the best validation round
+``card.json``      what the model was trained on, how good it is, and its limits; also as
+                   ``card.md``
 =================  ==================================================================
 
 Rows are flushed after each round and files are replaced atomically, so the folder of a

@@ -194,6 +194,11 @@ class RunWriter:
         text = settings_toml(kept, sources, self._about)
         replace_file(self.folder / CONFIG_FILE, text.encode())
 
+    @property
+    def origin(self) -> Row:
+        """Start time and environment of the run, which every summary repeats."""
+        return self._origin
+
     def append_round(self, row: Row) -> None:
         """Append one row to ``rounds.jsonl``, or raise a RunError.
 

@@ -186,7 +186,7 @@ def client_lines(
     for client in clients:
         about = asdict(client)
         del about["public_key"]  # new in every run
-        for key in ("num_entries", "prepared", "schema", "type_features"):
+        for key in ("num_entries", "prepared", "schema", "type_features", "about"):
             if not about[key]:
                 del about[key]
         lines.append({"round": server_round, **about, "trains": client.num_train > 0})

@@ -118,6 +118,7 @@ def describe(
     counts_entries: bool = False,
     schema_align: str = "same",
     public_key: bytes = b"",
+    about: str = "",
 ) -> Description:
     """Describe a client's graph by counts that may leave the client.
 
@@ -125,7 +126,8 @@ def describe(
     depends on that. Without ``share_feature_names`` only a hash of the names is included.
     Classes with fewer than ``min_class_count`` training nodes are reported as 0. With
     ``counts_entries`` the number of known training labels or numbers is included. Peers
-    encrypt shares of secure aggregation for this client with its ``public_key``.
+    encrypt shares of secure aggregation for this client with its ``public_key``. ``about``
+    are the owner's words on its data.
     """
     graph = data.graph
     is_counted = share_class_counts and graph.graph.targets is None  # one class each
@@ -162,6 +164,7 @@ def describe(
         target_units=graph.target.units,
         schema=schema,
         type_features=type_features,
+        about=clip(about, MAX_TEXT),
     )
 
 

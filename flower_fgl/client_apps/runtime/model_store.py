@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 
@@ -22,10 +23,13 @@ from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.metrics import AnyScores
+from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.score_names import is_better
+from flower_fgl.core.targets import CLASSES
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.runs.card import CARD, owner_card, write_card
 from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.writer import replace_file
@@ -95,6 +99,10 @@ def save_best_model(
         )
         text = f"{card.to_json()}\n"
         replace_file(folder / CARD_FILE, text.encode(), is_private=True)
+        found = {name: each.as_dict() for name, each in scores.items()}
+        floors = floors_in_force(context.node_config)
+        about = owner_card(client.config, card, _sizes(client), found, floors)
+        write_card(folder, about, is_private=True)
         if kept is None:
             FLOWER.info("The model of %s is stored in %s", name, folder.resolve())
     except RunError as error:  # e.g. a full disk must not fail the round
@@ -121,7 +129,7 @@ def copy_model_of_run(
         is_early = card is not None and card.round <= server_round
         if is_early and read_card(now) is None:
             make_private_folder(now)
-            for file in (MODEL, CARD_FILE):
+            for file in (MODEL, CARD_FILE, *CARD):
                 data = (before / file).read_bytes()
                 replace_file(now / file, data, is_private=True)
     except (RunError, OSError) as error:
@@ -152,6 +160,21 @@ def model_folder(node: Mapping[str, Scalar], run_id: int, name: str) -> Path | N
 def readable(name: str) -> str:
     """Return the readable part of an owner's folder name."""
     return re.sub(r"[^\w.-]+", "-", name)[:LONGEST_NAME]
+
+
+def _sizes(client: Client) -> dict[str, Any]:
+    """Return numbers of items of a client's graph, for its own card."""
+    graph = client.data.graph
+    counts = (
+        graph.class_counts("train").tolist() if graph.target.kind == CLASSES else []
+    )
+    names = zip(graph.class_names, counts, strict=False)
+    return {
+        "items": graph.num_items,
+        "train": int(client.data.training.index.numel()),
+        **client.data.sizes,
+        "training items by class": ", ".join(f"{name} {n}" for name, n in names),
+    }
 
 
 def takes_place(score: str, new: float | None, kept: float | None) -> bool:

@@ -1,0 +1,110 @@
+"""The card of a model says what the run shows, and nothing that an owner withholds."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from statsmodels.stats.proportion import proportion_confint
+
+from flower_fgl import Run, simulate
+from flower_fgl.runs.card import CARD, wilson, write_card
+from tests.simulation.test_calibration import model_of, owned
+from tests.support.number_targets import number_files
+from tests.support.owners import owner_graphs, run_owners
+from tests.support.short_runs import SMALL
+
+
+def card_of(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.path / "card.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 5), (7, 9), (81, 100), (3, 3)])
+def test_intervals_are_those_of_wilson(hits: int, n: int) -> None:
+    expected = proportion_confint(hits, n, method="wilson")
+    assert wilson(hits / n, n) == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_card_holds_the_scores_of_owners_and_what_they_tell(tmp_path: Path) -> None:
+    nodes = owned(tmp_path, owner_graphs())
+    nodes[0]["about"] = "visits of 2023 | <b>"
+    nodes[1]["scores"] = "none"
+    run = run_owners(
+        nodes, tmp_path / "run", calibration="shared", coverage=0.7,
+        min_class_count=2, share_class_counts=False,
+    )  # fmt: skip
+    card = card_of(run)
+    assert [row["about"] for row in card["Owners"]] == [nodes[0]["about"], "", ""]
+    assert {row["training items by class"] for row in card["Owners"]} == {"not told"}
+    assert run.best is not None
+    best = run.best["round"]
+    scores = {
+        row["partition_id"]: row["metrics"]["local"]["test"]
+        for row in run.clients
+        if row["round"] == best and row.get("metrics")
+    }
+    own = {r["owner"]: r for r in card["Scores of owners"] if r["model"] == "own model"}
+    assert own["owner0"]["accuracy"] == round(scores[0]["accuracy"], 4)
+    low, high = own["owner0"]["accuracy 95 %"]
+    assert low < own["owner0"]["accuracy"] < high
+    assert "accuracy" not in own.get("owner1", {})
+    assert {row["model"] for row in card["Scores of owners"]} == {
+        "own model",
+        "calibrated",
+    }
+    assert (
+        "1 owners have no test score: it is not known how they fare." in card["Limits"]
+    )
+    assert card["Calibration"]["calibrated"] == "yes"
+    assert card["Privacy"]["min-class-count"] == 2
+    assert card["Versions"]["flwr"] == run.environment["versions"]["flwr"]
+    text = (run.path / "card.md").read_text()
+    assert "visits of 2023 \\| \\<b\\>" in text
+    assert "<b>" not in text.replace("\\<b\\>", "")
+
+
+def test_the_card_states_epsilon_and_what_it_assumes(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "upload_clip": 1.0, "upload_noise": 2.0}
+    run = simulate("fedavg", clients=3, run_dir=str(tmp_path / "run"), **settings)
+    privacy = card_of(run)["Privacy"]
+    assert (
+        privacy["ε of any client"] == f"{run.summary['upload_privacy']['epsilon']:.4g}"
+    )
+    assert privacy["uploads counted"] == run.summary["upload_privacy"]["uploads"]
+    assert "not scores" in privacy["assumptions on ε"]
+    assert not any("no ε" in text for text in card_of(run)["Limits"])
+
+
+def test_an_owners_own_card_is_private_and_names_its_floors(tmp_path: Path) -> None:
+    nodes = owned(tmp_path, owner_graphs())
+    nodes[0]["min-class-count"] = 2
+    run = run_owners(nodes, tmp_path / "run", min_class_count=2, calibration="owner")
+    folder = model_of(run, "owner0")
+    card = json.loads((folder / "card.json").read_text())
+    assert card["Privacy"]["floors of the node"] == {"min-class-count": 2}
+    assert card["Model"]["owner"] == "owner0"
+    assert card["Data"]["train"] == run.clients[0]["num_train"]
+    assert [row["model"] for row in card["Scores"]] == ["own, val", "own, test"]
+    for name in CARD:
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+
+
+def test_a_run_of_numbers_and_one_without_a_model_have_a_card(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path / "files")
+    run = run_owners(nodes, tmp_path / "a", target_kind="numbers")
+    rows = card_of(run)["Scores of owners"]
+    assert all("rmse" in row and "accuracy" not in row for row in rows)
+    run = simulate("local", clients=3, run_dir=str(tmp_path / "b"), **SMALL)
+    card = card_of(run)
+    assert card["Model"]["model"] == "none saved: each owner keeps its own"
+    assert any("worst owner is" in text for text in card["Limits"])
+
+
+def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    write_card(tmp_path, {"Calibration": {"thresholds": [1.0, float("inf")]}})
+    found = json.loads((tmp_path / "card.json").read_text())
+    assert found["Calibration"]["thresholds"] == [1.0, None]
