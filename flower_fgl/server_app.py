@@ -220,7 +220,9 @@ def _run(
         try:
             writer.write_summary(summary)
             if status == "completed":
-                card = run_card(config, summary | writer.origin, model, writer.folder)
+                card = run_card(
+                    config, {**summary, **writer.origin}, model, writer.folder
+                )
                 write_card(writer.folder, card)
         except RunError as late:
             if not error:

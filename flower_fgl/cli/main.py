@@ -25,6 +25,7 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.cli.commands import App
+from flower_fgl.cli.explain import explain
 from flower_fgl.cli.prepare import prepare
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
@@ -347,6 +348,7 @@ for command in (
     graph_commands.check_graph,
     graph_commands.import_partition,
     graph_commands.predict,
+    explain,
     graph_commands.identity,
     report_commands.report,
     report_commands.embeddings,

@@ -256,7 +256,7 @@ def _calibration(config: RunConfig, model: ModelCard | None) -> dict[str, Any]:
 def _privacy(config: RunConfig, summary: Row) -> dict[str, Any]:
     """Return what limited the numbers that left the owners."""
     flat = config.flat()
-    found = {key: flat[key] for key in PROTECTION.split()}
+    found: dict[str, Any] = {key: flat[key] for key in PROTECTION.split()}
     found["secure aggregation"] = (
         f"yes: the server saw sums of uploads only; at least {config.secure_threshold:g} "
         "of the clients had to stay"

@@ -543,7 +543,7 @@ def test_the_models_of_owners_are_private(
         assert mode(folder) == 0o700
     for folder in (model, copy):
         assert {mode(f) for f in folder.iterdir()} == {0o600}
-        assert len(list(folder.iterdir())) == 2
+        assert len(list(folder.iterdir())) == 4
     assert mode(run.path / "model.safetensors") == 0o644  # the aggregated model
 
 

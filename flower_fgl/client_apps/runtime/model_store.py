@@ -129,7 +129,8 @@ def copy_model_of_run(
         is_early = card is not None and card.round <= server_round
         if is_early and read_card(now) is None:
             make_private_folder(now)
-            for file in (MODEL, CARD_FILE, *CARD):
+            files = [MODEL, CARD_FILE, *CARD]  # an earlier version wrote no card
+            for file in filter(lambda name: (before / name).exists(), files):
                 data = (before / file).read_bytes()
                 replace_file(now / file, data, is_private=True)
     except (RunError, OSError) as error:

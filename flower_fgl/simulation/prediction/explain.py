@@ -1,0 +1,435 @@
+"""Explain one prediction: the features and the edges that carry its score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.explanation import (
+    drops,
+    edge_mask,
+    influence,
+    integrated_gradients,
+    overlap,
+)
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.model_spec import LAYERED, read_model
+from flower_fgl.core.options import nearest
+from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.runs.saved_model import SavedModel, load_model
+from flower_fgl.simulation.prediction.fit import check_recipe, fit_features
+from flower_fgl.simulation.prediction.read import read_graph, read_set
+from flower_fgl.simulation.prediction.table import LINKED, task_of
+
+__all__ = ["Explanation", "explain_item"]
+
+SEEDS = 5
+"""Masks that are learned from different draws, and averaged."""
+DRAWS = 20
+"""Random sets of edges to which the named ones are compared."""
+MOST_EDGES, MOST_FEATURES = 10, 10
+"""Edges and features that are named."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What carries the score of one item; nothing of it leaves this process.
+
+    Parameters
+    ----------
+    item : str
+        Identifier of the node, graph or pair.
+    what : str
+        Explained class, label or number.
+    score : float
+        Probability of the class, or the predicted number.
+    baseline : float
+        Score with all features 0, from which :attr:`features` lead to ``score``.
+    features : list of (str, float, float)
+        Name, attribution over all nodes, and attribution of the item's own nodes.
+    without_edges : float
+        Score without any edge.
+    edges : list of (str, str, float, int)
+        Both ends, attribution, and the number of masks that have the edge on top. The
+        attributions of all edges lead from ``without_edges`` to ``score``.
+    overlap : float
+        Mean Jaccard overlap of the top edges of the masks; NaN without edges.
+    drop, mask_drop : float
+        Score minus the score without the named edges, and without the top edges of the
+        mean mask.
+    random_drops : list of float
+        The same without as many random edges, several times.
+    drawing : list of (str, str, float)
+        All edges that influence the score, with their attribution.
+    ends : tuple of str
+        Nodes of the item.
+    card : ModelCard
+        Description of the model.
+    """
+
+    item: str
+    what: str
+    score: float
+    baseline: float
+    features: list[tuple[str, float, float]]
+    without_edges: float
+    edges: list[tuple[str, str, float, int]]
+    overlap: float
+    drop: float
+    mask_drop: float
+    random_drops: list[float]
+    drawing: list[tuple[str, str, float]] = field(repr=False)
+    ends: tuple[str, ...]
+    card: ModelCard = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """Say in a few lines what carries the score."""
+        lines = [f"{self.item}: {self.what}, score {self.score:.4g}"]
+        lines.append(f"Features (from {self.baseline:.4g} with all of them 0):")
+        lines += [
+            f"  {name}: {total:+.4g}, of which own {own:+.4g}"
+            for name, total, own in self.features
+        ]
+        if not self.edges:
+            return "\n".join([*lines, "No edge influences the score."])
+        lines.append(
+            f"Edges, of {len(self.drawing):,} that influence the score (from "
+            f"{self.without_edges:.4g} without any):"
+        )
+        lines += [
+            f"  {one} - {other}: {value:+.4g} (on top in {count} of {SEEDS} masks)"
+            for one, other, value, count in self.edges
+        ]
+        mean = math.fsum(self.random_drops) / len(self.random_drops)
+        lines.append(
+            f"Without these edges the score drops by {self.drop:.4g}; without as many "
+            f"random ones by {mean:.4g} on average, at most {max(self.random_drops):.4g}."
+        )
+        lines.append(
+            f"Masks of GNNExplainer from {SEEDS} draws: their top edges overlap by "
+            f"{self.overlap:.2f}, and without those of their mean the score drops by "
+            f"{self.mask_drop:.4g}."
+        )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """The part of a graph that one prediction depends on.
+
+    ``x`` (n, d) dense, ``edge_index`` (2, 2E), ``places`` the item's nodes in it,
+    ``columns`` the names of features, ``pair_x`` those of a classified edge, ``is_graph``
+    whether all nodes are one graph.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    places: Tensor
+    names: Sequence[str]
+    columns: Sequence[str]
+    pair_x: Tensor | None
+    is_graph: bool
+
+
+def explain_item(
+    model: Path,
+    graph: Path | str | Any,
+    item: Sequence[str],
+    *,
+    target: str = "",
+    seed: int = 0,
+) -> Explanation:
+    """Explain the prediction for one item of a graph.
+
+    Parameters
+    ----------
+    model : Path
+        Model folder of a data owner, or a run folder.
+    graph : Path, str, or object
+        As for ``predict``.
+    item : sequence of str
+        Identifier of a node or a graph, or the two of an edge or a pair of nodes. Of
+        several edges between the same nodes the last one is explained.
+    target : str
+        Class, label or number to explain; by default the predicted class, the most
+        probable label, or the first number.
+    seed : int
+        Seed of the masks and of the random edges.
+
+    Returns
+    -------
+    Explanation
+        Features and edges, and how faithful they are.
+
+    Raises
+    ------
+    RunError
+        If the model cannot be read.
+    ConfigError
+        If the number of identifiers or the target does not fit, or the backbone reads
+        edges with direction, features or relations.
+    DataError
+        If the graph lacks the item, or does not fit the model.
+    """
+    saved = load_model(model)
+    card = saved.card
+    if card.messages:
+        raise ConfigError(
+            f"{card.model} reads edges with direction, features or relations, whose "
+            "weights cannot be masked: explain works with backbones of plain graphs."
+        )
+    task = task_of(card)
+    times = {"edges": "twice, for both ends", "links": "twice, for both ends"}
+    if len(item) != (2 if task in times else 1):
+        raise ConfigError(
+            f"The model predicts {task}: give --item {times.get(task, 'once')}, got "
+            f"{len(item)} identifiers."
+        )
+    problem = _set_problem(saved, graph, item[0]) if task == "graphs" else None
+    problem = problem or _graph_problem(saved, graph, item, task)
+    return _explain(saved, problem, " - ".join(item), target, seed)
+
+
+def _graph_problem(
+    saved: SavedModel, graph: Path | str | Any, item: Sequence[str], task: str
+) -> _Problem:
+    """Cut the neighbourhood of a node or of a pair out of a graph."""
+    owned, where = read_graph(graph, saved.card)
+    check_recipe(owned.prepared, saved.card, where)
+    dataset = owned.dataset
+    ids = [str(one) for one in owned.ids.tolist()]
+    places = [_place(ids, one, "node", where) for one in item]
+    edge_index, pair_row = dataset.edge_index, None
+    if task == "edges":
+        table = dataset.edges
+        assert table is not None  # the reader was told to read edges
+        is_own = (table.pairs == torch.tensor(places)[:, None]).all(dim=0)
+        if not bool(is_own.any()):
+            raise DataError(
+                f"{where} has no edge from {item[0]} to {item[1]}. Give source and target "
+                "of an edge of the file."
+            )
+        pair_row = int(is_own.nonzero()[-1])
+        if table.time is not None:
+            sent = table.time < table.time[pair_row]
+            edge_index = undirected_simple(
+                table.pairs[:, sent].contiguous(), dataset.num_nodes
+            )
+    fitted, _ = fit_features(owned, edge_index, saved, where)
+    pair_x = None
+    if pair_row is not None:
+        assert fitted.pair_x is not None
+        pair_x = fitted.pair_x[[pair_row]]
+    nodes, edges, own = _neighbourhood(
+        saved.card, edge_index, places, dataset.num_nodes
+    )
+    return _Problem(
+        _dense(select_rows(fitted.x, nodes)),
+        edges,
+        own,
+        [ids[k] for k in nodes.tolist()],
+        fitted.names,
+        pair_x,
+        False,
+    )
+
+
+def _set_problem(saved: SavedModel, graph: Path | str | Any, item: str) -> _Problem:
+    """Take one graph out of a set."""
+    owned, where = read_set(graph)
+    dataset = owned.dataset
+    place = _place([str(one) for one in owned.ids], item, "graph", where)
+    fitted, _ = fit_features(owned, dataset.edge_index, saved, where)
+    nodes = (dataset.batch == place).nonzero().flatten()
+    table = torch.full((len(dataset.batch),), -1)
+    table[nodes] = torch.arange(len(nodes))
+    edges = table[dataset.edge_index]
+    edges = edges[:, (edges >= 0).all(dim=0)]
+    names = [str(k) for k in range(len(nodes))]
+    x = _dense(select_rows(fitted.x, nodes))
+    own = torch.arange(len(nodes))
+    return _Problem(x, edges, own, names, fitted.names, None, True)
+
+
+def _place(ids: Sequence[str], item: str, kind: str, where: Path | str) -> int:
+    """Return the row of an identifier, or raise a DataError."""
+    if item not in ids:
+        raise DataError(
+            f'{where} has no {kind} "{item}". {nearest(item, ids[:100_000])}'
+        )
+    return ids.index(item)
+
+
+def _neighbourhood(
+    card: ModelCard, edge_index: Tensor, places: Sequence[int], num_nodes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the nodes that the item may depend on, their edges, and the item's places.
+
+    One hop more than the network has layers, since degrees count in normalised sums; the
+    whole graph if the backbone counts steps apart from layers.
+    """
+    from torch_geometric.utils import k_hop_subgraph
+
+    backbone = read_model(card.model)
+    nodes, edges, own = torch.arange(num_nodes), edge_index, torch.tensor(places)
+    if backbone.name in LAYERED and not card.settings:
+        hops = 1 + (backbone.num_layers or card.num_layers)
+        nodes, edges, _, _ = k_hop_subgraph(
+            sorted(set(places)),
+            hops,
+            edge_index,
+            relabel_nodes=True,
+            num_nodes=num_nodes,
+        )
+        own = torch.searchsorted(nodes, own)
+    return nodes, edges, own
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return features as a dense float tensor."""
+    return x if x.layout == torch.strided else x.to_dense()
+
+
+def _explain(
+    saved: SavedModel, problem: _Problem, item: str, target: str, seed: int
+) -> Explanation:
+    """Attribute the score of an item, and measure how faithful that is."""
+    ends = problem.edge_index
+    both, which = torch.unique(ends.sort(dim=0).values, dim=1, return_inverse=True)
+    outputs = _outputs(saved, problem, which)
+    ones = torch.ones(both.shape[1])
+    with torch.no_grad():
+        first = outputs(problem.x, ones)
+    number, what = _target(saved.card, first, target)
+
+    def score_of(x: Tensor, weight: Tensor) -> Tensor:
+        return outputs(x, weight)[number]
+
+    gains = integrated_gradients(lambda x: score_of(x, ones), problem.x)
+    used = (
+        influence(lambda w: score_of(problem.x, w), both.shape[1]).nonzero().flatten()
+    )
+    full = float(first[number])
+
+    def masked(part: Tensor) -> Tensor:
+        return score_of(problem.x, ones.index_copy(0, used, part))
+
+    def loss(part: Tensor) -> Tensor:
+        if saved.card.target.has_numbers:
+            return ((masked(part) - full) / _spread(saved, number)).square()
+        return -masked(part).clamp(min=1e-12).log()
+
+    k = min(MOST_EDGES, max(1, len(used) // 2)) if len(used) else 0
+    gains_of_edges = integrated_gradients(masked, torch.ones(len(used)))
+    best = gains_of_edges.topk(k).indices
+    masks, tops = [], []
+    for run in range(SEEDS if k else 0):
+        generator = torch.Generator().manual_seed(seed * SEEDS + run)
+        masks.append(edge_mask(loss, len(used), generator))
+        tops.append(set(masks[-1].topk(k).indices.tolist()))
+    drop = mask_drop = math.nan
+    others: list[float] = []
+    if k:
+        generator = torch.Generator().manual_seed(seed)
+        drop, others = drops(masked, len(used), best, generator, DRAWS)
+        top = torch.stack(masks).mean(dim=0).topk(k).indices
+        mask_drop, _ = drops(masked, len(used), top, generator, 0)
+    named = [
+        (problem.names[one], problem.names[other])
+        for one, other in both[:, used].T.tolist()
+    ]
+    return Explanation(
+        item=item,
+        what=what,
+        score=full,
+        baseline=float(outputs(torch.zeros_like(problem.x), ones)[number].detach()),
+        features=_top_features(gains.detach(), problem),
+        without_edges=float(masked(torch.zeros(len(used))).detach()),
+        edges=[
+            (*named[j], float(gains_of_edges[j]), sum(j in top for top in tops))
+            for j in best.tolist()
+        ],
+        overlap=overlap(tops),
+        drop=drop,
+        mask_drop=mask_drop,
+        random_drops=others,
+        drawing=[
+            (*pair, value)
+            for pair, value in zip(named, gains_of_edges.tolist(), strict=True)
+        ],
+        ends=()
+        if problem.is_graph
+        else tuple(problem.names[k] for k in problem.places.tolist()),
+        card=saved.card,
+    )
+
+
+def _outputs(
+    saved: SavedModel, problem: _Problem, which: Tensor
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of features and weights of undirected edges: outputs (C,)."""
+    card, scale = saved.card, saved.target_scale
+    task, found = task_of(card), saved.card.calibration
+    temperature = 1.0 if found is None else found.temperature
+    batch = torch.zeros(len(problem.x), dtype=torch.int64) if problem.is_graph else None
+
+    def outputs(x: Tensor, weight: Tensor) -> Tensor:
+        graph = GraphInput(
+            x,
+            problem.edge_index,
+            weight[which],
+            batch=batch,
+            num_graphs=None if batch is None else 1,
+        )
+        if task in ("edges", "links"):
+            graph = graph.with_pairs(problem.places[:, None], problem.pair_x)
+        logits: Tensor = saved.model(graph)
+        logits = logits[problem.places[0] if task == "nodes" else 0] / temperature
+        if card.target.has_numbers:
+            assert scale is not None
+            return logits * scale.std.float() + scale.mean.float()
+        return logits.sigmoid() if card.multi_label else logits.softmax(dim=0)
+
+    return outputs
+
+
+def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
+    """Return number and name of the output to explain."""
+    names = LINKED if task_of(card) == "links" else card.class_names
+    if target:
+        if target not in names:
+            raise ConfigError(
+                f'The model predicts no "{target}". {nearest(target, names)}'
+            )
+        return names.index(target), target
+    if task_of(card) == "links":
+        return 1, LINKED[1]
+    number = 0 if card.target.has_numbers else int(outputs.argmax())
+    return number, names[number]
+
+
+def _spread(saved: SavedModel, number: int) -> float:
+    """Return the standard deviation of a number."""
+    assert saved.target_scale is not None
+    return float(saved.target_scale.std[number])
+
+
+def _top_features(gains: Tensor, problem: _Problem) -> list[tuple[str, float, float]]:
+    """Return the features with the largest attributions over all nodes."""
+    rows = sorted(set(problem.places.tolist()))
+    total, own = gains.sum(dim=0), gains[rows].sum(dim=0)
+    names = problem.columns or [f"feature {k}" for k in range(len(total))]
+    order = total.abs().topk(min(MOST_FEATURES, len(total))).indices.tolist()
+    return [
+        (names[k], float(total[k]), float(own[k])) for k in order if float(total[k])
+    ]

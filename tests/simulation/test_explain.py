@@ -1,0 +1,168 @@
+"""Explanations of predictions: what they name, how faithful it is, what is refused."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flower_fgl import Run, simulate
+from flower_fgl.cli.main import app
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.runs.model_file import ModelCard, save_model
+from flower_fgl.simulation.prediction import explain_item, predict_graph
+from tests.simulation.test_edges import write_bank
+from tests.simulation.test_prediction import NODES, clients_of
+from tests.support.graph_sets import set_arrays, write_set
+from tests.support.number_targets import number_files
+from tests.support.owners import run_owners
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    folder = tmp_path_factory.mktemp("explain")
+    run = simulate("fedavg", run_dir=str(folder / "run"), **{**NODES, "rounds": 5})
+    save_client_graph(folder / "0.npz", clients_of(NODES)[0])
+    return run, folder / "0.npz"
+
+
+def connected(path: Path) -> str:
+    """Return a node with several neighbours."""
+    with np.load(path) as arrays:
+        edges = arrays["edge_index"]
+        ids = arrays["node_ids"]
+    return str(ids[np.bincount(edges.flatten(), minlength=len(ids)).argmax()])
+
+
+def test_a_nodes_explanation_starts_from_its_prediction(
+    trained: tuple[Run, Path],
+) -> None:
+    run, path = trained
+    node = connected(path)
+    found = explain_item(run.path, path, [node])
+    frame = predict_graph(run.path, path).to_frame().astype({"node": str})
+    row = frame[frame["node"] == node].iloc[0]
+    assert found.what == row["predicted"]
+    assert found.score == pytest.approx(row[f"p:{row['predicted']}"], abs=1e-5)
+    assert found.ends == (node,)
+    total = sum(value for _, value, _ in found.features)
+    assert len(found.features) == 8  # all that the graph has
+    assert total == pytest.approx(found.score - found.baseline, abs=0.02)
+    assert 1 <= len(found.edges) <= 10
+    assert found.edges == sorted(found.edges, key=lambda edge: -edge[2])
+    assert 0 <= found.overlap <= 1
+    assert "Without these edges the score drops by" in found.text
+    assert explain_item(run.path, path, [node]).text == found.text
+
+
+def test_the_named_edges_carry_more_than_random_ones(tmp_path: Path) -> None:
+    # node 0 has no signal; one neighbour has that of the class, nine have nothing
+    x = np.zeros((11, 2), dtype=np.float32)
+    x[1] = [0.0, 50.0]
+    edges = np.array([[0, k] for k in range(1, 11)])
+    np.savez(tmp_path / "g.npz", x=x, edges=edges)
+    card = ModelCard("fedavg", "gcn", 2, 2, 2, ("no", "yes"), False, "none", 1)
+    eye = torch.eye(2)
+    state = {
+        "encoder.0.bias": torch.zeros(2), "encoder.0.lin.weight": eye,
+        "classifier.bias": torch.tensor([1.0, 0.0]), "classifier.lin.weight": eye,
+    }  # fmt: skip
+    save_model(tmp_path / "m", state, card)
+    found = explain_item(tmp_path / "m", tmp_path / "g.npz", ["0"])
+    assert found.what == "yes"
+    assert found.edges[0][:2] == ("0", "1")
+    assert found.edges[0][2] > 10 * abs(found.edges[1][2])
+    total = sum(value for _, _, value in found.drawing)
+    assert total == pytest.approx(found.score - found.without_edges, abs=0.02)
+    assert found.drop > np.mean(found.random_drops)
+    assert found.features[0][0] == "feature 1"
+
+
+def test_another_class_can_be_explained(trained: tuple[Run, Path]) -> None:
+    run, path = trained
+    node = connected(path)
+    frame = predict_graph(run.path, path).to_frame().astype({"node": str})
+    row = frame[frame["node"] == node].iloc[0]
+    other = next(
+        c[2:] for c in frame if c.startswith("p:") and c[2:] != row["predicted"]
+    )
+    found = explain_item(run.path, path, [node], target=other)
+    assert found.score == pytest.approx(row[f"p:{other}"], abs=1e-5)
+    with pytest.raises(ConfigError, match='predicts no "nothing"'):
+        explain_item(run.path, path, [node], target="nothing")
+
+
+def test_links_edges_and_numbers_are_explained(tmp_path: Path) -> None:
+    for number in range(2):
+        write_bank(tmp_path / "banks" / f"b{number}", number)
+    banks: dict[str, Any] = {"owners": str(tmp_path / "banks"), "rounds": 2}
+    bank = tmp_path / "banks" / "b0"
+    run = simulate("fedavg", setting="link", run_dir=str(tmp_path / "l"), **banks)
+    found = explain_item(run.path, bank, ["0", "1"])
+    score = predict_graph(run.path, bank, pairs=[(0, 1)]).values[0, 0]
+    assert found.score == pytest.approx(float(score.sigmoid()), abs=1e-5)
+    assert found.what == "link"
+    run = simulate("fedavg", setting="edge", run_dir=str(tmp_path / "e"), **banks)
+    frame = predict_graph(run.path, bank).to_frame()
+    last = frame.iloc[-1]
+    found = explain_item(run.path, bank, [str(last["source"]), str(last["target"])])
+    alone = (
+        predict_graph(run.path, bank, from_time=last.get("time")).to_frame().iloc[-1]
+    )
+    assert found.score == pytest.approx(alone[f"p:{found.what}"], abs=1e-5)
+    nodes = number_files(tmp_path / "files")
+    run = run_owners(nodes, tmp_path / "n", target_kind="numbers")
+    found = explain_item(run.path, nodes[0]["graph"], ["3"], target="logS")
+    frame = predict_graph(run.path, nodes[0]["graph"]).to_frame()
+    assert found.score == pytest.approx(frame["predicted:logS"][3], abs=1e-4)
+
+
+def test_the_command_writes_a_private_page_without_scripts(
+    trained: tuple[Run, Path], tmp_path: Path
+) -> None:
+    run, path = trained
+    page = tmp_path / "why.html"
+    words = ["explain", "--model", str(run.path), "--graph", str(path)]
+    words += ["--item", connected(path), "--output", str(page)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.exception
+    text = page.read_text()
+    assert "<script" not in text
+    assert "data:image/svg+xml" in text
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    done = CliRunner().invoke(app, [*words[:-1], str(tmp_path / "why.pdf")])
+    assert "must end in .html" in str(done.exception)
+
+
+def test_items_that_do_not_exist_are_refused(trained: tuple[Run, Path]) -> None:
+    run, path = trained
+    with pytest.raises(DataError, match='has no node "ghost"'):
+        explain_item(run.path, path, ["ghost"])
+    with pytest.raises(ConfigError, match="give --item once, got 2"):
+        explain_item(run.path, path, ["0", "1"])
+
+
+def test_a_graph_of_a_set_is_explained(tmp_path: Path) -> None:
+    path = write_set(tmp_path / "a.npz")
+    run = run_owners([{"graph": str(path)}], tmp_path / "run", setting="graph")
+    frame = predict_graph(run.path, path).to_frame()
+    row = frame.iloc[int(np.bincount(set_arrays()["graph_of_node"]).argmax())]
+    found = explain_item(run.path, path, [str(row["graph"])])
+    assert found.score == pytest.approx(row[f"p:{row['predicted']}"], abs=1e-5)
+    assert found.ends == ()
+    assert found.edges
+    assert {name for name, _, _ in found.features} == {"mass", "charge", "size"}
+
+
+def test_backbones_that_read_directed_edges_are_refused(tmp_path: Path) -> None:
+    write_bank(tmp_path / "b0", 0)
+    node = {"graph": str(tmp_path / "b0")}
+    run = run_owners([node], tmp_path / "run", setting="edge", model="gine", rounds=1)
+    with pytest.raises(ConfigError, match="backbones of plain graphs"):
+        explain_item(run.path, tmp_path / "b0", ["0", "1"])
