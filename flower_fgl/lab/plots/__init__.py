@@ -8,6 +8,7 @@ from flower_fgl.lab.plots.clients import (
     client_spread,
     label_heat_map,
     mixture_heat_map,
+    reliability,
     stacked_bars,
 )
 from flower_fgl.lab.plots.clouds import Cloud, node_clouds
@@ -49,6 +50,7 @@ __all__ = [
     "mixture_heat_map",
     "narrow_figures",
     "node_clouds",
+    "reliability",
     "save_figure",
     "scale_bytes",
     "stacked_bars",

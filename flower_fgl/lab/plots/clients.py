@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from flower_fgl.lab.plots.style import (
     CELL_INK,
+    GRID,
     INK,
     MUTED,
     PALETTE,
@@ -20,6 +21,7 @@ from flower_fgl.lab.plots.style import (
     dress,
     is_narrow,
     legend_columns,
+    look_of,
     name_rows,
     new_figure,
     plain,
@@ -27,7 +29,7 @@ from flower_fgl.lab.plots.style import (
 )
 
 __all__ = ["client_bars", "client_spread", "label_heat_map", "mixture_heat_map"]
-__all__ += ["stacked_bars"]
+__all__ += ["reliability", "stacked_bars"]
 
 HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b"])
 
@@ -279,4 +281,28 @@ def stacked_bars(
     panel.set_xlim(0, 1.13 * max(left.max(initial=0), 1e-12))
     name_rows(panel, rows)
     add_legend(figure, bars, list(parts), "outside lower center", columns)
+    return figure
+
+
+def reliability(diagrams: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+    """Draw accuracy by confidence of each diagram: a line on the diagonal is calibrated.
+
+    A diagram (3, B) has number of items, sum of confidences and hits of each bin.
+    """
+    figure = new_figure(3.4)
+    panel = figure.subplots()
+    dress(panel, xlabel="confidence", ylabel="share of true predictions")
+    panel.plot([0, 1], [0, 1], color=GRID, linewidth=1.5, zorder=1)
+    lines = []
+    for number, sums in enumerate(diagrams.values()):
+        count, confidence, right = np.asarray(sums, dtype=float)
+        used = count > 0.5
+        x, y = confidence[used] / count[used], right[used] / count[used]
+        (line,) = panel.plot(x, y, marker="o", zorder=2, **look_of(number))
+        lines.append(line)
+    for axis in (panel.xaxis, panel.yaxis):
+        show_percent(axis, decimals=0)
+    add_legend(
+        panel, lines, [f"{name} calibration" for name in diagrams], "upper left", 1
+    )
     return figure

@@ -59,6 +59,8 @@ def draw_run(run: RunFolder) -> Pictures:
             [owners.get(row["partition_id"], row["partition_id"]) for row in counted],
             items=numbers.item_kind([run]),
         )
+    if diagrams := numbers.reliability_of(run):
+        pictures["reliability"] = plots.reliability(diagrams)
     if table := numbers.last_mixture(run):
         names = [owners.get(pid, pid) for pid in table["clients"]]
         pictures["mixture"] = plots.mixture_heat_map(table["weights"], names)

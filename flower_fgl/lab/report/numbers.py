@@ -11,6 +11,10 @@ from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import number_scores
 
+CALIBRATION = ("ece", "ece_calibrated", "brier", "brier_calibrated", "coverage")
+CALIBRATION += ("set_share", "interval")
+"""Scores of calibration, in display order."""
+
 
 def about(run: RunFolder) -> str:
     """Return a run's name: method and dataset."""
@@ -101,6 +105,32 @@ def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | 
         and row.get("metrics", {}).get(scope_of(run))
     }
     return {pid: found[pid].get(score) for pid in sorted(found)}
+
+
+def calibration_rows(run: RunFolder) -> list[tuple[str, dict[str, float | None]]]:
+    """Return name and scores of calibration of each client, empty without any.
+
+    They are those of the calibrated global model, else of the best round.
+    """
+    entry = run.summary.get("calibrated")
+    scope = "global" if entry else scope_of(run)
+    entry, names = entry or run.best or {}, run.owner_names
+    found = {
+        int(row["partition_id"]): test
+        for row in run.clients
+        if row["round"] == entry.get("round")
+        and (test := (row.get("metrics") or {}).get(scope, {}).get("test"))
+    }
+    keys = [key for key in CALIBRATION if any(key in test for test in found.values())]
+    return [
+        (names.get(pid, str(pid)), {key: found[pid].get(key) for key in keys})
+        for pid in sorted(found if keys else ())
+    ]
+
+
+def reliability_of(run: RunFolder) -> dict[str, list[list[float]]]:
+    """Return the reliability diagrams before and after calibration, empty without any."""
+    return next((row["reliability"] for row in run.rounds if "reliability" in row), {})
 
 
 def idle_clients(run: RunFolder) -> tuple[int, str]:

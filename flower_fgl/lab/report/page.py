@@ -19,6 +19,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.score_names import score_title
 from flower_fgl.lab import plots
 from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
@@ -41,7 +42,9 @@ MANY = 6
 MISSING = "–"
 """Value of a setting that a run does not have."""
 EMPTY: dict[str, Any] = {
-    **dict.fromkeys(("scores", "held", "sweeps", "differing", "ranks"), ()),
+    **dict.fromkeys(
+        ("scores", "held", "sweeps", "differing", "ranks", "calibration"), ()
+    ),
     "mixture": None,
     "has_means": False,
     "has_losses": True,
@@ -133,6 +136,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         "gained": lambda value, score: ScoreScale(score).show(value, 1, sign="+"),
         "shown": lambda value, score: ScoreScale(score).show(value, 1),
         "size": show_bytes,
+        "titled": score_title,
         "time": show_seconds,
     }
     return environment
@@ -172,6 +176,7 @@ def _one(run: RunFolder, against: str) -> dict[str, Any]:
         "scores": numbers.score_rows(run),
         "mixture": numbers.last_mixture(run),
         "held": held,
+        "calibration": numbers.calibration_rows(run),
         "groups": over_seeds([run], against),
         "dropped": numbers.dropped_replies(run),
         "settings": [

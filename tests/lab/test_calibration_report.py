@@ -1,0 +1,65 @@
+"""The report shows the calibration of each client, and reliability diagrams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_fgl import simulate
+from flower_fgl.lab import plots
+from flower_fgl.lab.report.numbers import calibration_rows, reliability_of
+from flower_fgl.lab.report.page import write_report
+from tests.support.number_targets import number_files
+from tests.support.owners import run_owners
+from tests.support.short_runs import SMALL
+
+
+@pytest.mark.parametrize("calibration", ["owner", "shared"])
+def test_the_report_has_a_table_of_calibration(
+    calibration: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "clients": 3, "coverage": 0.7}
+    run = simulate(
+        "fedavg", run_dir=str(tmp_path / "run"), calibration=calibration, **settings
+    )
+    rows = calibration_rows(run)
+    assert [name for name, _ in rows] == ["0", "1", "2"]
+    scope, number = "local", run.best["round"] if run.best else 0
+    if calibration == "shared":
+        scope, number = "global", run.summary["calibrated"]["round"]
+    own = [row for row in run.clients if row["round"] == number and "metrics" in row]
+    for (_, found), row in zip(rows, own, strict=True):
+        test = row["metrics"][scope]["test"]
+        assert found == {key: test.get(key) for key in found}
+        assert {"ece", "brier", "ece_calibrated"} <= found.keys()
+        assert "interval" not in found
+    page = write_report([run]).read_text(encoding="utf-8")
+    assert "<h2>Calibration</h2>" in page
+    assert "ECE calibrated" in page
+    diagrams = reliability_of(run)
+    assert set(diagrams) == ({"before", "after"} if calibration == "shared" else set())
+
+
+def test_the_report_has_a_table_of_intervals(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path / "files")
+    run = run_owners(
+        nodes, tmp_path / "run", target_kind="numbers", calibration="owner"
+    )
+    (_, found), *_ = calibration_rows(run)
+    assert list(found) == ["coverage", "interval"]
+    assert "interval" in write_report([run]).read_text(encoding="utf-8")
+
+
+def test_a_run_without_calibration_has_no_such_section(tmp_path: Path) -> None:
+    run = simulate("fedavg", run_dir=str(tmp_path / "run"), clients=3, **SMALL)
+    assert calibration_rows(run) == []
+    assert "<h2>Calibration</h2>" not in write_report([run]).read_text(encoding="utf-8")
+
+
+def test_a_diagram_has_one_point_for_each_bin_with_items() -> None:
+    sums = [[4.0, 0.0, 1.0], [1.0, 0.0, 0.9], [2.0, 0.0, 1.0]]
+    figure = plots.reliability({"before": sums})
+    _, line = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[0.25, 0.5], [0.9, 1.0]]
