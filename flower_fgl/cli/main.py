@@ -13,7 +13,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli import deployment_commands, graph_commands, report_commands
+from flower_fgl.cli import (
+    deployment_commands,
+    graph_commands,
+    model_commands,
+    report_commands,
+)
 from flower_fgl.cli import new as new_package
 from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
@@ -25,7 +30,6 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.cli.commands import App
-from flower_fgl.cli.explain import explain
 from flower_fgl.cli.prepare import prepare
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
@@ -348,7 +352,8 @@ for command in (
     graph_commands.check_graph,
     graph_commands.import_partition,
     graph_commands.predict,
-    explain,
+    model_commands.calibrate,
+    model_commands.explain,
     graph_commands.identity,
     report_commands.report,
     report_commands.embeddings,

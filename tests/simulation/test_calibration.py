@@ -11,13 +11,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from flower_fgl import Run, simulate
 from flower_fgl.algorithms.calibration import TEMPERATURES
+from flower_fgl.cli.main import app
 from flower_fgl.core.calibration import Calibration
-from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.methods import METHODS
 from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.saved_model import load_model
@@ -25,7 +28,7 @@ from flower_fgl.simulation.prediction import predict_graph
 from tests.simulation.test_edges import write_bank
 from tests.support.number_targets import number_files
 from tests.support.owners import owner_graphs, run_owners
-from tests.support.short_runs import SMALL
+from tests.support.short_runs import SMALL, shortened
 
 OWNER: dict[str, Any] = {"calibration": "owner", "conformal_score": "lac"}
 COVERAGE = 0.7
@@ -336,3 +339,140 @@ def test_settings_that_cannot_be_calibrated_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         run_owners([], tmp_path / "run", **{**SHARED, **settings})
+
+
+# ------------------------------------------------------------- with items known later
+def calibrated(*words: object) -> None:
+    """Run the command ``calibrate``."""
+    done = CliRunner().invoke(app, ["calibrate", *map(str, words)])
+    if done.exception is not None:
+        raise done.exception
+
+
+def known_nodes(client: ClientGraph, path: Path, part: str = "val") -> None:
+    """Write the nodes of a part of the split with their classes."""
+    graph = client.graph
+    chosen = (graph.masks[part] & (graph.y >= 0)).nonzero().flatten().tolist()
+    rows = [
+        (int(client.node_ids[k]), client.class_names[int(graph.y[k])]) for k in chosen
+    ]
+    pd.DataFrame(rows, columns=["node", "label"]).to_csv(path, index=False)
+
+
+def test_the_command_gives_the_calibration_of_the_run(tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    run = run_owners(
+        owned(tmp_path, graphs), tmp_path / "run", coverage=COVERAGE, **OWNER
+    )
+    model, known = model_of(run, "owner0"), tmp_path / "known.csv"
+    known_nodes(graphs[0], known)
+    calibrated(
+        "--model", model, "--graph", tmp_path / "0.npz", "--labels", known,
+        "--output", tmp_path / "new", "--coverage", COVERAGE, "--score", "lac",
+    )  # fmt: skip
+    before, after = (read_card(folder) for folder in (model, tmp_path / "new"))
+    assert before is not None
+    assert before.calibration is not None
+    assert after is not None
+    assert after.calibration is not None
+    limits = [one.thresholds for one in (before.calibration, after.calibration)]
+    assert limits[0] == pytest.approx(limits[1], abs=1e-5)
+    plain = replace(before.calibration, thresholds=())
+    assert replace(after.calibration, thresholds=()) == plain
+    assert replace(after, calibration=before.calibration) == before
+    frames = [
+        predict_graph(folder, tmp_path / "0.npz").to_frame()
+        for folder in (model, tmp_path / "new")
+    ]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-4)
+
+
+def test_the_command_calibrates_links_edges_and_numbers(tmp_path: Path) -> None:
+    write_bank(tmp_path / "bank", 0)
+    bank, known, out = tmp_path / "bank", tmp_path / "known.csv", tmp_path / "out"
+    words = ["--graph", bank, "--labels", known, "--output", out, "--coverage", 0.7]
+    settings: dict[str, Any] = {"rounds": 1}
+    node = [{"graph": str(bank)}]
+    run = run_owners(node, tmp_path / "l", setting="link", **settings)
+    pairs = [(0, 1, 1), (2, 3, 0), (4, 9, "link"), (5, 7, "no link"), (6, 8, 0)]
+    table = pd.DataFrame(pairs, columns=["source", "target", "label"])
+    table.to_csv(known, index=False)
+    calibrated("--model", run.path, *words)
+    ends = table[["source", "target"]]
+    score = predict_graph(run.path, bank, pairs=ends).values[:, 0].double()
+    y = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0])
+    losses = [
+        torch.nn.functional.binary_cross_entropy_with_logits(score / t, y.double())
+        for t in TEMPERATURES
+    ]
+    card = read_card(out)
+    assert card is not None
+    assert card.calibration is not None
+    best = TEMPERATURES[int(torch.stack(losses).argmin())]
+    assert card.calibration.temperature == best
+    run = run_owners(node, tmp_path / "e", setting="edge", **settings)
+    edges = pd.read_csv(bank / "edges.csv")[["source", "target", "label"]]
+    edges.drop_duplicates(["source", "target"], keep="last").to_csv(known, index=False)
+    calibrated("--model", run.path, *words)
+    assert "set" in predict_graph(out, bank).to_frame()
+    (nodes, *_) = number_files(tmp_path / "files")
+    run = run_owners([nodes], tmp_path / "n", target_kind="numbers", **settings)
+    rows = [(k, 0.5 * k, "" if k % 2 else 1.0) for k in range(10)]
+    pd.DataFrame(rows, columns=["node", "logS", "logP"]).to_csv(known, index=False)
+    calibrated("--model", run.path, *words[2:], "--graph", nodes["graph"])
+    frame = predict_graph(out, nodes["graph"]).to_frame()
+    errors = sorted(abs(frame["predicted:logS"][:10] - 0.5 * np.arange(10)))
+    half = frame["upper:logS"] - frame["predicted:logS"]
+    np.testing.assert_allclose(half, errors[7])  # ⌈11·0.7⌉ = 8th smallest
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "error"),
+    [
+        (
+            "node,label\n0,flu\n",
+            [],
+            "1 labelled items; coverage = 0.9 needs at least 9",
+        ),
+        ("node,label\nghost,flu\n", [], "line 2: the graph has no node ghost"),
+        ("node,label\n{0},plague\n", [], '"plague" is no class of the model'),
+        ("node\n0\n", [], "label"),
+        ("node,label\n0,flu\n", ["--coverage", 1], "> 0 and < 1"),
+        ("node,label\n0,flu\n", ["--coverage", 0], "> 0 and < 1"),
+        ("node,label\n0,flu\n", ["--score", "best"], 'Unknown score "best"'),
+        ("node,label\n0,flu\n", ["--output", "MODEL"], "must not be the folder"),
+    ],
+)
+def test_tables_that_cannot_calibrate_are_refused(
+    text: str, more: list[Any], error: str, tmp_path: Path
+) -> None:
+    graphs = owner_graphs()
+    run = run_owners(owned(tmp_path, graphs), tmp_path / "run", rounds=1)
+    known = tmp_path / "known.csv"
+    first = str(int(graphs[0].node_ids[0]))
+    known.write_text(text.replace("{0}", first).replace("\n0,", f"\n{first},"))
+    more = [run.path if word == "MODEL" else word for word in more]
+    words = ["--model", run.path, "--graph", tmp_path / "0.npz", "--labels", known]
+    more += [] if "--output" in more else ["--output", tmp_path / "out"]
+    with pytest.raises((ConfigError, DataError), match=error):
+        calibrated(*words, *more)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("calibration", ["owner", "shared"])
+def test_every_method_is_calibrated_where_it_can_be(
+    calibration: str, method: str, tmp_path: Path
+) -> None:
+    row = METHODS[method]
+    if calibration == "shared" and not row.has_global_model:
+        pytest.skip("no global model")
+    run = simulate(
+        method, clients=3, run_dir=str(tmp_path / "run"), calibration=calibration,
+        coverage=COVERAGE, **shortened(method, {**SMALL, "rounds": 1}),
+    )  # fmt: skip
+    entry = run.best if calibration == "owner" else run.summary["calibrated"]
+    assert entry is not None
+    assert 0.3 < entry["test"]["coverage"] <= 1
+    assert not run.summary["failures"]

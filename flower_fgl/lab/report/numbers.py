@@ -11,8 +11,10 @@ from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.score_scale import number_scores
 
-CALIBRATION = ("ece", "ece_calibrated", "brier", "brier_calibrated", "coverage")
-CALIBRATION += ("set_share", "interval")
+CALIBRATION = [
+    *("ece", "ece_calibrated", "brier", "brier_calibrated"),
+    *("coverage", "set_share", "interval"),
+]
 """Scores of calibration, in display order."""
 
 

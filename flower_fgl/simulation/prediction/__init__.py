@@ -1,5 +1,6 @@
 """Predictions for the nodes, edges, pairs or graphs of a file, by the model of a run."""
 
+from flower_fgl.simulation.prediction.calibrate import calibrate_model
 from flower_fgl.simulation.prediction.explain import Explanation, explain_item
 from flower_fgl.simulation.prediction.predict import predict_graph, predict_set
 from flower_fgl.simulation.prediction.table import (
@@ -9,5 +10,5 @@ from flower_fgl.simulation.prediction.table import (
     write_table,
 )
 
-__all__ = ["Explanation", "Prediction", "check_ending", "explain_item", "predict_graph"]
-__all__ += ["predict_set", "task_of", "write_table"]
+__all__ = ["Explanation", "Prediction", "calibrate_model", "check_ending"]
+__all__ += ["explain_item", "predict_graph", "predict_set", "task_of", "write_table"]

@@ -31,7 +31,7 @@ from flower_fgl.simulation.prediction.pairs import (
 from flower_fgl.simulation.prediction.read import read_graph, read_set
 from flower_fgl.simulation.prediction.table import Prediction, task_of
 
-__all__ = ["Wanted", "predict_graph", "predict_set"]
+__all__ = ["Wanted", "predict_graph", "predict_items", "predict_set"]
 
 NODES_AT_ONCE = 1 << 16
 """Nodes of small graphs that are computed at once."""
@@ -91,9 +91,15 @@ def predict_graph(
     With times of edges and a part of the edges to predict, they pass over edges before the
     first of these, as in training.
     """
-    saved = load_model(model)
-    task = task_of(saved.card)
     wanted = Wanted(pairs, top_k, only_unknown, from_time)
+    return predict_items(load_model(model), graph, wanted)
+
+
+def predict_items(
+    saved: SavedModel, graph: Path | str | Any, wanted: Wanted
+) -> Prediction:
+    """Predict the items of a graph with a loaded model, see :func:`predict_graph`."""
+    task = task_of(saved.card)
     wanted.check(task)
     if saved.card.target_scale == "lost":
         raise DataError(
