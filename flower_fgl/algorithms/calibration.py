@@ -11,6 +11,7 @@ Distributed Uncertainty Quantification", ICML 2023, who use quantile sketches.
 symbol or step                          function
 ======================================  ===========================================
 T, the temperature                      :func:`temperature_nll`, :func:`best_place`
+isotonic regression of each class       :func:`isotonic_map`, :func:`calibrated`
 s(x, y), the score of a class           :func:`class_scores`
 q̂, the ⌈(n+1)(1-α)⌉-th smallest score   :func:`threshold`
 q̂ from histograms                       :func:`histogram_threshold`
@@ -23,16 +24,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flower_fgl.core.calibration import RESIDUAL, Calibration, least_items
+from flower_fgl.core.calibration import RESIDUAL, Calibration, Knots, least_items
 
 __all__ = ["BINS", "SCORE_BINS", "TEMPERATURES", "best_place", "bin_errors", "brier"]
-__all__ += ["calibration_error", "class_scores", "class_sums", "fit"]
-__all__ += ["histogram_threshold", "in_intervals", "number_shapes", "number_sums"]
+__all__ += ["calibrated", "calibration_error", "class_scores", "class_sums", "fit"]
+__all__ += ["histogram_threshold", "in_intervals", "isotonic_map", "number_shapes"]
+__all__ += ["number_sums"]
 __all__ += ["probabilities", "reliability", "reliability_rows"]
 __all__ += ["score_histogram", "shared_classes", "shared_numbers"]
 __all__ += ["sum_shapes", "temperature_nll", "threshold"]
@@ -59,6 +63,64 @@ def probabilities(logits: Tensor, temperature: float, *, is_free: bool) -> Tenso
     """Return probabilities (n, C), float64; ``is_free``: of labels, each of its own."""
     scaled = logits.to(torch.float64) / temperature
     return scaled.sigmoid() if is_free else scaled.softmax(dim=1)
+
+
+def isotonic_map(probability: Tensor, y: Tensor) -> tuple[Knots, ...]:
+    """Fit an increasing map of the probability of each class, Zadrozny and Elkan, KDD 2002.
+
+    Parameters
+    ----------
+    probability : Tensor of shape (n, C), float
+        Probabilities of n items, at least one.
+    y : Tensor of shape (n,), int64, or (n, C), float
+        Classes; or labels 0 and 1, NaN if unknown.
+
+    Returns
+    -------
+    tuple of C (tuple of float, tuple of float)
+        Knots of each class, see :class:`~flower_fgl.core.calibration.Calibration`. A label
+        that is unknown everywhere keeps its probability.
+    """
+    from sklearn.isotonic import IsotonicRegression
+
+    is_free = y.dim() == 2
+    truth = y if is_free else functional.one_hot(y, probability.shape[1])
+    out = []
+    for p, wanted in zip(probability.T.cpu(), truth.double().T.cpu(), strict=True):
+        known = ~wanted.isnan()
+        if not bool(known.any()):
+            out.append(((0.0, 1.0), (0.0, 1.0)))
+            continue
+        found = IsotonicRegression(y_min=0, y_max=1)
+        found.fit(p[known].double().numpy(), wanted[known].numpy())
+        x, to = found.X_thresholds_, found.y_thresholds_
+        out.append((tuple(x.tolist()), tuple(to.tolist())))
+    return tuple(out)
+
+
+def calibrated(logits: Tensor, found: Calibration, *, is_free: bool) -> Tensor:
+    """Return calibrated probabilities (n, C), float64; ``is_free``: of labels.
+
+    Isotonic maps of classes are applied one by one; then rows are divided by their sums.
+    """
+    p = probabilities(logits, found.temperature, is_free=is_free)
+    if not found.knots:
+        return p
+    columns = [
+        _interpolate(column, *knots)
+        for column, knots in zip(p.T, found.knots, strict=True)
+    ]
+    mapped = torch.stack(columns, dim=1)
+    if is_free:
+        return mapped
+    total = mapped.sum(dim=1, keepdim=True)
+    return torch.where(total > 0, mapped / total.clamp(min=1e-300), p)
+
+
+def _interpolate(p: Tensor, x: tuple[float, ...], y: tuple[float, ...]) -> Tensor:
+    """Interpolate linearly between knots (x, y), constant beyond them."""
+    found = np.interp(p.detach().cpu().numpy(), x, y)
+    return torch.from_numpy(found).to(p.device)
 
 
 def temperature_nll(logits: Tensor, y: Tensor) -> Tensor:
@@ -219,6 +281,7 @@ def fit(
     coverage: float,
     score: str,
     has_numbers: bool = False,
+    is_isotonic: bool = False,
 ) -> Calibration:
     """Calibrate a model with the items of one owner.
 
@@ -236,6 +299,14 @@ def fit(
         Score of classes.
     has_numbers : bool
         Whether numbers are predicted.
+    is_isotonic : bool
+        Whether probabilities also get an isotonic map.
+
+    Notes
+    -----
+    1. A temperature is one number, so that the same items also give the threshold. An
+       isotonic map has many and fits its items too well: half of them, drawn by a bit of
+       ``u``, give the map, and the other half the threshold.
     """
     n = len(y)
     if has_numbers:
@@ -247,12 +318,20 @@ def fit(
     if not n:
         return Calibration("owner", 0)
     temperature = TEMPERATURES[best_place(temperature_nll(outputs, y))]
-    if y.dim() == 2 or n < least_items(coverage):
-        return Calibration("owner", n, temperature)
-    p = probabilities(outputs, temperature, is_free=False)
-    scores = class_scores(p, score, u).gather(1, y[:, None])[:, 0]
+    is_free = y.dim() == 2
+    found = Calibration("owner", n, temperature)
+    kept = torch.ones(n, dtype=torch.bool, device=y.device)
+    if is_isotonic:
+        kept = (u * 2**20).long() % 2 == 1
+        p = probabilities(outputs[~kept], temperature, is_free=is_free)
+        if len(p):
+            found = replace(found, knots=isotonic_map(p, y[~kept]))
+    if is_free or int(kept.sum()) < least_items(coverage):
+        return found
+    p = calibrated(outputs[kept], found, is_free=False)
+    scores = class_scores(p, score, u[kept]).gather(1, y[kept][:, None])[:, 0]
     limit = threshold(scores, coverage)
-    return Calibration("owner", n, temperature, coverage, score, (limit,))
+    return replace(found, coverage=coverage, score=score, thresholds=(limit,))
 
 
 def class_sums(logits: Tensor, y: Tensor, u: Tensor, score: str) -> dict[str, Tensor]:

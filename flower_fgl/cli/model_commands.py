@@ -44,6 +44,12 @@ def calibrate(
             "--from", help="For edges: messages pass over edges before a time."
         ),
     ] = None,
+    isotonic: Annotated[
+        bool,
+        typer.Option(
+            "--isotonic", help="Also map probabilities, by half of the items."
+        ),
+    ] = False,
 ) -> None:
     """Calibrate a saved model with items whose truth is known.
 
@@ -54,7 +60,7 @@ def calibrate(
 
     found = calibrate_model(
         model, graph, labels, output,
-        coverage=coverage, score=score, from_time=from_time,
+        coverage=coverage, score=score, from_time=from_time, is_isotonic=isotonic,
     )  # fmt: skip
     shown = ", ".join(f"{value:.4g}" for value in found.thresholds)
     show(

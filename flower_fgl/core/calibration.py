@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-__all__ = ["CONFORMAL", "RESIDUAL", "Calibration", "least_items"]
+__all__ = ["CONFORMAL", "RESIDUAL", "Calibration", "Knots", "least_items"]
 
 CONFORMAL = ("lac", "aps", "raps")
 """Scores of conformal sets of classes."""
 RESIDUAL = "residual"
 """Score of the intervals of numbers: the absolute error."""
-MOST_TARGETS = 10_000
+MOST_TARGETS, MOST_KNOTS = 10_000, 1_000_000
+Knots = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def least_items(coverage: float) -> int:
@@ -41,6 +42,9 @@ class Calibration:
     thresholds : tuple of float
         Largest score in a set; for numbers half the width of the interval of each target,
         in its unit, infinite if too few of its values are known.
+    knots : tuple of (tuple of float, tuple of float)
+        Isotonic map of each class or label: probabilities, ascending, and those that
+        replace them; linear between two knots, constant beyond. Empty without.
     """
 
     source: str
@@ -49,20 +53,24 @@ class Calibration:
     coverage: float = 0.0
     score: str = ""
     thresholds: tuple[float, ...] = ()
+    knots: tuple[Knots, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entries as JSON values; an infinite threshold is ``None``."""
         each = [value if math.isfinite(value) else None for value in self.thresholds]
-        return asdict(self) | {"thresholds": each}
+        found = asdict(self) | {"thresholds": each}
+        knots = [[list(x), list(y)] for x, y in found.pop("knots")]
+        return found | ({"knots": knots} if knots else {})
 
     @classmethod
     def from_dict(cls, values: object) -> Self:
         """Invert :meth:`as_dict`; a ValueError names an entry that is missing or odd."""
-        names = [one.name for one in fields(cls)]
-        if not isinstance(values, Mapping) or set(values) != set(names):
+        *names, _ = (one.name for one in fields(cls))
+        if not isinstance(values, Mapping) or {*values} - {"knots"} != {*names}:
             raise ValueError(f"calibration must have the entries {names}")
-        each = {name: values[name] for name in names[:-1]}
-        found = cls(**each, thresholds=_read_thresholds(values["thresholds"]))
+        each = {name: values[name] for name in names}
+        each["thresholds"] = _read_thresholds(values["thresholds"])
+        found = cls(**each, knots=_read_knots(values.get("knots", [])))
         checks = {
             "source": found.source in ("owner", "shared"),
             "items": type(found.items) is int and found.items >= 0,
@@ -80,6 +88,23 @@ class Calibration:
 def _is_number(value: object) -> bool:
     """Return whether a JSON value is a finite number."""
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _read_knots(values: object) -> tuple[Knots, ...]:
+    """Read the isotonic maps of the classes, whose numbers are probabilities."""
+    if not isinstance(values, list) or len(values) > MOST_TARGETS:
+        raise ValueError("calibration must have a list of knots")
+    out = []
+    for pair in values:
+        if not isinstance(pair, list) or [type(one) for one in pair] != [list, list]:
+            raise ValueError("calibration has odd knots")
+        x, y = (tuple(one) for one in pair)
+        is_good = 0 < len(x) == len(y) <= MOST_KNOTS
+        is_good = is_good and all(_is_number(v) and 0 <= v <= 1 for v in (*x, *y))
+        if not is_good or x != tuple(sorted(x)):
+            raise ValueError("calibration has odd knots")
+        out.append((x, y))
+    return tuple(out)
 
 
 def _read_thresholds(values: object) -> tuple[float, ...]:

@@ -608,6 +608,13 @@ class GeneralSettings:
         "over all clients, for the aggregated model (docs/acting-on-scores.md)",
         choices="none owner shared",
     )
+    calibrator: str = option(
+        "temperature",
+        "what calibrates probabilities; temperature: one number, which changes no "
+        "predicted class, isotonic: in addition an increasing map of each class, from half "
+        'of the items (calibration = "owner")',
+        choices="temperature isotonic",
+    )
     coverage: float = option(
         0.9,
         "share of the items whose conformal set, or interval of a number, is to hold the "

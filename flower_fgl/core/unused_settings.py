@@ -100,6 +100,10 @@ NEEDED: Mapping[str, Rule] = {
     ),
     "patience": ("check-every above 0", lambda config: config.check_every),
     "coverage": _when("calibration", "owner", "shared"),
+    "calibrator": (
+        'calibration = "owner", and no numbers to predict',
+        lambda config: config.calibration == "owner" and config.predicts != NUMBERS,
+    ),
     "conformal-score": (
         "calibration, and no numbers or several labels to predict",
         lambda config: config.calibration != "none" and config.predicts == CLASSES,

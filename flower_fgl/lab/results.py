@@ -192,8 +192,8 @@ class Run(RunFolder):
             ``target`` and maybe ``time``; or ``graph``. Then ``predicted`` and
             ``p:<class>`` for each class, or the ``score`` of each pair of nodes, whose
             sigmoid is the probability of a link in training. A calibrated model adds the
-            conformal ``set``, or ``lower`` and ``upper`` bounds of numbers. A log record of level
-            WARNING says what was not checked, or was changed or assumed.
+            conformal ``set``, or ``lower`` and ``upper`` bounds of numbers. A log record
+            of level WARNING says what was not checked, or was changed or assumed.
 
         Raises
         ------

@@ -245,6 +245,7 @@ def _calibration(config: RunConfig, model: ModelCard | None) -> dict[str, Any]:
     out["validation items"] = found.items
     if found.score != "residual":
         out["temperature"] = round(found.temperature, 4)
+        out["isotonic map"] = "yes" if found.knots else "no"
     if found.coverage:
         out |= {"coverage asked for": found.coverage, "conformal score": found.score}
         out["thresholds"] = [round(value, 6) for value in found.thresholds]

@@ -223,6 +223,10 @@ class ModelCard:
             raise ValueError("target_units must have one unit for each number")
         if not has_numbers and (self.validation or 0) > 1:
             raise ValueError(f"validation must not be {self.validation}")
+        if self.calibration is not None and self.calibration.knots:
+            number = 2 if self.link in ("dot", "mlp") else len(self.class_names)
+            if has_numbers or len(self.calibration.knots) != number:
+                raise ValueError("calibration has knots of other classes")
         if self.calibration is not None and self.calibration.thresholds:
             width = {NUMBERS: len(self.class_names), CLASSES: 1, LABELS: 0}
             is_error = self.calibration.score == RESIDUAL

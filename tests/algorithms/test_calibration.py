@@ -248,3 +248,77 @@ def test_odd_calibrations_are_refused(change: dict[str, object]) -> None:
     good = Calibration("owner", 10, 1.5, 0.8, "lac", (0.3,)).as_dict()
     with pytest.raises(ValueError, match="calibration"):
         Calibration.from_dict(good | change)
+
+
+# ------------------------------------------------------------------------------ isotonic
+def test_an_isotonic_map_pools_violators_by_hand() -> None:
+    # of class 1: probabilities 0.1 … 0.5 with hits 0, 1, 0, 1, 1: the second and third pool
+    p1 = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
+    p, y = torch.stack([1 - p1, p1], dim=1), torch.tensor([0, 1, 0, 1, 1])
+    knots = c.isotonic_map(p, y)
+    found = Calibration("owner", 5, knots=knots)
+    at = torch.tensor([0.1, 0.2, 0.25, 0.3, 0.35, 0.5, 0.99], dtype=torch.float64)
+    logits = torch.stack([(1 - at).log(), at.log()], dim=1)
+    mapped = c.calibrated(logits, found, is_free=False)[:, 1]
+    expected = [0.0, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0]
+    torch.testing.assert_close(mapped, torch.tensor(expected, dtype=torch.float64))
+    assert Calibration.from_dict(found.as_dict()) == found
+
+
+def test_an_isotonic_map_repairs_what_no_temperature_can(
+    generator: torch.Generator,
+) -> None:
+    p1 = torch.rand(20_000, generator=generator, dtype=torch.float64)
+    y = (torch.rand(20_000, generator=generator) < p1**3).long()
+    u = torch.rand(20_000, generator=generator, dtype=torch.float64)
+    logits = torch.stack([(1 - p1).log(), p1.log()], dim=1)
+    errors = {}
+    for is_isotonic in (False, True):
+        found = c.fit(
+            logits[:8000], y[:8000], u[:8000], coverage=0.9, score="lac",
+            is_isotonic=is_isotonic,
+        )  # fmt: skip
+        p = c.calibrated(logits[8000:], found, is_free=False)
+        errors[is_isotonic] = c.calibration_error(c.reliability(p[:, 1], y[8000:]))
+        own = c.class_scores(p, "lac", u[8000:]).gather(1, y[8000:, None])
+        covered = float((own <= found.thresholds[0]).double().mean())
+        assert covered == pytest.approx(0.9, abs=0.015)
+    assert errors[True] < 0.02 < errors[False]
+
+
+def test_sets_after_an_isotonic_map_of_few_items_still_cover(
+    generator: torch.Generator,
+) -> None:
+    covered = []
+    for _ in range(60):
+        logits, y, u = draw(200, generator, scale=2.0)
+        found = c.fit(logits, y, u, coverage=0.9, score="lac", is_isotonic=True)
+        logits, y, u = draw(2000, generator, scale=2.0)
+        p = c.calibrated(logits, found, is_free=False)
+        own = c.class_scores(p, "lac", u).gather(1, y[:, None])
+        covered.append(float((own <= found.thresholds[0]).double().mean()))
+    # many scores are equal after the map, so that coverage may only be too high
+    assert np.mean(covered) > 0.9 - 0.012
+
+
+def test_labels_that_are_unknown_everywhere_keep_their_probability() -> None:
+    y = torch.tensor([[1.0, math.nan], [0.0, math.nan]])
+    knots = c.isotonic_map(torch.tensor([[0.9, 0.3], [0.2, 0.6]]), y)
+    assert knots[1] == ((0.0, 1.0), (0.0, 1.0))
+    logits = torch.tensor([[5.0, 0.0]])
+    found = Calibration("owner", 2, knots=knots)
+    p = c.calibrated(logits, found, is_free=True)
+    assert p.tolist() == [[1.0, 0.5]]
+
+
+@pytest.mark.parametrize(
+    "knots",
+    [
+        "a", [1], [[[0.1], [0.2, 0.3]]], [[[], []]], [[[0.2, 0.1], [0.1, 0.2]]],
+        [[[0.1], [1.2]]], [[["0.1"], [0.2]]], [[[math.nan], [0.2]]], [[[0.1]]],
+    ],
+)  # fmt: skip
+def test_odd_knots_are_refused(knots: object) -> None:
+    good = Calibration("owner", 10, 1.5, 0.8, "lac", (0.3,)).as_dict()
+    with pytest.raises(ValueError, match="knots"):
+        Calibration.from_dict(good | {"knots": knots})

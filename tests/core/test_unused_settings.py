@@ -65,6 +65,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "target-std": GIVEN,
     "share-target-statistics": NUMBERS,
     "min-target-count": NUMBERS,
+    "calibrator": {"calibration": "owner"},
     "coverage": {"calibration": "owner"},
     "conformal-score": {"calibration": "owner"},
     "secure-fraction-bits": {"secure-aggregation": True},

@@ -234,6 +234,30 @@ def test_a_calibration_of_another_target_is_refused(
         read_card(tmp_path)
 
 
+def test_an_isotonic_model_predicts_what_the_run_scored(tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    run = run_owners(
+        owned(tmp_path, graphs), tmp_path / "run", calibrator="isotonic", coverage=0.5,
+        **OWNER,
+    )  # fmt: skip
+    folder, graph = model_of(run, "owner0"), graphs[0].graph
+    card = read_card(folder)
+    assert card is not None
+    assert card.calibration is not None
+    assert len(card.calibration.knots) == 3
+    found = predict_graph(folder, tmp_path / "0.npz")
+    assert "isotonic" in found.calibrated
+    test = (graph.masks["test"] & (graph.y >= 0)).numpy()
+    truth = np.eye(3)[graph.y[test]]
+    expected = ((found.values.numpy()[test] - truth) ** 2).sum(1).mean() / 2
+    scores = next(
+        row["metrics"]["local"]["test"]
+        for row in run.clients
+        if row["partition_id"] == 0 and row["round"] == card.round
+    )
+    assert scores["brier_calibrated"] == pytest.approx(expected)
+
+
 # ---------------------------------------------------------------- all owners together
 SHARED: dict[str, Any] = {"calibration": "shared", "coverage": COVERAGE}
 
@@ -330,6 +354,7 @@ def test_an_owner_that_withholds_numbers_adds_nothing_to_the_sums(
     [
         ({"method": "local"}, "has no global model"),
         ({"upload_clip": 1.0, "upload_noise": 1.0}, "have no noise"),
+        ({"calibrator": "isotonic"}, "need the items themselves"),
         ({"coverage": 1.0}, "> 0 and < 1, got 1"),
         ({"coverage": 0.0}, "> 0 and < 1, got 0"),
     ],
@@ -370,6 +395,14 @@ def test_the_command_gives_the_calibration_of_the_run(tmp_path: Path) -> None:
         "--model", model, "--graph", tmp_path / "0.npz", "--labels", known,
         "--output", tmp_path / "new", "--coverage", COVERAGE, "--score", "lac",
     )  # fmt: skip
+    calibrated(
+        "--model", model, "--graph", tmp_path / "0.npz", "--labels", known,
+        "--output", tmp_path / "map", "--coverage", 0.5, "--isotonic",
+    )  # fmt: skip
+    mapped = read_card(tmp_path / "map")
+    assert mapped is not None
+    assert mapped.calibration is not None
+    assert len(mapped.calibration.knots) == 3
     before, after = (read_card(folder) for folder in (model, tmp_path / "new"))
     assert before is not None
     assert before.calibration is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from flower_fgl.algorithms.calibration import (
     bin_errors,
     brier,
+    calibrated,
     calibration_error,
     class_scores,
     class_sums,
@@ -51,6 +52,7 @@ def calibrate(
         coverage=config.coverage,
         score=config.conformal_score,
         has_numbers=scale is not None,
+        is_isotonic=config.calibrator == "isotonic",
     )
 
 
@@ -107,7 +109,7 @@ def _class_scores(
     before = probabilities(logits, 1.0, is_free=is_free)
     found = {"ece": calibration_error(bin_errors(before, y)), "brier": brier(before, y)}
     if calibration.items:
-        p = probabilities(logits, calibration.temperature, is_free=is_free)
+        p = calibrated(logits, calibration, is_free=is_free)
         found["ece_calibrated"] = calibration_error(bin_errors(p, y))
         found["brier_calibrated"] = brier(p, y)
         if calibration.coverage:

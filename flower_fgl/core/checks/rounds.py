@@ -84,6 +84,7 @@ def _check_calibration(settings: GeneralSettings) -> None:
         "upload-noise protects uploads, and the sums of a calibration have no noise": (
             settings.upload_noise
         ),
+        "isotonic maps need the items themselves": settings.calibrator == "isotonic",
     }
     for reason, holds in reasons.items():
         if holds:

@@ -28,7 +28,7 @@ TASK = """method dataset target owners clients setting shots expansion-hops spli
 feature-sparsity feature-align class-align time-cuts positive-class edge-sparsity
 label-sparsity partition partition-seed dirichlet-alpha"""
 EVALUATION = """rounds round-patience evaluate evaluate-every eval-policy link-k precision-k
-absent-classes calibration coverage conformal-score"""
+absent-classes calibration calibrator coverage conformal-score"""
 MACHINE = """data-dir device threads stacked output-dir run-dir state-dir checkpoint-every
 keep-checkpoint keep-client-models initial-model resume round-timeout join-timeout
 min-clients min-replies"""

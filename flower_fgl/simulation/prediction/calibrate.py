@@ -38,6 +38,7 @@ def calibrate_model(
     coverage: float = 0.9,
     score: str = "aps",
     from_time: float | None = None,
+    is_isotonic: bool = False,
 ) -> Calibration:
     """Calibrate a model with labelled items, and save it with the result.
 
@@ -58,6 +59,8 @@ def calibrate_model(
         Conformal score of classes.
     from_time : float, optional
         For a model of edges, as for ``predict``: messages pass over earlier edges.
+    is_isotonic : bool
+        Whether half of the items give an isotonic map of the probabilities.
 
     Returns
     -------
@@ -94,8 +97,15 @@ def calibrate_model(
     u = torch.rand(
         len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    has_numbers = saved.card.target.has_numbers
-    found = fit(outputs, y, u, coverage=coverage, score=score, has_numbers=has_numbers)
+    found = fit(
+        outputs,
+        y,
+        u,
+        coverage=coverage,
+        score=score,
+        has_numbers=saved.card.target.has_numbers,
+        is_isotonic=is_isotonic,
+    )
     save_model(
         output,
         saved.model.state_dict(),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.calibration import class_scores, probabilities
+from flower_fgl.algorithms.calibration import calibrated, class_scores
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
@@ -231,9 +231,12 @@ def _predict_links(
             )
     sets, found = None, saved.card.calibration
     if found is not None:
+        both = torch.stack([torch.zeros_like(score), score], dim=1)
+        p = calibrated(both, found, is_free=False)
         score = score.to(torch.float64) / found.temperature
-        p = score.sigmoid()
-        sets = _conformal_sets(torch.stack([1 - p, p], dim=1), saved.card)
+        if found.knots:
+            score = p[:, 1].logit(eps=1e-12)
+        sets = _conformal_sets(p, saved.card)
     text = " ".join([*notes, *_uncalibrated(saved.card)])
     return Prediction(_ends(owned, pairs), score[:, None], saved.card, text, sets)
 
@@ -273,8 +276,7 @@ def _prediction(
     elif card.calibration is None:
         values = logits.sigmoid() if card.multi_label else logits.softmax(dim=1)
     else:
-        is_free, temperature = card.multi_label, card.calibration.temperature
-        values = probabilities(logits, temperature, is_free=is_free)
+        values = calibrated(logits, card.calibration, is_free=card.multi_label)
         sets = _conformal_sets(values, card)
     return Prediction(items, values, card, " ".join(notes), sets)
 

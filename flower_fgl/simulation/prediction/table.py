@@ -123,6 +123,7 @@ class Prediction:
             return ""
         whose = "all owners" if found.source == "shared" else "the owner"
         text = f"temperature {found.temperature:.3g}, "
+        text += "isotonic, " if found.knots else ""
         text = "" if self.card.target.has_numbers else text
         if found.coverage:
             text += f"coverage {found.coverage:g} ({found.score}), "
