@@ -61,16 +61,20 @@ def integrated_gradients(score: Score, x: Tensor) -> Tensor:
     """
     total = torch.zeros_like(x)
     for step in range(STEPS):
-        point = (x * ((step + 0.5) / STEPS)).requires_grad_()
-        total += torch.autograd.grad(score(point), point)[0]
+        total += _gradient(score, x * ((step + 0.5) / STEPS))
     return x * total / STEPS
 
 
 def influence(score: Score, num_edges: int) -> Tensor:
     """Return the gradient (E,) of a score in the weights of the edges, all 1."""
-    weight = torch.ones(num_edges, requires_grad=True)
-    found = torch.autograd.grad(score(weight), weight, allow_unused=True)[0]
-    return torch.zeros(num_edges) if found is None else found
+    return _gradient(score, torch.ones(num_edges))
+
+
+def _gradient(score: Score, at: Tensor) -> Tensor:
+    """Return the gradient of a score, zeros if it does not depend on ``at``."""
+    at = at.detach().requires_grad_()
+    (found,) = torch.autograd.grad(score(at), at, allow_unused=True)
+    return torch.zeros_like(at) if found is None else found.detach()
 
 
 def edge_mask(loss: Score, num_edges: int, generator: torch.Generator) -> Tensor:

@@ -166,3 +166,33 @@ def test_backbones_that_read_directed_edges_are_refused(tmp_path: Path) -> None:
     run = run_owners([node], tmp_path / "run", setting="edge", model="gine", rounds=1)
     with pytest.raises(ConfigError, match="backbones of plain graphs"):
         explain_item(run.path, tmp_path / "b0", ["0", "1"])
+
+
+def test_a_node_without_edges_has_features_only(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", x=np.eye(3, 2, dtype=np.float32), edges=[[0, 1]])
+    card = ModelCard("fedavg", "gcn", 2, 2, 2, ("no", "yes"), False, "none", 1)
+    eye = torch.eye(2)
+    state = {
+        "encoder.0.bias": torch.zeros(2), "encoder.0.lin.weight": eye,
+        "classifier.bias": torch.tensor([1.0, 0.0]), "classifier.lin.weight": eye,
+    }  # fmt: skip
+    save_model(tmp_path / "m", state, card)
+    found = explain_item(tmp_path / "m", tmp_path / "g.npz", ["2"])
+    assert found.edges == []
+    assert found.score == pytest.approx(1 / (1 + np.exp(-1)))
+    assert "No edge influences the score." in found.text
+
+
+@pytest.mark.parametrize("model", ["gat", "gin", "graphsage", "appnp", "sgc", "mlp"])
+def test_the_part_of_the_graph_has_the_score_of_the_whole(
+    model: str, tmp_path: Path
+) -> None:
+    settings = {**NODES, "model": model, "clients": 1}
+    run = simulate("fedavg", run_dir=str(tmp_path / "run"), **settings)
+    save_client_graph(tmp_path / "0.npz", clients_of({**NODES, "clients": 1})[0])
+    node = connected(tmp_path / "0.npz")
+    found = explain_item(run.path, tmp_path / "0.npz", [node])
+    frame = predict_graph(run.path, tmp_path / "0.npz").to_frame().astype({"node": str})
+    row = frame[frame["node"] == node].iloc[0]
+    assert found.score == pytest.approx(row[f"p:{found.what}"], abs=1e-5)
+    assert bool(found.edges) == (model != "mlp")

@@ -18,16 +18,17 @@ from flower_fgl.algorithms.explanation import (
     integrated_gradients,
     overlap,
 )
-from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.model_spec import LAYERED, read_model
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
-from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
-from flower_fgl.simulation.prediction.fit import check_recipe, fit_features
-from flower_fgl.simulation.prediction.read import read_graph, read_set
+from flower_fgl.simulation.prediction.neighbourhood import (
+    Neighbourhood,
+    cut_out,
+    cut_out_graph,
+)
+from flower_fgl.simulation.prediction.predict import require_scale
 from flower_fgl.simulation.prediction.table import LINKED, task_of
 
 __all__ = ["Explanation", "explain_item"]
@@ -123,24 +124,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """The part of a graph that one prediction depends on.
-
-    ``x`` (n, d) dense, ``edge_index`` (2, 2E), ``places`` the item's nodes in it,
-    ``columns`` the names of features, ``pair_x`` those of a classified edge, ``is_graph``
-    whether all nodes are one graph.
-    """
-
-    x: Tensor
-    edge_index: Tensor
-    places: Tensor
-    names: Sequence[str]
-    columns: Sequence[str]
-    pair_x: Tensor | None
-    is_graph: bool
-
-
 def explain_item(
     model: Path,
     graph: Path | str | Any,
@@ -183,6 +166,7 @@ def explain_item(
     """
     saved = load_model(model)
     card = saved.card
+    require_scale(card)
     if card.messages:
         raise ConfigError(
             f"{card.model} reads edges with direction, features or relations, whose "
@@ -195,113 +179,13 @@ def explain_item(
             f"The model predicts {task}: give --item {times.get(task, 'once')}, got "
             f"{len(item)} identifiers."
         )
-    problem = _set_problem(saved, graph, item[0]) if task == "graphs" else None
-    problem = problem or _graph_problem(saved, graph, item, task)
+    problem = cut_out_graph(saved, graph, item[0]) if task == "graphs" else None
+    problem = problem or cut_out(saved, graph, item, task)
     return _explain(saved, problem, " - ".join(item), target, seed)
 
 
-def _graph_problem(
-    saved: SavedModel, graph: Path | str | Any, item: Sequence[str], task: str
-) -> _Problem:
-    """Cut the neighbourhood of a node or of a pair out of a graph."""
-    owned, where = read_graph(graph, saved.card)
-    check_recipe(owned.prepared, saved.card, where)
-    dataset = owned.dataset
-    ids = [str(one) for one in owned.ids.tolist()]
-    places = [_place(ids, one, "node", where) for one in item]
-    edge_index, pair_row = dataset.edge_index, None
-    if task == "edges":
-        table = dataset.edges
-        assert table is not None  # the reader was told to read edges
-        is_own = (table.pairs == torch.tensor(places)[:, None]).all(dim=0)
-        if not bool(is_own.any()):
-            raise DataError(
-                f"{where} has no edge from {item[0]} to {item[1]}. Give source and target "
-                "of an edge of the file."
-            )
-        pair_row = int(is_own.nonzero()[-1])
-        if table.time is not None:
-            sent = table.time < table.time[pair_row]
-            edge_index = undirected_simple(
-                table.pairs[:, sent].contiguous(), dataset.num_nodes
-            )
-    fitted, _ = fit_features(owned, edge_index, saved, where)
-    pair_x = None
-    if pair_row is not None:
-        assert fitted.pair_x is not None
-        pair_x = fitted.pair_x[[pair_row]]
-    nodes, edges, own = _neighbourhood(
-        saved.card, edge_index, places, dataset.num_nodes
-    )
-    return _Problem(
-        _dense(select_rows(fitted.x, nodes)),
-        edges,
-        own,
-        [ids[k] for k in nodes.tolist()],
-        fitted.names,
-        pair_x,
-        False,
-    )
-
-
-def _set_problem(saved: SavedModel, graph: Path | str | Any, item: str) -> _Problem:
-    """Take one graph out of a set."""
-    owned, where = read_set(graph)
-    dataset = owned.dataset
-    place = _place([str(one) for one in owned.ids], item, "graph", where)
-    fitted, _ = fit_features(owned, dataset.edge_index, saved, where)
-    nodes = (dataset.batch == place).nonzero().flatten()
-    table = torch.full((len(dataset.batch),), -1)
-    table[nodes] = torch.arange(len(nodes))
-    edges = table[dataset.edge_index]
-    edges = edges[:, (edges >= 0).all(dim=0)]
-    names = [str(k) for k in range(len(nodes))]
-    x = _dense(select_rows(fitted.x, nodes))
-    own = torch.arange(len(nodes))
-    return _Problem(x, edges, own, names, fitted.names, None, True)
-
-
-def _place(ids: Sequence[str], item: str, kind: str, where: Path | str) -> int:
-    """Return the row of an identifier, or raise a DataError."""
-    if item not in ids:
-        raise DataError(
-            f'{where} has no {kind} "{item}". {nearest(item, ids[:100_000])}'
-        )
-    return ids.index(item)
-
-
-def _neighbourhood(
-    card: ModelCard, edge_index: Tensor, places: Sequence[int], num_nodes: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nodes that the item may depend on, their edges, and the item's places.
-
-    One hop more than the network has layers, since degrees count in normalised sums; the
-    whole graph if the backbone counts steps apart from layers.
-    """
-    from torch_geometric.utils import k_hop_subgraph
-
-    backbone = read_model(card.model)
-    nodes, edges, own = torch.arange(num_nodes), edge_index, torch.tensor(places)
-    if backbone.name in LAYERED and not card.settings:
-        hops = 1 + (backbone.num_layers or card.num_layers)
-        nodes, edges, _, _ = k_hop_subgraph(
-            sorted(set(places)),
-            hops,
-            edge_index,
-            relabel_nodes=True,
-            num_nodes=num_nodes,
-        )
-        own = torch.searchsorted(nodes, own)
-    return nodes, edges, own
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Return features as a dense float tensor."""
-    return x if x.layout == torch.strided else x.to_dense()
-
-
 def _explain(
-    saved: SavedModel, problem: _Problem, item: str, target: str, seed: int
+    saved: SavedModel, problem: Neighbourhood, item: str, target: str, seed: int
 ) -> Explanation:
     """Attribute the score of an item, and measure how faithful that is."""
     ends = problem.edge_index
@@ -375,7 +259,7 @@ def _explain(
 
 
 def _outputs(
-    saved: SavedModel, problem: _Problem, which: Tensor
+    saved: SavedModel, problem: Neighbourhood, which: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of features and weights of undirected edges: outputs (C,)."""
     card, scale = saved.card, saved.target_scale
@@ -424,7 +308,9 @@ def _spread(saved: SavedModel, number: int) -> float:
     return float(saved.target_scale.std[number])
 
 
-def _top_features(gains: Tensor, problem: _Problem) -> list[tuple[str, float, float]]:
+def _top_features(
+    gains: Tensor, problem: Neighbourhood
+) -> list[tuple[str, float, float]]:
     """Return the features with the largest attributions over all nodes."""
     rows = sorted(set(problem.places.tolist()))
     total, own = gains.sum(dim=0), gains[rows].sum(dim=0)

@@ -31,7 +31,7 @@ from flower_fgl.simulation.prediction.pairs import (
 from flower_fgl.simulation.prediction.read import read_graph, read_set
 from flower_fgl.simulation.prediction.table import Prediction, task_of
 
-__all__ = ["Wanted", "predict_graph", "predict_items", "predict_set"]
+__all__ = ["Wanted", "predict_graph", "predict_items", "predict_set", "require_scale"]
 
 NODES_AT_ONCE = 1 << 16
 """Nodes of small graphs that are computed at once."""
@@ -101,12 +101,7 @@ def predict_items(
     """Predict the items of a graph with a loaded model, see :func:`predict_graph`."""
     task = task_of(saved.card)
     wanted.check(task)
-    if saved.card.target_scale == "lost":
-        raise DataError(
-            "Each client scaled its targets with its own statistics for training, and this "
-            "model file does not hold these. Use the model that a data owner's SuperNode "
-            "saved."
-        )
+    require_scale(saved.card)
     if task == "graphs":
         return predict_set(saved, *read_set(graph))
     owned, where = read_graph(graph, saved.card)
@@ -118,6 +113,16 @@ def predict_items(
     }
     with torch.inference_mode():
         return predict[task](saved, owned, where, wanted)
+
+
+def require_scale(card: ModelCard) -> None:
+    """Raise a DataError if a model of numbers does not hold their scale."""
+    if card.target_scale == "lost":
+        raise DataError(
+            "Each client scaled its targets with its own statistics for training, and this "
+            "model file does not hold these. Use the model that a data owner's SuperNode "
+            "saved."
+        )
 
 
 def _predict_nodes(
