@@ -144,6 +144,7 @@ def _model(config: RunConfig, summary: Row, model: ModelCard | None) -> dict[str
         "rounds": summary.get("rounds"),
         "started": summary.get("started"),
         "seed": config.seed,
+        "initial model": config.initial_model and Path(config.initial_model).name,
     }
     if model is None:
         found["model"] = "none saved: each owner keeps its own"
@@ -167,6 +168,8 @@ def _data(config: RunConfig, summary: Row) -> dict[str, Any]:
     found = {
         "data": owners_name(config.owners) if config.owners else data,
         "owners": summary.get("clients"),
+        "left out": config.without_owners
+        and f"{config.without_owners}: trained without them from the start",
         "refused": ", ".join(
             f"{r['name']}: {r['reason']}" for r in summary.get("refused", ())
         ),

@@ -589,6 +589,8 @@ def test_a_run_without_an_owner_equals_one_that_never_had_it(
     again = Run.load(folder)
     assert comparable(again) == comparable(never)
     assert again.config["without-owners"] == "birch"
+    assert "birch: trained without them" in (folder / "card.md").read_text()
+    assert "birch" not in (never.path / "card.md").read_text()
     models = [(one.path / "model.safetensors").read_bytes() for one in (again, never)]
     assert models[0] == models[1]
     # a further owner leaves the run that was made without the first
