@@ -93,7 +93,8 @@ def said_of_schema(description: Description, config: RunConfig) -> dict[str, str
         '(schema-align = "name")',
         "num-features": "not the number of all features together",
         "feature-names features-sha256": "not the names of the features",
-        "type-features": "a hash of the names of the features of each kind",
+        "type-features": "a hash of the names of the features of each kind, and of its "
+        "recipe if flower-fgl prepare made the graph",
     }
 
 

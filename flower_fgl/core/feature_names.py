@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 __all__ = ["column_order", "differing_names", "differing_recipes", "hash_names"]
-__all__ += ["NOT_PREPARED"]
+__all__ += ["NOT_PREPARED", "whole_recipe"]
 
 NOT_PREPARED = (
     "The graphs of %s were not made by flower-fgl prepare, others were: whether their "
@@ -23,6 +23,12 @@ def hash_names(names: Sequence[str]) -> str:
     if not names:
         return ""
     return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
+def whole_recipe(prepared: str) -> str:
+    """Return one hash in place of those of several kinds of nodes, see ``prepare``."""
+    several = " " in prepared
+    return hashlib.sha256(prepared.encode()).hexdigest() if several else prepared
 
 
 def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | None:

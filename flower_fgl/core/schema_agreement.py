@@ -16,7 +16,11 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Told(NamedTuple):
-    """What an owner tells of its schema, and the hash of the features of each kind."""
+    """What an owner tells of its schema, and a hash of the features of each kind.
+
+    The hash covers the names of the features, and with ``schema-align = "name"`` also the
+    recipe of ``flower-fgl prepare``.
+    """
 
     schema: Schema
     features: tuple[str, ...] = ()
@@ -45,15 +49,16 @@ def differing_schemas(
     plain = "its graph has one kind of nodes and edges, those of other clients several."
     reasons = {owner: plain for owner, one in told.items() if one is None}
     if align == "same":
-        return reasons | _other_than_most(
+        reasons |= _other_than_most(
             {owner: one.schema for owner, one in typed.items()},
             "its kinds of nodes, relations or widths of features differ from those of most "
             'clients. Set schema-align = "name" to compare them by name.',
         )
-    reasons |= _other_than_most(
-        {owner: one.schema.target for owner, one in typed.items()},
-        "it predicts another kind of nodes than most clients. Set target-node.",
-    )
+    else:
+        reasons |= _other_than_most(
+            {owner: one.schema.target for owner, one in typed.items()},
+            "it predicts another kind of nodes than most clients. Set target-node.",
+        )
     left = {owner: one for owner, one in typed.items() if owner not in reasons}
     facts: dict[str, dict[Owner, Hashable]] = {}
     for owner, (schema, features) in left.items():
@@ -63,8 +68,8 @@ def differing_schemas(
     for kind, found in facts.items():
         reasons |= _other_than_most(
             found,
-            f'the features of its "{kind}" nodes differ in number or name from those of '
-            "most clients that have them.",
+            f'the features of its "{kind}" nodes differ in number, name or recipe '
+            "(flower-fgl prepare) from those of most clients that have them.",
         )
     parts = {owner: one.schema for owner, one in left.items()}
     return reasons | _odd_case(parts) | _too_many(parts)

@@ -443,7 +443,8 @@ class ClientGraph(_HasTarget):
         Whether the drawn split replaces one in the owner's file.
     prepared : str
         Hash of the recipe and vocabulary of the file, see ``flower-fgl prepare``; else
-        empty.
+        empty. Of a typed graph the hashes of all kinds, sorted by kind, separated by
+        blanks.
     schema : Schema or None
         Kinds and relations of a typed graph, else ``None``.
     """

@@ -24,9 +24,10 @@ from flower_fgl.core.feature_names import (
     NOT_PREPARED,
     differing_names,
     differing_recipes,
+    whole_recipe,
 )
 from flower_fgl.core.options import nearest
-from flower_fgl.core.schema_agreement import Told, differing_schemas
+from flower_fgl.core.schema_agreement import differing_schemas
 from flower_fgl.core.settings import TARGETS, needs_classes, without_names
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split
@@ -343,20 +344,16 @@ def _agree_on_schema(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> list[ClientGraph]:
     """Reject typed graphs whose kinds or relations do not fit; else return all."""
-    from flower_fgl.datasets.transforms.typed import held_parts
+    from flower_fgl.datasets.transforms.typed import told_parts
 
-    align, told = config.schema_align, dict[str, Told | None]()
-    for client in clients:
-        if client.schema is None:
-            told[client.name] = None
-        elif align == "same":
-            told[client.name] = Told(client.schema.ordered())
-        else:
-            held = held_parts(client)
-            shared = [one for one in held.relations if one not in held.private]
-            told[client.name] = Told(held.only(held.node_types, shared))
-    odd = differing_schemas(told, align)
-    _refuse(odd.items(), len(clients))
+    align = config.schema_align
+    told = {
+        client.name: told_parts(client, align) if client.schema else None
+        for client in clients
+    }
+    _refuse(differing_schemas(told, align).items(), len(clients))
+    if align == "same":
+        _refuse(_other_recipes(clients), len(clients))
     return list(clients)
 
 
@@ -402,15 +399,18 @@ def _agree_on_features(
         for name, text in reasons.items()
         if text
     ]
-    prepared = [client for client in named if client.prepared]
-    for client in prepared:
-        recipe = Counter(c.prepared for c in prepared).most_common(1)[0][0]
-        if text := differing_recipes(client.prepared, recipe):
-            wrong.append((client.name, text))
-    if 0 < len(prepared) < len(named):
-        log.warning(NOT_PREPARED, ", ".join(c.name for c in named if not c.prepared))
-    _refuse(wrong, len(clients))
+    _refuse(wrong + _other_recipes(named), len(clients))
     return [order_columns(client, agreed) for client in clients]
+
+
+def _other_recipes(clients: Sequence[ClientGraph]) -> list[tuple[str, str]]:
+    """Say who prepared its graph in another way than most; warn of others."""
+    recipes = {c.name: whole_recipe(c.prepared) for c in clients if c.prepared}
+    if 0 < len(recipes) < len(clients):
+        log.warning(NOT_PREPARED, ", ".join(c.name for c in clients if not c.prepared))
+    most = [recipe for recipe, _ in Counter(recipes.values()).most_common(1)]
+    wrong = [(name, differing_recipes(recipes[name], *most)) for name in recipes]
+    return [(name, text) for name, text in wrong if text]
 
 
 def _differing(widths: Sequence[tuple[str, int]]) -> str:

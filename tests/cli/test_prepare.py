@@ -182,7 +182,7 @@ def test_the_guide_prints_what_the_command_prints(
     tables = zip(("accounts.csv", "transfers.csv"), blocks(guide, "csv"), strict=True)
     for name, block in tables:
         Path(name).write_text(block.text)
-    recipe, vocabulary = blocks(guide, "toml")
+    recipe, vocabulary, typed = blocks(guide, "toml")
     Path(recipe.file).write_text(recipe.text)
     (printed,) = blocks(guide, "text")
     outputs = {}
@@ -194,6 +194,21 @@ def test_the_guide_prints_what_the_command_prints(
                 outputs[command.words[-1]] = result.output
     assert Path("vocabulary.toml").read_text() == vocabulary.text.partition("\n")[2]
     assert outputs["bank-a"] == printed.text
+    Path("vocabulary.toml").write_text(
+        "[nodes.card.numbers]\nopened = {mean = 0, std = 1, median = 0}\n"
+        '[nodes.card.categories]\nnetwork = ["visa"]\n'
+    )
+    Path(typed.file).write_text(typed.text)
+    Path("cards.csv").write_text("card,opened,network,fraud\nc1,1970-01-03,visa,0\n")
+    Path("payments.csv").write_text("card,device,amount\nc1,d1,5\nc1,d2,6\n")
+    arguments = ("cards.csv", "payments.csv", "--output", "typed")
+    result = invoke("prepare", typed.file, *arguments)
+    assert result.exit_code == 0, result.output
+    assert Path("typed/nodes/card.csv").read_text().splitlines() == [
+        "id,label,opened,network=visa,network=(other)",
+        "c1,ok,2.0,1,0",
+    ]
+    assert "device nodes: 2, with 0 features" in result.output
 
 
 def test_either_an_output_or_a_proposal_is_needed(tmp_path: Path) -> None:

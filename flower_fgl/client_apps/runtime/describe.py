@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.feature_names import hash_names
+from flower_fgl.core.feature_names import hash_names, whole_recipe
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.problems import clip
@@ -159,7 +158,7 @@ def describe(
         features_sha256=hash_names(names),
         num_edge_features=graph.num_edge_features,
         num_entries=data.num_entries if counts_entries else 0,
-        prepared=graph.prepared,
+        prepared=whole_recipe(graph.prepared) if is_joint else "",
         target_kind=graph.target.kind,
         target_units=graph.target.units,
         schema=schema,
@@ -173,17 +172,12 @@ def _told_schema(graph: ClientGraph, align: str) -> tuple[str, tuple[str, ...]]:
 
     Private relations, and with ``schema-align = "private"`` all, stay untold.
     """
-    from flower_fgl.datasets.transforms.typed import held_parts
+    from flower_fgl.datasets.transforms.typed import told_parts
 
-    schema = graph.schema
-    assert schema is not None
     if align == "private":
         return PRIVATE, ()
     if align == "same":
-        return f"{HASHED}{schema.hashed().to_text()}", ()
-    part = held_parts(graph)
-    shared = [one for one in part.relations if one not in schema.private]
-    part = replace(part.only(part.node_types, shared), private=frozenset()).ordered()
-    blocks, names = dict(schema.blocks()), graph.feature_names
-    hashes = [hash_names(names[blocks[kind]]) for kind in part.node_types]
-    return part.to_text(), tuple(hashes) if names else ()
+        assert graph.schema is not None
+        return f"{HASHED}{graph.schema.hashed().to_text()}", ()
+    told = told_parts(graph, align)
+    return told.schema.to_text(), told.features

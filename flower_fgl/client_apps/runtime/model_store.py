@@ -21,7 +21,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import owner_key, owner_name
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import hash_names
+from flower_fgl.core.feature_names import hash_names, whole_recipe
 from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar
@@ -227,5 +227,5 @@ def card_of(
         target_kind=config.predicts,
         target_units=graph.target.units,
         target_scale="" if client.data.scale is None else "kept",
-        prepared=graph.prepared,
+        prepared=whole_recipe(graph.prepared),
     )

@@ -51,7 +51,8 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     Kinds of nodes and relations of a typed graph, see ``typed_arrays.py``.
 ``prepared``
     Text, optional, written by ``flower-fgl prepare``: the hash of its recipe and
-    vocabulary, which owners compare.
+    vocabulary, which owners compare; of a typed graph one for each kind of nodes, sorted by
+    kind, separated by blanks.
 ``evaluation_0_x``, …
     Optional: additional graphs for evaluation only, each with the keys above.
 
@@ -75,6 +76,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
@@ -342,7 +344,7 @@ def _load(
     scaling = attempt(read_scaling, arrays, dataset.num_features, where)
     outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
     columns = attempt(read_feature_names, arrays, dataset.num_features, where) or ()
-    prepared = attempt(_prepared, arrays, where) or ""
+    prepared = attempt(_prepared, arrays, where, dataset.schema) or ""
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
@@ -363,9 +365,9 @@ def _typed(
     )
     if found is None:
         return None
-    prepared = attempt(
-        _prepared, {"prepared": np.array(found.prepared)}, show_path(path)
-    )
+    held = {"prepared": np.array(found.prepared)}
+    schema = found.dataset.schema
+    prepared = attempt(_prepared, held, show_path(path), schema)
     return LocalGraphFile(
         found.dataset,
         torch.arange(found.dataset.num_nodes),
@@ -467,13 +469,15 @@ def read_scaling(
     return Scaling(kind, torch.from_numpy(mean), torch.from_numpy(std))
 
 
-def _prepared(arrays: Mapping[str, Array], where: str) -> str:
+def _prepared(arrays: Mapping[str, Array], where: str, schema: Schema | None) -> str:
     """Return the hash of the recipe of a prepared file, else an empty text."""
-    text = str(arrays.get("prepared", ""))
-    if not re.fullmatch("([0-9a-f]{64})?", text):
+    text, number = str(arrays.get("prepared", "")), len(schema.widths) if schema else 1
+    form = "[0-9a-f]{64}" + f"( [0-9a-f]{{64}}){{{number - 1}}}"
+    if text and not re.fullmatch(form, text):
+        each = "" if schema is None else f" for each of {number} kinds of nodes"
         raise DataError(
-            f"{where}: prepared must be a hash of 64 digits as flower-fgl prepare writes "
-            f'it, got "{clip(text)}". Remove it, or prepare the graph again.'
+            f"{where}: prepared must be a hash of 64 digits{each} as flower-fgl prepare "
+            f'writes it, got "{clip(text)}". Remove it, or prepare the graph again.'
         )
     return text
 

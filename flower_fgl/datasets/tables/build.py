@@ -22,8 +22,10 @@ from flower_fgl.datasets.tables.recipe import (
     KEYS,
     PARTS,
     Column,
+    Place,
     Recipe,
     TableRecipe,
+    items_of,
     match_column,
 )
 from flower_fgl.datasets.tables.vocabulary import words_of
@@ -63,8 +65,8 @@ class _Rows:
         return f"{self.name}, row {int(self.rows[row]):,}"
 
 
-def read_graph(recipe: Recipe, paths: Sequence[Path]) -> tuple[Part, Part]:
-    """Read nodes and edges from the tables of an owner.
+def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
+    """Read nodes, then edges, from the tables of an owner; of a typed graph each kind.
 
     Several files may belong to one table of the recipe. A ``DataError`` names a table that
     is missing or unknown, a column or cell that cannot be read, an id that is repeated, or
@@ -73,21 +75,44 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> tuple[Part, Part]:
     import pandas as pd
 
     files = _assign(recipe, paths)
-    edges = [_read(p, t, recipe) for t in recipe.edges for p in files[t.table]]
-    ends = [np.concatenate([rows.keys[key] for rows in edges]) for key in KEYS["edges"]]
-    own = [
+    read = [
         (table, _read(path, table, recipe))
-        for table in filter(recipe.needs, recipe.nodes)
-        for path in files.get(table.table, ())
+        for table in recipe.edges
+        for path in files[table.table]
     ]
-    nodes = _join(recipe, own, edges, ends)
-    index = pd.Index(nodes.ids)
-    pairs = np.stack([index.get_indexer(names) for names in ends], axis=1)
-    columns, values = _stack(edges, [*_ranges(edges)], len(pairs))
-    lines = [f"{rows.name}: {len(rows.rows):,} edges" for rows in edges]
-    none = np.zeros(len(pairs), dtype=np.bool_)
-    found = Part(np.empty(0), pairs, columns, values, none, lines)
-    return nodes, _sorted_by_time(found)
+    found = {}
+    for place in recipe.places:
+        if place[0] == "nodes":
+            ends = [
+                (rows, key)
+                for table, rows in read
+                for key in KEYS["edges"]
+                if table.nodes_at(key) == place
+            ]
+            own = [
+                (table, _read(path, table, recipe))
+                for table in filter(recipe.needs, recipe.tables(place))
+                for path in files.get(table.table, ())
+            ]
+            found[place] = _join(recipe, place, own, ends)
+            continue
+        tables = recipe.tables(place)
+        edges = [rows for table, rows in read if table.place == place]
+        pairs = np.stack(
+            [
+                pd.Index(found[tables[0].nodes_at(key)].ids).get_indexer(
+                    np.concatenate([rows.keys[key] for rows in edges])
+                )
+                for key in KEYS["edges"]
+            ],
+            axis=1,
+        )
+        columns, values = _stack(edges, [*_ranges(edges)], len(pairs))
+        lines = [f"{rows.name}: {len(rows.rows):,} {items_of(place)}" for rows in edges]
+        none = np.zeros(len(pairs), dtype=np.bool_)
+        part = Part(np.empty(0), pairs, columns, values, none, lines)
+        found[place] = _sorted_by_time(part)
+    return found
 
 
 def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -185,26 +210,29 @@ def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]
 
 def _join(
     recipe: Recipe,
+    place: Place,
     own: Sequence[tuple[TableRecipe, _Rows]],
-    edges: Sequence[_Rows],
-    ends: Sequence[Array],
+    ends: Sequence[tuple[_Rows, str]],
 ) -> Part:
-    """Return the nodes of all tables, and those that only edges name."""
+    """Return the nodes of all tables, and those that only the ends of edges name."""
     import pandas as pd
 
-    lists = [rows for table, rows in own if not table.join]
-    lines = [f"{rows.name}: {len(rows.rows):,} nodes" for rows in lists]
+    lists, items = [rows for table, rows in own if not table.join], items_of(place)
+    lines = [f"{rows.name}: {len(rows.rows):,} {items}" for rows in lists]
     _require_unique(lists)
     listed = pd.Index(_concatenated([rows.keys["id"] for rows in lists]))
-    others = pd.Index(pd.unique(_concatenated(ends))).difference(listed, sort=False)
-    is_own = any(not table.table for table in recipe.nodes)
+    named = _concatenated([rows.keys[key] for rows, key in ends])
+    others = pd.Index(pd.unique(named)).difference(listed, sort=False)
+    is_own = any(not table.table for table in recipe.tables(place))
     if len(others) and not is_own and recipe.foreign == "refuse":
-        raise _unknown_end(edges, listed, recipe)
+        raise _unknown_end(ends, listed, recipe, items)
     index = listed.append(others)
     is_foreign = np.zeros(len(index), dtype=np.bool_)
     is_foreign[len(listed) :] = not is_own
     if len(others):
-        what = "nodes" if is_own else "foreign nodes, without a row in a table of nodes"
+        what = (
+            items if is_own else f"foreign {items}, without a row in a table of {items}"
+        )
         lines.append(f"ends of edges: {len(others):,} {what}")
     tables, places = [*lists], [*_ranges(lists)]
     for rows in (rows for table, rows in own if table.join):
@@ -255,18 +283,20 @@ def _require_unique(tables: Sequence[_Rows]) -> None:
     )
 
 
-def _unknown_end(edges: Sequence[_Rows], listed: Any, recipe: Recipe) -> DataError:
+def _unknown_end(
+    ends: Sequence[tuple[_Rows, str]], listed: Any, recipe: Recipe, items: str
+) -> DataError:
     """Return the error for edges that end at no node; it names the first one."""
-    first, number, name = "", 0, ""
-    for rows in edges:
-        missing = {key: listed.get_indexer(rows.keys[key]) < 0 for key in rows.keys}
-        number += int(np.logical_or(*missing.values()).sum())
-        for key, bad in missing.items():
-            if not first and bad.any():
-                first = f"{rows.place(int(bad.argmax()))}, {key}"
-                name = rows.keys[key][int(bad.argmax())]
+    first, name, wrong = "", "", dict[int, Array]()
+    for rows, key in ends:
+        bad = listed.get_indexer(rows.keys[key]) < 0
+        wrong[id(rows)] = wrong.get(id(rows), np.zeros_like(bad)) | bad
+        if not first and bad.any():
+            first = f"{rows.place(int(bad.argmax()))}, {key}"
+            name = rows.keys[key][int(bad.argmax())]
+    number = sum(int(bad.sum()) for bad in wrong.values())
     return DataError(
-        f'{first}: "{clip(name)}" has no row in the tables of nodes ({number:,} such '
+        f'{first}: "{clip(name)}" has no row in the tables of {items} ({number:,} such '
         'edges). Accounts of others become nodes with foreign = "flag" in '
         f"{show_path(recipe.path)}; otherwise add their rows, or remove the edges."
     )
@@ -308,14 +338,14 @@ def _sorted_by_time(edges: Part) -> Part:
     )
 
 
-def encode_part(recipe: Recipe, part: str, of: Part) -> dict[str, Array]:
+def encode_part(recipe: Recipe, place: Place, of: Part) -> dict[str, Array]:
     """Return the features of all nodes or edges by name, float32 or bool of shape (N,).
 
     ``of.lines`` gets what was filled, and what the vocabulary lacks. A ``DataError`` names
     a value without a rule or an entry in the vocabulary, and two features of one name.
     """
     features: dict[str, Array] = {}
-    is_foreign = of.is_foreign
+    is_foreign, items = of.is_foreign, items_of(place)
     for name, values in of.values.items():
         column = of.columns[name]
         if column.kind not in FEATURES:
@@ -324,7 +354,7 @@ def encode_part(recipe: Recipe, part: str, of: Part) -> dict[str, Array]:
         missing &= ~is_foreign
         if missing.any() and column.missing is None:
             raise DataError(
-                f'{int(missing.sum()):,} {part} have no "{clip(name)}": they are in no '
+                f'{int(missing.sum()):,} {items} have no "{clip(name)}": they are in no '
                 "table with that column. Declare what that means in the recipe, e.g. "
                 f'{{kind = "{column.kind}", missing = "zero"}}.'
             )
@@ -332,15 +362,15 @@ def encode_part(recipe: Recipe, part: str, of: Part) -> dict[str, Array]:
             of.lines.append(
                 f'{name}: {int(missing.sum()):,} empty, filled by "{column.missing}"'
             )
-        for feature, cells in encode(column, values, words_of(recipe, part, column)):
+        for feature, cells in encode(column, values, words_of(recipe, place, column)):
             if feature in features:
                 raise DataError(
-                    f'Two features of {part} have the name "{clip(feature)}". Add another '
+                    f'Two features of {items} have the name "{clip(feature)}". Add another '
                     'name = "…" to a column of the recipe.'
                 )
             cells[is_foreign] = 0
             if cells.dtype != np.bool_:
-                check_whole_numbers(cells[:, None], part, [feature])
+                check_whole_numbers(cells[:, None], items, [feature])
                 cells = cells.astype(np.float32)
             features[feature] = cells
             if feature == f"{name}={OTHER}" and cells.any():
@@ -349,11 +379,12 @@ def encode_part(recipe: Recipe, part: str, of: Part) -> dict[str, Array]:
                     f"{name}: {int(cells.sum()):,} cells are not in the vocabulary: "
                     f"{clip(', '.join(others[:SHOWN]))}{', …' * (len(others) > SHOWN)}"
                 )
-    if part == "nodes" and not features:
+    if place == ("nodes",) and not features:  # a kind of nodes may have none
         of.lines.append(
             f'The nodes have no feature: "{CONSTANT}" is 1 for all of them.'
         )
         features[CONSTANT] = np.ones(len(of.ids), dtype=np.bool_)
-    if part == "nodes" and recipe.foreign == "flag":
+    has_foreign = not recipe.is_typed or any(t.table for t in recipe.tables(place))
+    if place[0] == "nodes" and recipe.foreign == "flag" and has_foreign:
         features[FOREIGN] = is_foreign
     return features

@@ -16,7 +16,13 @@ from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.tables.build import Part, encode_part, read_graph
-from flower_fgl.datasets.tables.recipe import FEATURES, PARTS, read_recipe
+from flower_fgl.datasets.tables.recipe import (
+    FEATURES,
+    PARTS,
+    Place,
+    items_of,
+    read_recipe,
+)
 from flower_fgl.datasets.tables.vocabulary import hash_encoding, propose
 from flower_fgl.datasets.tables.write import Content, write_archive, write_folder
 
@@ -31,15 +37,15 @@ def propose_vocabulary(
     Returns what was read, as lines of text.
     """
     recipe = read_recipe(recipe_path, needs_vocabulary=False)
-    parts = dict(zip(("nodes", "edges"), read_graph(recipe, tables), strict=True))
+    parts = read_graph(recipe, tables)
     found = propose(
         {
-            part: {
+            place: {
                 name: (of.columns[name], values)
                 for name, values in of.values.items()
                 if of.columns[name].kind in FEATURES
             }
-            for part, of in parts.items()
+            for place, of in parts.items()
         }
     )
     _require_new(output)
@@ -59,7 +65,7 @@ def prepare_graph(
     tables : sequence of Path
         CSV, Parquet, GraphML or ``.npz`` files.
     output : Path
-        New ``.npz`` file, or folder of CSV tables.
+        New ``.npz`` file, or folder of CSV tables; for a typed graph a folder.
     has_labels : bool
         Whether to read labels and splits; without them the graph is for ``predict``.
 
@@ -76,18 +82,22 @@ def prepare_graph(
     """
     _require_new(output)
     recipe = read_recipe(recipe_path, has_labels=has_labels)
-    nodes, edges = read_graph(recipe, tables)
-    features = {
-        part: encode_part(recipe, part, of)
-        for part, of in (("nodes", nodes), ("edges", edges))
-    }
-    classes = {part: recipe.classes(part) for part in features}
     is_archive = output.suffix == ".npz"
+    if is_archive and recipe.is_typed:
+        raise DataError(
+            f"A typed graph is written as a folder, got {show_path(output)}. Give a name "
+            "without .npz."
+        )
+    parts = read_graph(recipe, tables)
+    features = {place: encode_part(recipe, place, of) for place, of in parts.items()}
     scratch = scratch_path(output).with_suffix(".npz" if is_archive else "")
     write = write_archive if is_archive else write_folder
     try:
-        write(scratch, Content(nodes, edges, features, classes, hash_encoding(recipe)))
-        _require_valid(scratch, output, needs_labels="label" in nodes.values)
+        write(scratch, Content(recipe, parts, features, hash_encoding(recipe)))
+        has_label = any(
+            "label" in of.values for place, of in parts.items() if place[0] == "nodes"
+        )
+        _require_valid(scratch, output, needs_labels=has_label)
         scratch.rename(output)
     except OSError as error:
         raise DataError(
@@ -98,7 +108,8 @@ def prepare_graph(
             shutil.rmtree(scratch, ignore_errors=True)
         else:
             scratch.unlink(missing_ok=True)
-    return [*nodes.lines, *edges.lines, *_summary(nodes, edges, features)]
+    lines = [line for of in parts.values() for line in of.lines]
+    return lines + _summary(parts, features)
 
 
 def _require_new(output: Path) -> None:
@@ -120,17 +131,17 @@ def _require_valid(scratch: Path, output: Path, *, needs_labels: bool) -> None:
 
 
 def _summary(
-    nodes: Part, edges: Part, features: Mapping[str, Mapping[str, Array]]
+    parts: Mapping[Place, Part], features: Mapping[Place, Mapping[str, Array]]
 ) -> list[str]:
     """Count nodes, edges, features, classes and the parts of the split."""
     lines = []
-    for part, of in (("nodes", nodes), ("edges", edges)):
-        number = len(of.is_foreign)
-        lines.append(f"{part}: {number:,}, with {len(features[part]):,} features")
+    for place, of in parts.items():
+        number, items = len(of.is_foreign), items_of(place)
+        lines.append(f"{items}: {number:,}, with {len(features[place]):,} features")
         for name in ("label", "split"):
             if name in of.values:
                 counts = Counter(of.values[name].tolist())
                 order = [*PARTS, ""] if name == "split" else sorted(counts)
                 found = [f"{w or 'none'}: {counts[w]:,}" for w in order if counts[w]]
-                lines.append(f"{name} of {part}: {', '.join(found)}")
+                lines.append(f"{name} of {items}: {', '.join(found)}")
     return lines

@@ -15,10 +15,14 @@ from typing import Any
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.options import load_toml, nearest
+from flower_fgl.core.schema import Schema, Triple
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 
 __all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_recipe"]
-__all__ += ["FOREIGN", "KEYS", "PARTS"]
+__all__ += ["FOREIGN", "KEYS", "PARTS", "Place", "items_of"]
+
+Place = tuple[str, ...]
+"""``nodes`` or ``edges``, and in a typed graph the kind of nodes or the relation."""
 
 FEATURES = ("number", "category", "date", "yes/no")
 """Kinds of columns that become features."""
@@ -74,13 +78,24 @@ class Column:
 class TableRecipe:
     """A table of nodes or edges; in its name and in those of columns * is any text."""
 
-    part: str
+    place: Place
     table: str = ""  # empty: all ends of edges are nodes
     columns: Mapping[str, Column] = field(default_factory=dict)
     header: bool = True  # without one the columns are 1, 2, …
     separator: str = ","
     decimal: str = "."
     join: bool = False  # whether rows add columns to nodes of other tables
+    ends: tuple[str, ...] = ()  # of a relation: kinds of its sources and targets
+    private: bool = False  # whether its owner keeps the relation to itself
+
+    @property
+    def part(self) -> str:
+        """``nodes`` or ``edges``."""
+        return self.place[0]
+
+    def nodes_at(self, key: str) -> Place:
+        """Return the place of the nodes at the ``source`` or ``target`` of its edges."""
+        return ("nodes", *self.ends[key == "target" :][:1])
 
 
 @dataclass(frozen=True)
@@ -102,15 +117,41 @@ class Recipe:
         kinds = {column.kind for column in table.columns.values()}
         return self.has_labels or not table.join or bool(kinds.intersection(FEATURES))
 
-    def columns(self, part: str) -> Iterator[Column]:
-        """Yield the columns of all tables of nodes, or of edges."""
-        for table in getattr(self, part):
+    @property
+    def is_typed(self) -> bool:
+        """Whether the graph has kinds of nodes and relations."""
+        return len(self.nodes[0].place) > 1
+
+    @property
+    def places(self) -> list[Place]:
+        """Nodes, then edges; of a typed graph sorted by their names."""
+        return sorted({table.place for table in self.nodes}) + sorted(
+            {table.place for table in self.edges}
+        )
+
+    def tables(self, place: Place) -> list[TableRecipe]:
+        """Return the tables of some nodes or edges, or of all of a part."""
+        return [
+            table
+            for table in (*self.nodes, *self.edges)
+            if table.place[: len(place)] == place
+        ]
+
+    def columns(self, place: Place) -> Iterator[Column]:
+        """Yield the columns of all tables of some nodes or edges."""
+        for table in self.tables(place):
             yield from table.columns.values()
 
-    def classes(self, part: str) -> list[str]:
+    def classes(self, place: Place) -> list[str]:
         """Return the classes that the recipe lists; empty if it lists none."""
-        listed = (name for c in self.columns(part) for name in c.classes.values())
+        listed = (name for c in self.columns(place) for name in c.classes.values())
         return [*dict.fromkeys(listed)]
+
+
+def items_of(place: Place) -> str:
+    """Name the items of a place for a message: ``nodes``, or ``card nodes``."""
+    part, *name = place
+    return " ".join([*name, part])
 
 
 def match_column(name: str, columns: Mapping[str, Column]) -> Column | None:
@@ -147,10 +188,13 @@ def read_recipe(
             _read_table(one, part, f"{where}, [[{part}]] {number}")
             for number, one in enumerate(given, start=1)
         )
-    if all(table.join for table in values["nodes"]):
-        raise DataError(
-            f"{where}: all tables of nodes have join = true. One must list the nodes."
-        )
+    _check_types(values["nodes"], values["edges"], where)
+    for place in {table.place for table in values["nodes"]}:
+        if all(table.join for table in values["nodes"] if table.place == place):
+            raise DataError(
+                f"{where}: all tables of {items_of(place)} have join = true. One must "
+                "list the nodes."
+            )
     foreign = values.get("foreign", "refuse")
     if foreign not in ("refuse", "flag"):
         raise DataError(
@@ -269,6 +313,11 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "table": (_of(str), 'the name of a file, e.g. "accounts.csv" or "accounts-*.csv"'),
     "header": (_of(bool), "true or false"),
     "join": (_of(bool), "true or false"),
+    "private": (_of(bool), "true or false"),
+    **dict.fromkeys(
+        ("type", "relation", "source", "target"),
+        (_of(str), "the name of a kind of nodes or of a relation"),
+    ),
     "separator": (_of(str), "a text"),
     "decimal": (_of(str), '"." or ","'),
     "name": (_of(str), "a text"),
@@ -289,15 +338,27 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
 def _read_table(values: Any, part: str, where: str) -> TableRecipe:
     """Read one table of a recipe."""
     known = {"table", "columns", "header", "join", "separator", "decimal"}
-    _check_keys(values, known | {"from"}, where)
+    named = {"nodes": ("type",), "edges": ("relation", "source", "target", "private")}
+    _check_keys(values, known | {"from", *named[part]}, where)
+    given = {key: values.pop(key) for key in named[part] if key in values}
+    types = _checked(given, CHECKS, where)
+    if part == "edges" and types and not {*named[part][:3]} <= types.keys():
+        raise DataError(
+            f"{where}: the edges of a relation need relation = its name, and source and "
+            "target = the kinds of nodes that it joins."
+        )
+    place = (part, *(types[key] for key in named[part][:1] if key in types))
     if "from" in values:
         if part != "nodes" or values != {"from": "edges"}:
             raise DataError(
-                f'{where}: from = "edges" is for nodes without a table, and stands alone.'
+                f'{where}: from = "edges" is for nodes without a table, and stands alone, '
+                "or with type."
             )
-        return TableRecipe(part)
+        return TableRecipe(place)
     declared = values.pop("columns", {})
     options = _checked({"table": None, **values}, CHECKS, where)
+    options["ends"] = tuple(types[key] for key in ("source", "target") if key in types)
+    options["private"] = types.get("private", False)
     _check_keys(declared, set(declared), f"{where}: columns")
     columns = {key: _read_column(key, one, where) for key, one in declared.items()}
     kinds = Counter(column.kind for column in columns.values())
@@ -320,7 +381,7 @@ def _read_table(values: Any, part: str, where: str) -> TableRecipe:
             "validation], as a graph file keeps their split, not their time. A time of "
             "edges has no cuts: the run sets time-cuts."
         )
-    return TableRecipe(part, columns=columns, **options)
+    return TableRecipe(place, columns=columns, **options)
 
 
 def _read_column(key: str, given: Any, where: str) -> Column:
@@ -346,21 +407,59 @@ def _read_column(key: str, given: Any, where: str) -> Column:
     return Column(name, kind, **options)
 
 
+def _check_types(
+    nodes: tuple[TableRecipe, ...], edges: tuple[TableRecipe, ...], where: str
+) -> None:
+    """Reject kinds of nodes and relations that no typed graph may have."""
+    if len({len(table.place) for table in (*nodes, *edges)}) > 1:
+        raise DataError(
+            f"{where}: some tables name a kind of nodes (type = …) or a relation, others "
+            "none. Name all of them, or none if all nodes are alike."
+        )
+    if len(nodes[0].place) == 1:
+        return
+    triples: dict[str, Triple] = {}
+    for table in edges:
+        name, (source, target) = table.place[1], table.ends
+        found = triples.setdefault(name, (source, name, target))
+        if found != (source, name, target):
+            raise DataError(
+                f'{where}: two relations have the name "{clip(name)}", from {found[0]} to '
+                f"{found[2]} and from {source} to {target}. Give each a name of its own."
+            )
+    kinds = dict.fromkeys(table.place[1] for table in nodes)
+    widths = tuple((kind, 0) for kind in kinds)
+    Schema(nodes[0].place[1], widths, tuple(triples.values())).check(where)
+    labelled = {
+        items_of(table.place)
+        for table in (*nodes, *edges)
+        for column in table.columns.values()
+        if column.classes
+    }
+    if len(labelled) > 1:
+        raise DataError(
+            f"{where}: {' and '.join(sorted(labelled))} both list classes. Only one kind "
+            "is predicted: remove the other classes = …."
+        )
+
+
 def _check_whole(recipe: Recipe, where: str) -> None:
     """Check what concerns several tables."""
-    for part in ("nodes", "edges"):
+    for place in recipe.places:
         seen: dict[str, Column] = {}
-        for column in recipe.columns(part):
+        for column in recipe.columns(place):
             if seen.setdefault(column.name, column).meaning != column.meaning:
                 raise DataError(
-                    f'{where}: two columns of {part} have the name "{clip(column.name)}" '
-                    'and mean different things. Add another name = "…" to one.'
+                    f"{where}: two columns of {items_of(place)} have the name "
+                    f'"{clip(column.name)}" and mean different things. Add another '
+                    'name = "…" to one.'
                 )
-    kinds = {column.kind for column in recipe.columns("edges")}
-    extra = kinds & {"time", "split"}
-    if extra and "label" not in kinds:
-        raise DataError(
-            f"{where}: edges have columns of the kind {', '.join(sorted(extra))}, but no "
-            "label. A graph file holds them only with the class of each edge: declare "
-            'them as "ignore", or one column as "label".'
-        )
+        kinds = {column.kind for column in recipe.columns(place)}
+        extra = kinds & {"time", "split"}
+        if place[0] == "edges" and extra and "label" not in kinds:
+            raise DataError(
+                f"{where}: {items_of(place)} have columns of the kind "
+                f"{', '.join(sorted(extra))}, but no label. A graph file holds them only "
+                'with the class of each edge: declare them as "ignore", or one column as '
+                '"label".'
+            )

@@ -8,6 +8,8 @@
     country = ["AT", "DE"]
     [edges.numbers]
     …
+
+In a typed graph the kind of nodes or the relation follows: ``[nodes.card.numbers]``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.problems import clip, show_path
-from flower_fgl.datasets.tables.recipe import FEATURES, Column, Recipe
+from flower_fgl.datasets.tables.recipe import FEATURES, Column, Place, Recipe
 
 __all__ = ["hash_encoding", "propose", "words_of"]
 
@@ -35,7 +37,7 @@ DIGITS = 6
 PROPOSE = "flower-fgl prepare RECIPE TABLES --propose vocabulary.toml"
 
 
-def words_of(recipe: Recipe, part: str, column: Column) -> Mapping[str, Any]:
+def words_of(recipe: Recipe, at: Place, column: Column) -> Mapping[str, Any]:
     """Return the entry of a feature, as ``encode`` needs it.
 
     A ``DataError`` names an entry that is missing or malformed.
@@ -44,7 +46,7 @@ def words_of(recipe: Recipe, part: str, column: Column) -> Mapping[str, Any]:
         return {}
     given, where = recipe.vocabulary, show_path(recipe.path)
     group = "categories" if column.kind == "category" else "numbers"
-    place = f'"{clip(column.name)}" in [{part}.{group}]'
+    place = f'"{clip(column.name)}" in [{".".join(at)}.{group}]'
     if given is None:
         if group == "numbers" and column.missing not in ("mean", "median"):
             return {}
@@ -53,7 +55,7 @@ def words_of(recipe: Recipe, part: str, column: Column) -> Mapping[str, Any]:
             f'share by vocabulary = "vocabulary.toml", or propose one: {PROPOSE}.'
         )
     entry: Any = given
-    for key in (part, group, column.name):
+    for key in (*at, group, column.name):
         entry = entry.get(key) if isinstance(entry, dict) else None
     if entry is None:
         raise DataError(
@@ -64,6 +66,12 @@ def words_of(recipe: Recipe, part: str, column: Column) -> Mapping[str, Any]:
         is_list = isinstance(entry, list) and all(isinstance(v, str) for v in entry)
         if not is_list or len(set(entry)) < len(entry):
             raise DataError(f"{where}: {place} must be a list of different texts.")
+        if len(entry) > MOST_VALUES:
+            raise DataError(
+                f"{where}: {place} lists {len(entry):,} values, the limit is "
+                f"{MOST_VALUES:,}: each becomes a feature. Keep the frequent ones: all "
+                "others share one feature."
+            )
         return {"values": entry}
     is_entry = isinstance(entry, dict) and set(entry) == set(NUMBERS)
     if not is_entry or not all(map(_is_number, entry.values())) or entry["std"] <= 0:
@@ -84,34 +92,50 @@ def _is_number(value: object) -> bool:
 def hash_encoding(recipe: Recipe) -> str:
     """Return the SHA-256 of all that features mean, apart from an owner's tables.
 
-    Two owners with other tables, but the same features and vocabulary, have one hash.
+    Two owners with other tables, but the same features and vocabulary, have one hash. Of a
+    typed graph it is one hash for each kind of nodes, sorted by kind, separated by blanks.
     """
-    meanings = {
-        part: sorted(
-            {json.dumps(c.meaning) for c in recipe.columns(part) if c.kind in FEATURES}
+    if recipe.is_typed:
+        words = (recipe.vocabulary or {}).get("nodes", {})
+        return " ".join(
+            _hash([_meanings(recipe, place), recipe.foreign, words.get(place[1])])
+            for place in recipe.places
+            if place[0] == "nodes"
         )
-        for part in ("nodes", "edges")
-    }
-    whole = [meanings, recipe.foreign, recipe.vocabulary]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    meanings = {part: _meanings(recipe, (part,)) for part in ("nodes", "edges")}
+    return _hash([meanings, recipe.foreign, recipe.vocabulary])
+
+
+def _meanings(recipe: Recipe, place: Place) -> list[str]:
+    """Return what the features of some nodes or edges mean, as sorted texts."""
+    columns = recipe.columns(place)
+    return sorted({json.dumps(c.meaning) for c in columns if c.kind in FEATURES})
+
+
+def _hash(content: list[Any]) -> str:
+    """Return the SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def propose(
-    features: Mapping[str, Mapping[str, tuple[Column, Array]]],
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return a vocabulary of one owner's features, given by part and name.
+    features: Mapping[Place, Mapping[str, tuple[Column, Array]]],
+) -> dict[str, Any]:
+    """Return a vocabulary of one owner's features, given by place and name.
 
     A ``DataError`` names a category of more than 1,000 values, or a number without any.
     """
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for part, columns in features.items():
+    found: dict[str, Any] = {}
+    for place, columns in features.items():
         for name, (column, values) in columns.items():
             if column.kind == "yes/no":
                 continue
             is_category = column.kind == "category"
             group = "categories" if is_category else "numbers"
             entry = _values(name, values) if is_category else _scale(name, values)
-            found.setdefault(part, {}).setdefault(group, {})[name] = entry
+            table = found
+            for key in (*place, group):
+                table = table.setdefault(key, {})
+            table[name] = entry
     return found
 
 

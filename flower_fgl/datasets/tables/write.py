@@ -13,7 +13,7 @@ import numpy as np
 from flower_fgl.core.atomic import replacing
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.tables.build import Part
-from flower_fgl.datasets.tables.recipe import PARTS
+from flower_fgl.datasets.tables.recipe import KEYS, PARTS, Place, Recipe
 
 __all__ = ["Content", "write_archive", "write_folder"]
 
@@ -24,34 +24,53 @@ INT64_MAX = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Content:
-    """What a graph file holds; ``features`` and ``classes`` of nodes and of edges."""
+    """What a graph file holds: nodes and edges, and their features."""
 
-    nodes: Part
-    edges: Part
-    features: Mapping[str, Mapping[str, Array]]  # by name, float32 or bool, (N,)
-    classes: Mapping[str, list[str]]  # those that the recipe lists
+    recipe: Recipe
+    parts: Mapping[Place, Part]
+    features: Mapping[Place, Mapping[str, Array]]  # by name, float32 or bool, (N,)
     prepared: str  # hash of recipe and vocabulary
 
 
 def write_folder(folder: Path, content: Content) -> None:
-    """Write ``nodes.csv``, ``edges.csv`` and their companions into a new folder."""
+    """Write ``nodes.csv``, ``edges.csv`` and their companions into a new folder.
+
+    A typed graph has one table for each kind of nodes and each relation.
+    """
     folder.mkdir()
-    nodes, edges = content.nodes, content.edges
-    ends = nodes.ids[edges.pairs]
-    parts: tuple[tuple[str, str, Part, dict[str, Any]], ...] = (
-        ("nodes", "classes", nodes, {"id": nodes.ids}),
-        ("edges", "edge_classes", edges, {"source": ends[:, 0], "target": ends[:, 1]}),
-    )
-    for part, listing, of, columns in parts:
+    recipe = content.recipe
+    for place, of in content.parts.items():
+        columns: dict[str, Any] = {"id": of.ids}
+        if place[0] == "edges":
+            columns = {
+                key: content.parts[recipe.tables(place)[0].nodes_at(key)].ids[end]
+                for key, end in zip(KEYS["edges"], of.pairs.T, strict=True)
+            }
         own = {k: of.values[k] for k in ("label", "time", "split") if k in of.values}
         features = {
             name: cells.astype(np.int8) if cells.dtype == np.bool_ else cells
-            for name, cells in content.features[part].items()
+            for name, cells in content.features[place].items()
         }
-        _write_csv(folder / f"{part}.csv", columns | own | features)
-        if "label" in own and content.classes[part]:
-            _write_csv(folder / f"{listing}.csv", {"name": content.classes[part]})
+        path = folder / f"{'/'.join(place)}.csv"
+        path.parent.mkdir(exist_ok=True)
+        _write_csv(path, columns | own | features)
+        if "label" in own and (names := recipe.classes(place)):
+            listing = "classes" if place[0] == "nodes" else "edge_classes"
+            _write_csv(folder / f"{listing}.csv", {"name": names})
+    if recipe.is_typed:
+        _write_csv(folder / "relations.csv", _relations(recipe))
     _write_csv(folder / "prepared.csv", {"sha256": [content.prepared]})
+
+
+def _relations(recipe: Recipe) -> dict[str, list[str]]:
+    """Return the columns of ``relations.csv``."""
+    tables = [recipe.tables(place) for place in recipe.places if place[0] == "edges"]
+    return {
+        "relation": [of[0].place[1] for of in tables],
+        "source": [of[0].ends[0] for of in tables],
+        "target": [of[0].ends[1] for of in tables],
+        "private": ["yes" * any(t.private for t in of) for of in tables],
+    }
 
 
 def _write_csv(path: Path, columns: Mapping[str, Any]) -> None:
@@ -63,7 +82,8 @@ def _write_csv(path: Path, columns: Mapping[str, Any]) -> None:
 
 def write_archive(path: Path, content: Content) -> None:
     """Write an ``.npz`` file; it has no text ids."""
-    nodes, edges = content.nodes, content.edges
+    nodes, edges = content.parts.values()
+    classes = [content.recipe.classes(place) for place in content.parts]
     is_numbered = all(map(WHOLE_ID.fullmatch, nodes.ids))
     is_numbered = is_numbered and max(map(int, nodes.ids)) <= INT64_MAX
     arrays: dict[str, Any] = {"prepared": np.array(content.prepared)}
@@ -83,15 +103,15 @@ def write_archive(path: Path, content: Content) -> None:
     nodes = replace(
         nodes, values={k: cells[order] for k, cells in nodes.values.items()}
     )
-    features = content.features["nodes"]
+    features, of_edges = content.features.values()
     arrays["x"] = _matrix(features, len(order))[order]
     arrays["feature_names"] = np.array([*features], dtype=np.str_)
-    arrays |= _labels(nodes, content.classes["nodes"], "y", "")
-    if features := content.features["edges"]:
-        arrays["edge_attr"] = _matrix(features, len(edges.pairs))
-        arrays["edge_attr_names"] = np.array([*features], dtype=np.str_)
+    arrays |= _labels(nodes, classes[0], "y", "")
+    if of_edges:
+        arrays["edge_attr"] = _matrix(of_edges, len(edges.pairs))
+        arrays["edge_attr_names"] = np.array([*of_edges], dtype=np.str_)
     if "label" in edges.values:
-        arrays |= _labels(edges, content.classes["edges"], "edge_label", "edge_")
+        arrays |= _labels(edges, classes[1], "edge_label", "edge_")
     if "time" in edges.values:
         arrays["edge_time"] = edges.values["time"]
     with replacing(path) as file:

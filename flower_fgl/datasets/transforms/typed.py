@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.schema import Schema, Triple
+from flower_fgl.core.schema_agreement import Told
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
@@ -39,6 +41,7 @@ __all__ = [
     "in_schema",
     "move_columns",
     "offsets",
+    "told_parts",
     "typed_dataset",
     "without_types",
 ]
@@ -290,6 +293,31 @@ def held_parts(client: ClientGraph) -> Schema:
         for number in torch.unique(g.messages.relation).tolist()
     }
     return schema.only(kinds, relations)
+
+
+def told_parts(client: ClientGraph, align: str) -> Told:
+    """Return what an owner compares with others of its typed graph, sorted by name.
+
+    With ``schema-align = "name"`` these are kinds and relations that it has, without the
+    private ones; with ``same`` all.
+    """
+    part = own = client.schema
+    assert own is not None
+    if align == "name":
+        held = held_parts(client)
+        shared = [one for one in held.relations if one not in own.private]
+        part = replace(held.only(held.node_types, shared), private=frozenset())
+    part, names = part.ordered(), client.feature_names
+    blocks = dict(own.blocks())
+    recipe = client.prepared.split() if align == "name" else ()
+    recipes = dict(zip(sorted(own.node_types), recipe, strict=False))
+    hashes = []
+    for kind in part.node_types:
+        of_kind = names[blocks[kind]]
+        if of_kind and kind in recipes:
+            of_kind = (*of_kind, recipes[kind])
+        hashes.append(hash_names(of_kind))
+    return Told(part, tuple(hashes) if names else ())
 
 
 def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> ClientGraph:

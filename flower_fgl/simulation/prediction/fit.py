@@ -16,6 +16,7 @@ from flower_fgl.core.feature_names import (
     differing_names,
     differing_recipes,
     hash_names,
+    whole_recipe,
 )
 from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.datasets.client_graph import GraphDataset, MessageEdges, Scaling
@@ -118,6 +119,7 @@ def model_input(
 
 def check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
     """Reject a graph that ``flower-fgl prepare`` made in another way than in training."""
+    prepared = whole_recipe(prepared)
     if differing_recipes(prepared, card.prepared):
         raise DataError(
             f"{where} was prepared with another recipe or vocabulary than the training "
