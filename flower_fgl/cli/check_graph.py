@@ -157,7 +157,8 @@ def _notes(
     whole = graph.graph
     if config.predicts_links:
         assert whole.pairs is not None
-        if graph_sides(whole.pairs[:, whole.y == 1], whole.num_nodes)[1]:
+        edges = whole.pairs[:, whole.y == 1]
+        if graph.schema is None and graph_sides(edges, whole.num_nodes)[1]:
             notes.append(
                 "The graph is bipartite: its nodes have two sides, and every edge joins "
                 "both. Negatives join both sides too."

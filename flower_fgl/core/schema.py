@@ -19,6 +19,8 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 HASH = re.compile("[0-9a-f]{16}")
 MOST_TYPES, MOST_RELATIONS = 100, 1_000
 """Largest number of kinds of nodes, and of relations, of one graph."""
+MOST_SHOWN = 10
+"""Relations that a message names."""
 TYPED = "typed:"
 """Start of the text of a :class:`TypedModel`."""
 
@@ -40,12 +42,15 @@ class Schema:
         Kind of the sources, name, and kind of the targets of each relation.
     private : frozenset of (str, str, str)
         Relations that the owner keeps to itself.
+    predicted : (str, str, str) or None
+        Relation whose links, or whose edges, are predicted in place of nodes.
     """
 
     target: str
     widths: tuple[tuple[str, int], ...]
     relations: tuple[Triple, ...] = ()
     private: frozenset[Triple] = frozenset()
+    predicted: Triple | None = None
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -78,11 +83,13 @@ class Schema:
         They are the same for two owners exactly if the names are; short names can be
         guessed.
         """
-        names = {kind: _hash(kind) for kind in self.node_types}
+        found = [*self.relations, *[self.predicted or ("", "", "")]]
+        *relations, predicted = ((_hash(a), _hash(n), _hash(b)) for a, n, b in found)
         return Schema(
-            names[self.target],
-            tuple((names[kind], width) for kind, width in self.widths),
-            tuple((names[a], _hash(name), names[b]) for a, name, b in self.relations),
+            _hash(self.target),
+            tuple((_hash(kind), width) for kind, width in self.widths),
+            tuple(relations),
+            predicted=predicted if self.predicted else None,
         )
 
     @property
@@ -112,8 +119,43 @@ class Schema:
         """
         widths = {one for part in parts for one in part.widths}
         relations = {one for part in parts for one in part.relations}
-        target = parts[0].target
-        return cls(target, tuple(sorted(widths)), tuple(sorted(relations)))
+        first = parts[0]
+        return cls(
+            first.target,
+            tuple(sorted(widths)),
+            tuple(sorted(relations)),
+            predicted=first.predicted,
+        )
+
+    def to_predict(self, name: str, where: str) -> Schema:
+        """Return the schema of a run that predicts links or edges of a relation.
+
+        ``name`` is that of the relation, or ``SOURCE:NAME:TARGET``; empty: the only one. A
+        ``DataError``, which begins with ``where``, says that it is not clear, or private.
+        """
+        parts = tuple(name.split(":"))
+        found = [
+            one
+            for one in self.relations
+            if not name or parts == one or parts == one[1:2]
+        ]
+        listed = ", ".join(":".join(one) for one in self.relations[:MOST_SHOWN])
+        listed += ", …" * (len(self.relations) > MOST_SHOWN)
+        if len(found) != 1:
+            several = f"{len(found)} relations" if found else "no relation"
+            has = "have the name" if len(found) > 1 else "has the name"
+            fits = f'{several} {has} "{name[:80]}"' if name else f"it has {several}"
+            raise DataError(
+                f"{where}: {fits}. Set target-relation to the one whose links or edges are "
+                f"predicted: {listed}."
+            )
+        if found[0] in self.private:
+            raise DataError(
+                f"{where}: the relation {':'.join(found[0])} is private, but the run "
+                "predicts it, so that all owners know it. Remove private, or set another "
+                "target-relation."
+            )
+        return replace(self, target=found[0][0], predicted=found[0])
 
     def check(self, where: str) -> None:
         """Reject a schema that no typed graph may have; ``where`` begins the errors.
@@ -156,6 +198,12 @@ class Schema:
                         f'{where}: the relation "{name}" has the kind "{end}", which is no '
                         f"kind of nodes. Kinds: {', '.join(types)}."
                     )
+        for end in (self.predicted or ())[::2]:
+            if end not in types:
+                raise DataError(
+                    f'{where}: the relation to predict has the kind "{end}", which is no '
+                    f"kind of nodes. Kinds: {', '.join(types)}."
+                )
         if self.target not in types and (self.target or types):
             raise DataError(
                 f'{where}: the kind to predict, "{self.target}", is no kind of nodes. '
@@ -165,8 +213,11 @@ class Schema:
     def to_text(self) -> str:
         """Return the schema as one line of JSON."""
         private = [one for one in self.relations if one in self.private]
-        parts = [self.target, self.widths, self.relations]
-        return json.dumps(parts + [private] * bool(private))
+        predicted = [self.predicted] if self.predicted else []
+        parts = [self.target, self.widths, self.relations, private, predicted]
+        while not parts[-1] and len(parts) > 3:
+            parts.pop()
+        return json.dumps(parts)
 
     @classmethod
     def from_text(cls, text: str) -> Schema:
@@ -179,15 +230,16 @@ class Schema:
         """
         try:
             target, widths, *triples = json.loads(text)
-            relations, private = (
+            relations, private, predicted = (
                 tuple((str(a), str(name), str(b)) for a, name, b in found)
-                for found in (*triples, [])[:2]
+                for found in (*triples, [], [])[:3]
             )
             made = cls(
                 str(target),
                 tuple((str(name), int(width)) for name, width in widths),
                 relations,
                 frozenset(private),
+                *predicted,
             )
             made.check("schema")
         except (ValueError, TypeError, DataError) as error:

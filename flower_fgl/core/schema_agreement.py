@@ -56,8 +56,12 @@ def differing_schemas(
         )
     else:
         reasons |= _other_than_most(
-            {owner: one.schema.target for owner, one in typed.items()},
-            "it predicts another kind of nodes than most clients. Set target-node.",
+            {
+                owner: (one.schema.target, one.schema.predicted)
+                for owner, one in typed.items()
+            },
+            "it predicts another kind of nodes, or another relation, than most clients. "
+            "Set target-node or target-relation.",
         )
     left = {owner: one for owner, one in typed.items() if owner not in reasons}
     facts: dict[str, dict[Owner, Hashable]] = {}

@@ -429,6 +429,11 @@ class GeneralSettings:
         "",
         "kind of the nodes to predict in a typed graph; empty: the only kind with labels",
     )
+    target_relation: str = option(
+        "",
+        "relation of a typed graph whose links or edges are predicted: its name, or "
+        "SOURCE:NAME:TARGET; empty: the only one, of edges the only one with labels",
+    )
     schema_align: str = option(
         "same",
         "how data owners agree on kinds and relations; same: all have the same, name: "

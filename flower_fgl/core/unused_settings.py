@@ -90,6 +90,10 @@ NEEDED: Mapping[str, Rule] = {
         _reads(DIRECTED),
     ),
     "schema-align": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
+    "target-relation": (
+        f'a model among {", ".join(TYPED)}, and setting = "link" or "edge"',
+        lambda config: config.has_pairs and _reads(TYPED)(config),
+    ),
     "num-bases": ('model = "rgcn"', _reads(("rgcn",))),
     "node-embedding": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "reverse-relations": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
@@ -132,6 +136,7 @@ _FILE_SETTINGS = {
     "edge-direction",
     "types",
     "target-node",
+    "target-relation",
     "schema-align",
     "time-cuts",
     "shots",

@@ -203,7 +203,8 @@ def build_clients(
         clients, sha256, edges = _build_unseen(dataset, config, num_clients)
     else:
         clients, sha256, edges = _build_nodes(dataset, config, num_clients)
-    if isinstance(dataset, NodeDataset) and num_clients > 1:
+    has_nodes = isinstance(dataset, NodeDataset) and not config.has_pairs
+    if has_nodes and num_clients > 1:
         _check_targets(clients, config)
     if config.has_pairs:
         (require_links if config.predicts_links else require_edges)(clients)

@@ -501,9 +501,11 @@ class ClientGraph(_HasTarget):
     def num_items(self) -> int:
         """Number of nodes of ``graph``; with ``batch``, number of all graphs.
 
-        In a typed graph, number of nodes of the kind to predict.
+        In a typed graph, number of nodes of the kind to predict. With ``pairs``, number of
+        these.
         """
-        if self.schema is not None and self.graph.node_type is not None:
+        is_typed = self.schema is not None and self.graph.pairs is None
+        if self.schema is not None and is_typed and self.graph.node_type is not None:
             kind = self.schema.node_types.index(self.schema.target)
             return int((self.graph.node_type == kind).sum())
         return sum(graph.num_items for graph in self.held)

@@ -216,8 +216,7 @@ def to_npz(
         ),
     )
     dataset = node_dataset(data, path.name, names)
-    is_plain = dataset.schema is None and dataset.edges is None
-    if is_plain and data.get("y") is None:
+    if dataset.edges is None and dataset.target.names == NO_CLASSES:
         log.warning(
             "%s: without y, the graph is of use for link prediction only.", path
         )

@@ -123,7 +123,7 @@ def read_typed(
     """Read kinds and relations of a ``HeteroData``, or of a ``Data`` that has several.
 
     ``features`` are the names of the columns of ``x``, by kind in a ``HeteroData``.
-    Without labels the target is ``names.target``, or any kind.
+    Without labels the target is ``names.target``, or the first kind.
 
     Raises
     ------
@@ -234,17 +234,14 @@ def _target(
                 + (f"Kinds with y: {', '.join(held)}." if held else "Set it.")
             )
         return wanted
-    if not has_labels:  # a model that reads no kinds scores all nodes
+    if not kinds:
+        raise DataError(f"{name}: there is no kind of nodes. Add nodes and edges.")
+    if not held or not has_labels:  # enough for links, and for a model without kinds
         return (held or kinds)[0]
     if len(held) > 1:
         raise DataError(
             f"{name}: nodes of {len(held)} kinds have y: {', '.join(held)}. Set "
             "target-node (target_node in Python) to the kind to predict."
-        )
-    if not held:
-        raise DataError(
-            f"{name}: no kind of nodes has y. Set it for the kind to predict; kinds: "
-            f"{', '.join(kinds)}."
         )
     return held[0]
 

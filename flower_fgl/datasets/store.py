@@ -331,6 +331,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         (config.types != "use", "types", config.types),
         (config.schema_align != "same", "schema_align", config.schema_align),
         (bool(config.target_node), "target_node", config.target_node),
+        (bool(config.target_relation), "target_relation", config.target_relation),
         (config.reads_messages, "messages", True),
         (has_targets(config) or is_other, "target", config.target),
         (is_other, "target-kind", config.predicts),

@@ -22,6 +22,7 @@ __all__ = [
     "graph_sides",
     "make_decoder",
     "pair_codes",
+    "pair_sides",
 ]
 
 MAX_DRAWS = 100
@@ -132,6 +133,42 @@ def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
     return side, distinct - num_nodes + number // 2 >= MIN_CYCLES
 
 
+def pair_sides(
+    edges: Tensor,
+    num_nodes: int,
+    node_type: Tensor | None = None,
+    training: Tensor | None = None,
+) -> Tensor | None:
+    """Return the side of each node, (N,), int64: negatives join different sides.
+
+    It is ``None`` if any two nodes may be a negative: in a plain graph that is not
+    bipartite. In a typed graph only nodes of the kinds that ``edges`` join have a side,
+    others -1; two kinds are two sides, and each node of a single kind is one by itself.
+
+    Parameters
+    ----------
+    edges : Tensor of shape (2, E), int64
+        All edges that are predicted; they decide whether there are sides.
+    num_nodes : int
+        N.
+    node_type : Tensor of shape (N,), int64, optional
+        Kind of each node of a typed graph.
+    training : Tensor of shape (2, T), int64, optional
+        Those from which the sides of a bipartite graph follow, by default all.
+    """
+    kinds = None if node_type is None else torch.unique(node_type[edges])
+    if kinds is None or node_type is None or len(kinds) < 2:
+        side, is_bipartite = graph_sides(edges, num_nodes)
+        if is_bipartite and training is not None:
+            side = graph_sides(training, num_nodes)[0]
+        if kinds is None or node_type is None:
+            return side if is_bipartite else None
+        side = side if is_bipartite else torch.arange(num_nodes)
+    else:
+        side = (node_type == kinds[1]).long()
+    return torch.where(torch.isin(node_type, kinds), side, -1)
+
+
 def draw_negatives(
     known: Tensor,
     num_nodes: int,
@@ -153,8 +190,8 @@ def draw_negatives(
     generator : torch.Generator
         CPU generator.
     side : Tensor of shape (N,), int64, optional
-        Side of each node of a bipartite graph, see :func:`graph_sides`: two nodes of one
-        side are no pair. By default any two nodes are.
+        Side of each node, see :func:`pair_sides`: two nodes of one side are no pair, and
+        nodes with -1 are in none. By default any two nodes are a pair.
     """
     known = torch.unique(known)
     between = None if side is None else _PairsBetween(side)
@@ -192,19 +229,20 @@ def draw_negatives(
 
 
 class _PairsBetween:
-    """All pairs of nodes of different sides, numbered from 0."""
+    """All pairs of nodes of different sides, numbered from 0; side -1 has none."""
 
     def __init__(self, side: Tensor) -> None:
-        ordered, self.nodes = side.sort(stable=True)
-        _, sizes = torch.unique_consecutive(ordered, return_counts=True)
+        ordered, nodes = side.sort(stable=True)
+        self.nodes = nodes[ordered >= 0]
+        sizes = torch.unique_consecutive(ordered[ordered >= 0], return_counts=True)[1]
         # a node's partners are the nodes behind its side, in the order of sides
         self.begin = sizes.cumsum(0).repeat_interleave(sizes)
-        self.last = (len(side) - self.begin).cumsum(0)
+        self.last = (len(self.nodes) - self.begin).cumsum(0)
 
     @property
     def number(self) -> int:
         """Number of pairs."""
-        return int(self.last[-1])
+        return int(self.last[-1]) if len(self.last) else 0
 
     def pairs(self, place: Tensor) -> Tensor:
         """Return pairs by their numbers, each as (smaller node, larger node)."""

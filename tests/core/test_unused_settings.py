@@ -71,6 +71,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "secure-fraction-bits": {"secure-aggregation": True},
     "schema-align": {"model": "rgcn"},
     "num-bases": {"model": "rgcn"},
+    "target-relation": {"model": "rgcn", "setting": "link"},
     "node-embedding": {"model": "rgcn"},
     "reverse-relations": {"model": "typed-gine"},
 }
@@ -256,6 +257,7 @@ def test_the_settings_of_data_are_those_that_building_the_clients_reads() -> Non
     others = {"data-dir", "target"}
     others |= {"clients", "owners", "feature-align", "class-align"}
     others |= {"graph-features", "max-degree", "types", "target-node", "schema-align"}
+    others |= {"target-relation"}
     assert read | others == set(DATA_SETTINGS)
 
 

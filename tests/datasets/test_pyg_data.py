@@ -167,7 +167,7 @@ def test_an_empty_edge_index_may_be_of_any_type(tmp_path: Path) -> None:
 def test_other_objects_and_names_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="HeteroData, got dict"):
         to_npz({}, tmp_path / "a.npz")
-    with pytest.raises(DataError, match="no kind of nodes has y"):
+    with pytest.raises(DataError, match="there is no kind of nodes"):
         to_npz(HeteroData(), tmp_path / "a.npz")
     with pytest.raises(DataError, match=r"ends in \.npz"):
         to_npz(toy(), tmp_path / "a.csv")

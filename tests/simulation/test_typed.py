@@ -134,7 +134,7 @@ def test_a_plain_graph_is_refused_for_a_typed_model(tmp_path: Path) -> None:
             "over the owners that have it",
         ),
         ({"schema_align": "private", "evaluate": "both"}, "different parts of a model"),
-        ({"setting": "link"}, "whose nodes are predicted"),
+        ({"setting": "graph"}, "typed graphs, one at each client"),
         ({"types": "ignore"}, "leaves one kind of nodes and edges"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
+from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
 
 __all__ = ["EdgeTrainingSet", "LinkTrainingSet", "pair_training_set"]
 
@@ -46,8 +46,8 @@ class LinkTrainingSet(TrainingSet):
 
     ``index`` refers to ``pairs`` (2, n) of nodes. ``known`` (T,) are codes of the T
     training edges on the CPU, see :func:`~flower_fgl.nn.link.pair_codes`; ``side`` (N,)
-    is the side of each node if the graph is bipartite, see
-    :func:`~flower_fgl.nn.link.graph_sides`: negatives join different sides.
+    is the side of each node if negatives join different ones, see
+    :func:`~flower_fgl.nn.link.pair_sides`.
 
     Notes
     -----
@@ -67,15 +67,14 @@ class LinkTrainingSet(TrainingSet):
         assert graph.pairs is not None
         pairs = graph.pairs[:, graph.masks["train"]]
         index = torch.arange(pairs.shape[1], device=inputs.device)
-        edges = graph.pairs[:, graph.y == 1]
-        _, is_bipartite = graph_sides(edges, graph.num_nodes)
+        edges, number = graph.pairs[:, graph.y == 1], graph.num_nodes
         return cls(
             inputs,
             index,
             torch.ones_like(index),
             pairs.to(inputs.device),
-            pair_codes(pairs, graph.num_nodes),
-            graph_sides(pairs, graph.num_nodes)[0] if is_bipartite else None,
+            pair_codes(pairs, number),
+            pair_sides(edges, number, graph.node_type, pairs),
         )
 
     def epoch(self, generator: torch.Generator | None) -> LinkTrainingSet:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import (
     BACKBONES,
     SAMPLED,
@@ -79,21 +80,31 @@ def _check_model(
 
 def _check_typed(settings: GeneralSettings) -> None:
     """Reject what backbones of typed graphs cannot do."""
-    model = settings.model
-    if settings.setting not in ("transductive", "inductive"):
+    model, has_pairs = settings.model, settings.setting in (LINK, EDGE)
+    if settings.setting not in ("transductive", "inductive", LINK, EDGE):
         raise ConfigError(
-            f'model = "{model}" reads typed graphs, whose nodes are predicted: set '
-            f'setting = "transductive" or "inductive", got "{settings.setting}".'
+            f'model = "{model}" reads typed graphs, one at each client: set setting = '
+            f'"transductive", "inductive", "link" or "edge", got "{settings.setting}".'
+        )
+    if has_pairs and settings.schema_align == "private":
+        raise ConfigError(
+            f'setting = "{settings.setting}" predicts one relation at all owners, but '
+            'schema-align = "private" tells none. Use "same" or "name".'
+        )
+    if settings.setting == LINK and settings.link_features == "degree":
+        raise ConfigError(
+            f'link-features = "degree" is for plain graphs: remove it for model = '
+            f'"{model}".'
         )
     if settings.types == "ignore":
         raise ConfigError(
             f'types = "ignore" leaves one kind of nodes and edges, but model = "{model}" '
             "reads several. Use another model, e.g. gcn."
         )
-    if settings.node_embedding and settings.setting != "transductive":
+    if settings.node_embedding and settings.setting not in ("transductive", LINK, EDGE):
         raise ConfigError(
             "node-embedding = true learns a vector for each node of the training graph: "
-            f'set setting = "transductive", got "{settings.setting}".'
+            f'set setting = "transductive", "link" or "edge", got "{settings.setting}".'
         )
     if settings.node_embedding and settings.evaluate != "local":
         raise ConfigError(

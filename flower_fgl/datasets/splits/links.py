@@ -10,11 +10,15 @@ Notes
    nodes of one side, which never have an edge. A model that only recognizes the sides would
    reject these negatives. There, negatives join nodes of different sides. The sides of two
    connected components cannot be matched: any pair between components may be a negative.
+2. In a typed graph links of one relation are predicted: negatives join nodes of its two
+   kinds. Held-out edges leave that relation, and any other that lists exactly its edges,
+   e.g. backwards. Other relations between the same nodes stay.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -25,12 +29,16 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.links import LINK_CLASSES, LINK_SPLIT, MIN_EDGES
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
 from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
 from flower_fgl.datasets.splits.split import SPLITS, parse_split
-from flower_fgl.nn.link import draw_negatives, graph_sides, pair_codes
+from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.datasets.transforms.columns import select_columns
+from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
 
 __all__ = [
     "degree_features",
@@ -39,8 +47,11 @@ __all__ = [
     "link_client",
     "links_sha256",
     "require_links",
+    "shows_predicted",
     "split_links",
 ]
+
+log = logging.getLogger(__name__)
 
 NUM_DEGREES = 16
 """Columns of the degree features: degrees 0, 1, 2 to 3, 4 to 7, … by powers of two."""
@@ -55,15 +66,17 @@ def split_links(
     *,
     generator: torch.Generator,
     parts: Mapping[str, Tensor] | None = None,
+    node_type: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Split the edges of a graph, and draw negatives for validation and test.
 
     Of the E shuffled undirected edges ⌊r_val · E⌋ are for validation, ⌊r_test · E⌋ for
     testing, at least one each, and the rest for training. Validation and test have as
     many negatives as edges: distinct pairs of nodes without an edge in the whole graph,
-    of different sides if the graph is bipartite. ``edge_index`` (2, 2E) has both
-    directions of each edge. ``parts`` are masks ``train``, ``val`` and ``test`` (E,) of
-    the sorted edges in place of the shuffle.
+    of different sides, see :func:`~flower_fgl.nn.link.pair_sides`, to which
+    ``node_type`` (N,) is given. ``edge_index`` (2, 2E) has both directions of each edge.
+    ``parts`` are masks ``train``, ``val`` and ``test`` (E,) of the sorted edges in place of
+    the shuffle.
 
     Returns
     -------
@@ -97,16 +110,12 @@ def split_links(
     else:
         train, val, test = (edges[:, parts[name]] for name in SPLITS)
         sizes = [val.shape[1], test.shape[1]]
-    side, is_bipartite = graph_sides(edges, num_nodes)
+    side = pair_sides(edges, num_nodes, node_type)
     negatives = draw_negatives(
-        pair_codes(edges, num_nodes),
-        num_nodes,
-        sum(sizes),
-        generator,
-        side if is_bipartite else None,
+        pair_codes(edges, num_nodes), num_nodes, sum(sizes), generator, side
     )
     if negatives.shape[1] < sum(sizes):
-        nodes = "nodes of different sides" if is_bipartite else "nodes"
+        nodes = "nodes" if side is None else "nodes of different sides"
         raise DataError(
             f"The graph has {negatives.shape[1]} pairs of {nodes} without an edge, but "
             f"validation and test need {sum(sizes)} negatives. Link prediction needs a "
@@ -141,8 +150,10 @@ def link_client(
             f'setting = "link" draws its own split: split = "{config.split}" is not '
             f'possible. Use percentages of the edges, e.g. "{LINK_SPLIT}".'
         )
-    graph = client.graph
-    edge_index = graph.edge_index
+    graph, schema = client.graph, client.schema
+    messages, edge_index = graph.messages, graph.edge_index
+    if schema is not None:
+        edge_index = undirected_simple(_predicted_edges(graph, schema), graph.num_nodes)
     if edge_index.shape[1] < 2 * MIN_EDGES:
         none = torch.zeros(0, dtype=torch.bool)
         pairs, y = edge_index[:, :0], torch.zeros(0, dtype=torch.int64)
@@ -158,10 +169,17 @@ def link_client(
             keys, seed = edge_keys(edges, ids), config.partition_seed
             parts = keyed_split(keys, known, fractions, seed=seed)
         edge_index, pairs, y, masks = split_links(
-            edge_index, graph.num_nodes, fractions, generator=generator, parts=parts
+            edge_index,
+            graph.num_nodes,
+            fractions,
+            generator=generator,
+            parts=parts,
+            node_type=graph.node_type,
         )
     x, names, scaling = graph.x, client.feature_names, client.scaling
-    if config.link_features == "degree" or not client.num_features:
+    if schema is not None:
+        _check_degrees(graph, schema)
+    elif config.link_features == "degree" or not client.num_features:
         x, names = degree_features(edge_index, graph.num_nodes), degree_names()
         scaling = None
     elif follow_degrees(x, graph.edge_index):
@@ -170,19 +188,97 @@ def link_client(
             "they would show validation and test edges to the training. Set "
             'link-features = "degree", which counts training edges only.'
         )
-    messages = graph.messages
     if messages is not None and pairs.numel():
         # an owner may list a held-out pair several times, and in both directions
         held_out = pair_codes(pairs[:, masks["val"] | masks["test"]], graph.num_nodes)
         codes = pair_codes(messages.index, graph.num_nodes)
-        messages = messages.select(~torch.isin(codes, held_out))
+        is_hidden = torch.isin(codes, held_out)
+        if schema is not None:
+            is_hidden &= shows_predicted(messages, graph.num_nodes, schema)
+        messages = messages.select(~is_hidden)
+    if schema is not None and messages is not None:
+        edge_index = undirected_simple(messages.index, graph.num_nodes)
     return replace(
         client,
-        graph=Graph(x, edge_index, y, masks, pairs=pairs, messages=messages),
+        graph=replace(
+            graph,
+            x=x,
+            edge_index=edge_index,
+            y=y,
+            masks=masks,
+            pairs=pairs,
+            targets=None,
+            messages=messages,
+        ),
         target=Target.classes(LINK_CLASSES),
         feature_names=names,
         scaling=scaling,
     )
+
+
+def _predicted_edges(graph: Graph, schema: Schema) -> Tensor:
+    """Return the edges (2, E) of the relation whose links are predicted."""
+    assert graph.messages is not None
+    assert schema.predicted is not None
+    number = schema.relations.index(schema.predicted)
+    return graph.messages.index[:, graph.messages.relation == number]
+
+
+def shows_predicted(messages: MessageEdges, num_nodes: int, schema: Schema) -> Tensor:
+    """Mark the edges (M,) of the predicted relation, and of others with the same pairs.
+
+    A warning names a relation whose pairs are a part of the predicted ones, or contain
+    these: it may show held-out edges, but says something else.
+    """
+    assert messages.relation is not None
+    assert schema.predicted is not None
+    number = schema.relations.index(schema.predicted)
+    shown = messages.relation == number
+    codes = pair_codes(messages.index, num_nodes)
+    predicted, own = torch.unique(codes[shown]), schema.predicted
+    for other, triple in enumerate(schema.relations):
+        mask = messages.relation == other
+        if (
+            {own[0], own[2]} != {triple[0], triple[2]}
+            or not mask.any()
+            or triple == own
+        ):
+            continue
+        listed = torch.unique(codes[mask])
+        common = int(torch.isin(listed, predicted).sum())
+        if common == len(listed) == len(predicted):
+            shown = shown | mask
+        elif common == min(len(listed), len(predicted)):
+            log.warning(
+                "The pairs of the relation %s are a part of those of %s, or contain them: "
+                "they may show its held-out edges. Remove one if it follows from the other",
+                triple[1],
+                own[1],
+            )
+    return shown
+
+
+def _check_degrees(graph: Graph, schema: Schema) -> None:
+    """Reject features of a kind that follow the degrees in the predicted relation."""
+    assert graph.node_type is not None
+    assert schema.predicted is not None
+    edges = undirected_simple(_predicted_edges(graph, schema), graph.num_nodes)
+    for number, (kind, columns) in enumerate(schema.blocks()):
+        if kind not in (schema.predicted[0], schema.predicted[2]):
+            continue
+        rows = (graph.node_type == number).nonzero().flatten()
+        place = torch.full((graph.num_nodes,), -1)
+        place[rows] = torch.arange(len(rows))
+        ends = place[edges[0]]
+        x = select_columns(
+            select_rows(graph.x, rows), list(range(columns.start, columns.stop))
+        )
+        if follow_degrees(x, ends[ends >= 0][None]):
+            raise DataError(
+                f'The features of "{kind}" nodes are a function of their degrees in the '
+                f"relation {schema.predicted[1]}, counted over all edges: they would show "
+                "validation and test edges to the training. Remove them."
+            )
 
 
 def degree_features(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -107,7 +107,10 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
             f'{name} keeps relations private, but schema-align = "same" shares all. Set '
             'schema-align = "name", or "private".'
         )
-    return dataset
+    if not config.has_pairs:
+        return replace(dataset, schema=replace(dataset.schema, predicted=None))
+    schema = dataset.schema.to_predict(config.target_relation, name)
+    return replace(dataset, schema=schema)
 
 
 def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:

@@ -45,7 +45,8 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
     the ends of its training edges), and each feature of classified edges over its
     training edges; a feature that is constant there is only shifted. In a typed graph the
     features of each kind are standardized by themselves: those of the kind to predict over
-    its training nodes, those of other kinds over all nodes. Without training nodes,
+    its training nodes (or of both kinds of training edges, over their ends), those of other
+    kinds over all nodes. Without training nodes,
     ``columns`` keeps the features and logs this. Features of nodes that were normalized
     before, at export, stay as they are. A DataError says that features to standardize are
     sparse.
@@ -186,8 +187,10 @@ def _statistics(graph: Graph, schema: Schema | None) -> tuple[Tensor, Tensor] | 
         log.info("A client without training nodes keeps its features unstandardized.")
         return None
     if schema is not None and graph.node_type is not None:
-        target = schema.node_types.index(schema.target)
-        seen = is_seen | (graph.node_type != target)
+        predicted = torch.tensor(schema.node_types.index(schema.target))
+        if graph.pairs is not None:
+            predicted = torch.unique(graph.node_type[graph.pairs])
+        seen = is_seen | ~torch.isin(graph.node_type, predicted)
         return kind_statistics(graph.x, seen, graph.node_type, schema)
     return column_statistics(graph.x[is_seen])
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows
 from flower_fgl.datasets.graph_files.problems import clip, show_path
+from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.link import DotDecoder, graph_sides, pair_codes
+from flower_fgl.nn.link import DotDecoder, pair_codes, pair_sides
 
-__all__ = ["best_partners", "count_edges", "decode_pairs", "link_score", "read_pairs"]
+__all__ = ["PairNodes", "best_partners", "count_edges", "decode_pairs", "link_score"]
+__all__ += ["read_pairs"]
 
 ENDS = ("source", "target")
 PAIRS_AT_ONCE = 1 << 18
@@ -26,7 +29,39 @@ SCORES_AT_ONCE = 1 << 24
 """Scores of candidates that are held at once."""
 
 
-def read_pairs(pairs: Any, ids: Any, graph: Path | str) -> Tensor:
+class PairNodes(NamedTuple):
+    """Nodes that a model may pair, and pairs that are known to be links.
+
+    ``rows`` are the nodes that may be sources, and those that may be targets, by number.
+    ``known`` (2, 2E) are both directions of all links, sorted. ``side`` (N,) is that of
+    :func:`~flower_fgl.nn.link.pair_sides`.
+    """
+
+    rows: tuple[Tensor, Tensor]
+    known: Tensor
+    side: Tensor | None
+    is_typed: bool = False
+
+    @classmethod
+    def of(cls, graph: GraphInput, schema: Schema | None) -> PairNodes:
+        """Return the pairs of a graph; ``schema`` numbers its kinds and relations."""
+        number, relations = graph.num_nodes, graph.relations
+        if schema is None or schema.predicted is None or relations is None:
+            every = torch.arange(number)
+            side = pair_sides(graph.edge_index, number)
+            return cls((every, every), graph.edge_index, side)
+        place = schema.relations.index(schema.predicted)
+        known = relations.index[:, relations.relation == place]
+        kinds = [schema.node_types.index(kind) for kind in schema.predicted[::2]]
+        one, other = ((relations.node_type == k).nonzero().flatten() for k in kinds)
+        side = torch.full((number,), -1)
+        side[one] = torch.arange(len(one)) if kinds[0] == kinds[1] else 0
+        if kinds[0] != kinds[1]:
+            side[other] = 1
+        return cls((one, other), undirected_simple(known, number), side, is_typed=True)
+
+
+def read_pairs(pairs: Any, ids: Any, graph: Path | str, nodes: PairNodes) -> Tensor:
     """Return pairs of nodes (2, P), int64, by the numbers of their nodes.
 
     ``pairs`` is a CSV table with the columns ``source`` and ``target``, a data frame, or an
@@ -40,14 +75,18 @@ def read_pairs(pairs: Any, ids: Any, graph: Path | str) -> Tensor:
     else:
         where = "the pairs"
         rows = _rows_of_object(pairs)
-    number = dict(zip(map(str, ids.tolist()), range(len(ids)), strict=True))
+    numbers = [
+        dict(zip(map(str, ids[own.numpy()].tolist()), own.tolist(), strict=True))
+        for own in nodes.rows
+    ]
     found: list[int] = []
     for place, row in rows:
-        ends = [number.get(str(name), -1) for name in row]
+        ends = [of.get(str(name), -1) for of, name in zip(numbers, row, strict=True)]
         if -1 in ends:
             column = ends.index(-1)
+            kind = f" the kind of a {ENDS[column]} in" if nodes.is_typed else ""
             raise DataError(
-                f'{place}: {ENDS[column]} "{clip(str(row[column]))}" is no node of '
+                f'{place}: {ENDS[column]} "{clip(str(row[column]))}" is no node of{kind} '
                 f"{graph}. Correct it, or remove the pair."
             )
         if ends[0] == ends[1]:
@@ -110,30 +149,32 @@ def decode_pairs(
 
 
 def best_partners(
-    model: Backbone, graph: GraphInput, number: int
+    model: Backbone, graph: GraphInput, number: int, of: PairNodes
 ) -> tuple[Tensor, Tensor, str]:
-    """Find the nodes that score highest with each node, among those without an edge to it.
+    """Find the nodes that score highest with each source, among those without a link to it.
 
     Returns pairs (2, P) of each node with at most ``number`` partners, best first, which in
     a bipartite graph are on the other side; the logit (P,) of each pair; and a note if the
     graph is bipartite.
     """
-    num_nodes, edge_index = graph.num_nodes, graph.edge_index
+    num_nodes, side = graph.num_nodes, of.side
     h = model.head(model.embed(graph), graph)
-    side, is_bipartite = graph_sides(edge_index, num_nodes)
+    place = torch.full((num_nodes,), -1)
     first_edge = torch.searchsorted(
-        edge_index[0].contiguous(), torch.arange(num_nodes + 1)
+        of.known[0].contiguous(), torch.arange(num_nodes + 1)
     )
-    rows = max(1, SCORES_AT_ONCE // num_nodes)
     found = []
-    for first in range(0, num_nodes, rows):
-        nodes = torch.arange(first, min(first + rows, num_nodes))
+    for nodes in torch.split(of.rows[0], max(1, SCORES_AT_ONCE // num_nodes)):
         score = _all_scores(model, graph, h, nodes)
-        score[nodes - first, nodes] = -torch.inf
-        edges = edge_index[:, first_edge[first] : first_edge[nodes[-1] + 1]]
-        score[edges[0] - first, edges[1]] = -torch.inf
-        if is_bipartite:
-            score.masked_fill_(side[nodes][:, None] == side, -torch.inf)
+        place[nodes] = torch.arange(len(nodes))
+        score[place[nodes], nodes] = -torch.inf
+        edges = of.known[:, first_edge[nodes[0]] : first_edge[nodes[-1] + 1]]
+        edges = edges[:, place[edges[0]] >= 0]
+        score[place[edges[0]], edges[1]] = -torch.inf
+        place[nodes] = -1
+        if side is not None:
+            is_none = (side[nodes][:, None] == side) | (side < 0)
+            score.masked_fill_(is_none, -torch.inf)
         best, partner = score.topk(min(number, num_nodes), dim=1)
         pairs = torch.stack([nodes[:, None].expand_as(partner), partner])
         found.append(pairs[:, best > -torch.inf])
@@ -142,7 +183,8 @@ def best_partners(
     order = score.argsort(descending=True, stable=True)
     order = order[pairs[0, order].argsort(stable=True)]
     note = "The graph is bipartite: only nodes of different sides are paired."
-    return pairs[:, order], score[order], note * is_bipartite
+    has_sides = side is not None and not of.is_typed
+    return pairs[:, order], score[order], note * has_sides
 
 
 def _all_scores(model: Backbone, graph: GraphInput, h: Tensor, nodes: Tensor) -> Tensor:
@@ -159,7 +201,7 @@ def link_score(logits: Tensor) -> Tensor:
     return logits[:, 1] - logits[:, 0]
 
 
-def count_edges(pairs: Tensor, graph: GraphInput) -> int:
-    """Count the pairs that are edges of the graph."""
-    known = pair_codes(graph.edge_index, graph.num_nodes)
-    return int(torch.isin(pair_codes(pairs, graph.num_nodes), known).sum())
+def count_edges(pairs: Tensor, known: Tensor, num_nodes: int) -> int:
+    """Count the pairs (2, P) that are among known links (2, E)."""
+    codes = pair_codes(known, num_nodes)
+    return int(torch.isin(pair_codes(pairs, num_nodes), codes).sum())

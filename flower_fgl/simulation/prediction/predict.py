@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flower_fgl.algorithms.calibration import calibrated, class_scores
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.schema import TypedModel
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
@@ -22,6 +23,7 @@ from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.fit import check_recipe, fit_features, model_input
 from flower_fgl.simulation.prediction.pairs import (
+    PairNodes,
     best_partners,
     count_edges,
     decode_pairs,
@@ -219,17 +221,21 @@ def _predict_links(
     saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
 ) -> Prediction:
     """Score the given pairs, or the best partners of every node."""
-    edge_index, ids = owned.dataset.edge_index, owned.ids
-    pairs = None if wanted.pairs is None else read_pairs(wanted.pairs, ids, where)
+    edge_index, typed = (
+        owned.dataset.edge_index,
+        TypedModel.from_text(saved.card.messages),
+    )
     fitted, notes = fit_features(owned, edge_index, saved, where)
     graph = model_input(fitted, edge_index, saved.card)
-    if pairs is None:
+    nodes = PairNodes.of(graph, typed and typed.schema)
+    if wanted.pairs is None:
         assert wanted.top_k is not None
-        pairs, score, note = best_partners(saved.model, graph, wanted.top_k)
+        pairs, score, note = best_partners(saved.model, graph, wanted.top_k, nodes)
         notes += [note] if note else []
     else:
+        pairs = read_pairs(wanted.pairs, owned.ids, where, nodes)
         score = link_score(decode_pairs(saved.model, graph, pairs))
-        if known := count_edges(pairs, graph):
+        if known := count_edges(pairs, nodes.known, graph.num_nodes):
             notes.append(
                 f"{known:,} of {len(score):,} pairs are edges of {where}, over which "
                 "messages pass: their scores are too high to judge the model by."
