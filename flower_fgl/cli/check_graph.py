@@ -111,7 +111,10 @@ def _read_graph(
 ) -> tuple[ClientGraph | None, list[str], list[str]]:
     """Return the client of one graph, the problems of its file, and notes on it."""
     owned, problems = inspect_graph_file(
-        path, needs_labels=not config.has_pairs, target_node=config.target_node
+        path,
+        needs_labels=not config.has_pairs,
+        target_node=config.target_node,
+        target_relation=config.target_relation,
     )
     if owned is None:
         return None, problems, []

@@ -236,6 +236,7 @@ def check_node_config(
                 Path(node.graph),
                 needs_labels=not config.has_pairs,
                 target_node=config.target_node,
+                target_relation=config.target_relation,
             )
         if problems:
             raise DataError(

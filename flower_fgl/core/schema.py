@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from flower_fgl.core.errors import ConfigError, DataError
 
 __all__ = ["MOST_RELATIONS", "MOST_TYPES", "TYPED", "Schema", "Triple", "TypedModel"]
+__all__ += ["has_name"]
 
 Triple = tuple[str, str, str]
 """Kind of the sources, name, and kind of the targets of a relation."""
@@ -133,12 +134,7 @@ class Schema:
         ``name`` is that of the relation, or ``SOURCE:NAME:TARGET``; empty: the only one. A
         ``DataError``, which begins with ``where``, says that it is not clear, or private.
         """
-        parts = tuple(name.split(":"))
-        found = [
-            one
-            for one in self.relations
-            if not name or parts == one or parts == one[1:2]
-        ]
+        found = [one for one in self.relations if has_name(one, name)]
         listed = ", ".join(":".join(one) for one in self.relations[:MOST_SHOWN])
         listed += ", …" * (len(self.relations) > MOST_SHOWN)
         if len(found) != 1:
@@ -281,6 +277,15 @@ class TypedModel:
             return None
         bases, reverse, nodes, schema = text.removeprefix(TYPED).split(":", 3)
         return cls(Schema.from_text(schema), int(bases), reverse == "1", int(nodes))
+
+
+def has_name(triple: Triple, name: str) -> bool:
+    """Return whether a relation has a name, see :meth:`Schema.to_predict`.
+
+    Its three names may be hashed.
+    """
+    hashed = tuple(map(_hash, triple))
+    return not name or tuple(name.split(":")) in (triple, triple[1:2], hashed)
 
 
 def _hash(name: str) -> str:

@@ -19,7 +19,8 @@ class Told(NamedTuple):
     """What an owner tells of its schema, and a hash of the features of each kind.
 
     The hash covers the names of the features, and with ``schema-align = "name"`` also the
-    recipe of ``flower-fgl prepare``.
+    recipe of ``flower-fgl prepare``. If edges with features are predicted, a hash of the
+    names of these follows.
     """
 
     schema: Schema
@@ -68,11 +69,13 @@ def differing_schemas(
     for owner, (schema, features) in left.items():
         for place, (kind, width) in enumerate(schema.widths):
             about = (width, features[place] if features else "")
-            facts.setdefault(kind, {})[owner] = about
-    for kind, found in facts.items():
+            facts.setdefault(f'"{kind}" nodes', {})[owner] = about
+        if schema.predicted:
+            facts.setdefault("edges", {})[owner] = features[len(schema.widths) :]
+    for items, found in facts.items():
         reasons |= _other_than_most(
             found,
-            f'the features of its "{kind}" nodes differ in number, name or recipe '
+            f"the features of its {items} differ in number, name or recipe "
             "(flower-fgl prepare) from those of most clients that have them.",
         )
     parts = {owner: one.schema for owner, one in left.items()}

@@ -119,6 +119,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
             config.dataset,
             needs_labels=needs_classes(config),
             target_node=config.target_node,
+            target_relation=config.target_relation,
         )
         if owned.evaluation:
             raise DataError(

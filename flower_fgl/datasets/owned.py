@@ -58,7 +58,10 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
 
         return client_from_set(load_graph_set(path), config)
     owned = load_graph_file(
-        path, needs_labels=not config.has_pairs, target_node=config.target_node
+        path,
+        needs_labels=not config.has_pairs,
+        target_node=config.target_node,
+        target_relation=config.target_relation,
     )
     client = client_from_owned(owned, config)
     if client.outside is None or not id_key:

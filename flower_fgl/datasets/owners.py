@@ -274,6 +274,7 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
             owner.source,
             needs_labels=not config.has_pairs,
             target_node=config.target_node,
+            target_relation=config.target_relation,
         )
         return _owned_client(owned, config)
     check_task(replace(config, dataset=owner.source))
@@ -352,6 +353,11 @@ def _agree_on_schema(
         for client in clients
     }
     _refuse(differing_schemas(told, align).items(), len(clients))
+    if text := _differing([(c.name, c.num_edge_features) for c in clients]):
+        raise DataError(
+            f"The edges of the owners have different numbers of features ({text}). Give "
+            "the table of the predicted relation the same columns at all owners."
+        )
     if align == "same":
         _refuse(_other_recipes(clients), len(clients))
     return list(clients)

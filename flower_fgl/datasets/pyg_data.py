@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.schema import Triple
+from flower_fgl.core.schema import Triple, has_name
 from flower_fgl.core.targets import CLASSES, KINDS, Target, TargetKind
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
@@ -54,7 +54,11 @@ from flower_fgl.datasets.pyg_typed import (
     read_typed,
     unread_of_typed,
 )
-from flower_fgl.datasets.transforms.typed import TypedTarget, typed_dataset
+from flower_fgl.datasets.transforms.typed import (
+    TypedTarget,
+    typed_dataset,
+    with_edge_table,
+)
 
 __all__ = [
     "GivenNames",
@@ -315,19 +319,63 @@ def _typed(data: Any, name: str, given: GivenNames) -> NodeDataset:
         _private(given.types.private, parts, name),
     )
     validate_node_dataset(dataset)
-    return dataset
+    return _with_labelled_edges(dataset, data, name, given)
 
 
-def nodes_to_score(data: Any, name: str) -> tuple[NodeDataset, Tensor]:
+def _with_labelled_edges(
+    dataset: NodeDataset,
+    data: Any,
+    name: str,
+    given: GivenNames,
+    *,
+    is_new: bool = False,
+) -> NodeDataset:
+    """Return a typed graph with the edges of the relation that has labels, if one has.
+
+    With ``is_new`` those of the chosen relation, without labels.
+    """
+    found = []
+    for triple in data.edge_types if is_hetero(data) else ():
+        is_labelled = any(data[triple].get(key) is not None for key in EDGE_LABELS)
+        if has_name(triple, given.types.relation) and (is_labelled or is_new):
+            found.append(triple)
+    if len(found) != 1:
+        return dataset
+    (triple,) = found
+    store, where = data[triple], f"{name}: {' '.join(triple)}"
+    if is_new:
+        store = store.to_dict()
+        labels = [store.pop(key) for key in EDGE_LABELS if key in store]
+        known = torch.full((store["edge_index"].shape[1],), -1)
+        if labels and not labels[0].is_floating_point():
+            known = labels[0].clamp(max=0)
+        elif labels:
+            known = (~labels[0].reshape(len(known), -1).isnan()).any(dim=1).long() - 1
+        from torch_geometric.data import Data
+
+        store = Data.from_dict({**store, "edge_label": known})
+        given = replace(given, edge_classes=("known",), target=None)
+    table = _edges(store, where, given, read_edges(store, where, given.edge_features))
+    assert table is not None
+    return with_edge_table(dataset, table, triple)
+
+
+def nodes_to_score(
+    data: Any, name: str, relation: str = ""
+) -> tuple[NodeDataset, Tensor]:
     """Read a typed graph without labels, and the numbers of its nodes in PyG, (N,).
 
-    Any kind of nodes is the target. Errors are those of :func:`to_npz`.
+    Any kind of nodes is the target. With a ``relation`` its edges are read, to be scored.
+    Errors are those of :func:`to_npz`.
     """
     parts = read_typed(data, name, TypeNames(), has_labels=False)
     unknown = torch.full((len(parts.tables[parts.target].x),), -1)
     wanted = TypedTarget(unknown, Target.classes(NO_CLASSES))
     dataset = typed_dataset(name, parts.tables, parts.relations, parts.target, wanted)
     validate_node_dataset(dataset)
+    if relation:
+        given = replace(NO_NAMES, types=TypeNames(relation=relation))
+        dataset = _with_labelled_edges(dataset, data, name, given, is_new=True)
     return dataset, parts.numbers
 
 
@@ -374,7 +422,12 @@ def _warn_of_unread(
         key
         for graph, d in pairs
         if d.schema is not None
-        for key in unread_of_typed(graph, d.schema.target, has_values=has_values)
+        for key in unread_of_typed(
+            graph,
+            d.schema.target,
+            d.schema.predicted if d.edges else None,
+            has_values=has_values,
+        )
     }
     plain = [graph for graph, d in pairs if d.schema is None]
     warn_of_unread(plain, name, has_values=has_values, of_typed=of_typed)
@@ -555,15 +608,14 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
 
 
 def store_graph(
-    data: Any, folder: Path, kind: TargetKind = CLASSES, target_node: str = ""
+    data: Any, folder: Path, kind: TargetKind = CLASSES, types: TypeNames = ONE_GRAPH
 ) -> Path:
     """Write a PyG graph to a folder, under a name that depends on its content.
 
     An equal graph gives the same path and is written once. A DataError says that the
-    graph is malformed, or that the file cannot be written. ``target_node`` is the kind of
-    nodes to predict in a typed graph.
+    graph is malformed, or that the file cannot be written.
     """
-    given = GivenNames.of_kind(kind, TypeNames(target=target_node))
+    given = GivenNames.of_kind(kind, types)
     dataset = node_dataset(data, "the graph", given)
     path = folder / f"graph-{_digest(dataset)}.npz"
     return _stored([(path, dataset)], path)

@@ -15,6 +15,7 @@ from flower_fgl.core.schema import Triple
 from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.pyg_read import (
     BOOKKEEPING,
+    EDGE_LABELS,
     INTEGERS,
     TARGET_KEYS,
     check_columns,
@@ -67,6 +68,9 @@ class TypeNames:
         Relations that the owner keeps to itself.
     is_single : bool
         Whether there are no other owners, so that numbers may be names.
+    relation : str
+        Relation of a ``HeteroData`` whose edges are predicted, see
+        :meth:`.Schema.to_predict`; by default the only one with labels.
     """
 
     nodes: Sequence[str] = ()
@@ -75,6 +79,7 @@ class TypeNames:
     widths: Mapping[str, int] = field(default_factory=dict)
     private: Collection[Triple] = ()
     is_single: bool = True
+    relation: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,7 +466,9 @@ def _first(data: Any, keys: Sequence[str]) -> Any:
     return next((value for value in found if value is not None), None)
 
 
-def unread_of_typed(data: Any, target: str, *, has_values: bool) -> set[str]:
+def unread_of_typed(
+    data: Any, target: str, predicted: Triple | None, *, has_values: bool
+) -> set[str]:
     """Return the attributes with which a typed graph is not read.
 
     Those of a ``HeteroData`` follow the name of their kind or relation.
@@ -480,5 +487,9 @@ def unread_of_typed(data: Any, target: str, *, has_values: bool) -> set[str]:
         unread |= {f"{kind}.{key}" for key in keys - known}
     for triple in data.edge_types:
         keys = set(data[triple].keys()) - {"edge_index"} - BOOKKEEPING
+        if triple == predicted:
+            parts, _ = split_names([key for key in keys if "edge" in key])
+            keys -= {*EDGE_LABELS, "edge_attr", "edge_time"}
+            keys -= {key for part in parts.values() for key in part}
         unread |= {f"({', '.join(triple)}).{key}" for key in keys}
     return unread

@@ -140,11 +140,14 @@ def _graphs_as_files(
     said = {kebab(name): value for name, value in settings.items()}
     kind = said.get("target-kind", CLASSES)
     kind = kind if kind in KINDS else CLASSES
-    target = str(said.get("target-node", ""))
+    target, relation = (
+        str(said.get(f"target-{of}", "")) for of in ("node", "relation")
+    )
     if isinstance(dataset, os.PathLike):
         return str(dataset), dict(settings)
     if not isinstance(dataset, list | tuple):
-        return str(store_graph(dataset, folder, kind, target)), dict(settings)
+        types = TypeNames(target=target, relation=relation)
+        return str(store_graph(dataset, folder, kind, types)), dict(settings)
     if said.get("setting") == "graph":
         return str(store_set(dataset, folder, kind)), dict(settings)
     if clients not in (None, len(dataset)):
@@ -159,7 +162,8 @@ def _graphs_as_files(
             "it, or give a single graph to partition."
         )
     # owners agree on kinds by name, unless none is read
-    types = TypeNames(target=target, is_single=said.get("types") == "ignore")
+    is_single = said.get("types") == "ignore"
+    types = TypeNames(target=target, relation=relation, is_single=is_single)
     owners = str(store_graphs(dataset, folder, kind, types))
     return GeneralSettings.dataset, {**settings, "owners": owners}
 

@@ -100,7 +100,8 @@ class Description(Payload):
     ``"private"`` with ``private``."""
     type_features: tuple[str, ...] = ()
     """With ``schema-align = "name"``, hash of the names of the features of each kind of
-    nodes, empty for a kind without names."""
+    nodes, empty for a kind without names; and of those of predicted edges, if they have
+    features."""
     about: str = ""  # of the owner's data, in its own words
     records = (INFO,)
 
@@ -395,17 +396,19 @@ def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
         raise PayloadError(
             f'"{SCHEMA}" must be a text of at most {MAX_SCHEMA:,} characters.'
         )
-    number = 0
+    sizes = {0}
     if text not in ("", PRIVATE):
         try:
-            number = len(Schema.from_text(text.removeprefix(HASHED)).widths)
+            found = Schema.from_text(text.removeprefix(HASHED))
+            sizes |= {len(found.widths), len(found.widths) + bool(found.predicted)}
         except ConfigError as error:
             raise PayloadError(f'"{SCHEMA}": {error}') from error
     values: Any = info.get(TYPE_FEATURES, [])
     is_text = isinstance(values, list) and all(isinstance(v, str) for v in values)
-    if not is_text or len(values) not in (0, number) or {*map(len, values)} - {0, 64}:
+    if not is_text or len(values) not in sizes or {*map(len, values)} - {0, 64}:
         raise PayloadError(
-            f'"{TYPE_FEATURES}" must be {number} hashes of 64 characters, or none.'
+            f'"{TYPE_FEATURES}" must be {" or ".join(map(str, sorted(sizes)))} hashes of '
+            "64 characters."
         )
     return text, tuple(values)
 

@@ -101,6 +101,7 @@ def register(
 def _source(dataset: Any, name: str, target_kind: TargetKind, target_node: str) -> Any:
     """Return the row of a dataset; a graph is written to the cache folder."""
     from flower_fgl.datasets.pyg_data import is_graph, store_graph
+    from flower_fgl.datasets.pyg_typed import TypeNames
     from flower_fgl.datasets.sources.load import cache_folder
     from flower_fgl.datasets.sources.registry import Source, Statistics
 
@@ -111,7 +112,8 @@ def _source(dataset: Any, name: str, target_kind: TargetKind, target_node: str) 
             "register(dataset=…) needs a torch_geometric.data.Data, a HeteroData or a "
             f"Source, got {type(dataset).__name__}."
         )
-    path = store_graph(dataset, cache_folder() / "graphs", target_kind, target_node)
+    types = TypeNames(target=target_node)
+    path = store_graph(dataset, cache_folder() / "graphs", target_kind, types)
     return Source(
         f"{name}, registered in a process",
         "node",

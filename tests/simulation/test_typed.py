@@ -286,6 +286,21 @@ def test_a_deployment_gives_the_numbers_of_a_simulation(
     assert numbers(deployed) == numbers(simulated)
 
 
+def test_shared_names_of_features_change_no_number(alike: str, tmp_path: Path) -> None:
+    # the files list the kinds in another order than by name
+    nodes = [{"graph": str(path)} for path in sorted(Path(alike).glob("*.npz"))]
+    losses = [
+        [
+            row["loss"]
+            for row in run_owners(
+                nodes, tmp_path / str(shared), share_feature_names=shared, **SIZES
+            ).rounds
+        ]
+        for shared in (False, True)
+    ]
+    assert losses[0] == losses[1]
+
+
 def _some_scores(columns: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
     """Return scores that both engines give."""
     return columns["val"]["accuracy"], columns["test"]["macro_f1"]

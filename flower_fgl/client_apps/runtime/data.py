@@ -202,9 +202,10 @@ def open_client_data(
                     "the agreement names features, but share-feature-names is false"
                 )
             graph = graph.renumbered(agreement.partition_id, agreement.class_names)
-            graph = order_columns(graph, agreement.feature_names)
             place = agreement.partition_id, agreement.num_partitions
         graph = _in_agreed_schema(graph, config, agreement)
+        if agreement is not None:  # names are in the order of the agreed schema
+            graph = order_columns(graph, agreement.feature_names)
         return ClientData.build(graph, device, place=place)
     partition_id, num_partitions = node_place(node)
     store = open_store(config, num_partitions)

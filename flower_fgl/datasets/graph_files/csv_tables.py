@@ -69,7 +69,7 @@ from flower_fgl.datasets.graph_files.validate import (
 )
 
 __all__ = ["hash_ids", "index_ids", "read_classes", "read_csv_folder", "read_ends"]
-__all__ += ["read_masks", "single_cell", "split_note"]
+__all__ += ["read_described_edges", "read_masks", "single_cell", "split_note"]
 
 TEXT_COLUMNS = ("id", "label", "split")
 EDGE_COLUMNS = ("source", "target", "label", "time", "split")
@@ -233,8 +233,14 @@ def _edges(
     if len(header) > 2:
         rows.close()
         is_read = "label" in header or bool(several) or scores_edges
-        return _described_edges(
-            path, index, attempt, several, is_read=is_read, scores_edges=scores_edges
+        return read_described_edges(
+            path,
+            (index, index),
+            _unknown_end,
+            attempt,
+            path.parent,
+            is_read=is_read,
+            scores_edges=scores_edges,
         )
     rows.close()
     return {"edges": read_ends(path, (index, index), _unknown_end)}
@@ -288,11 +294,12 @@ def _unknown_end(name: str, column: str, path: Path, line: int) -> DataError:
     )
 
 
-def _described_edges(
+def read_described_edges(
     path: Path,
-    index: dict[str, int],
+    indexes: tuple[Mapping[str, int], Mapping[str, int]],
+    unknown: Callable[[str, str, Path, int], DataError],
     attempt: ErrorCollector,
-    several: Sequence[str],
+    folder: Path,
     *,
     is_read: bool,
     scores_edges: bool,
@@ -300,7 +307,10 @@ def _described_edges(
     """Return the arrays of an edge table with classes, numbers or features of edges.
 
     Times and a split are refused unless ``is_read`` says that edges are predicted.
+    ``folder`` may list classes or numbers; ``indexes`` and ``unknown`` are as in
+    :func:`read_ends`.
     """
+    several = target_columns(path, of_edges=True)
     table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several))
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
     unread += table.parts.values()
@@ -311,10 +321,10 @@ def _described_edges(
             'with a column label, the class of each edge, and setting = "edge".'
         )
     ends = array("q")
-    for column in ("source", "target"):
+    for column, index in zip(("source", "target"), indexes, strict=True):
         for line, name in table.cells(column):
             if name not in index:
-                raise _unknown_end(name, column, path, line)
+                raise unknown(name, column, path, line)
             ends.append(index[name])
     arrays: dict[str, Array | None] = {
         "edges": np.array(ends, dtype=np.int64).reshape(2, -1).T,
@@ -326,9 +336,9 @@ def _described_edges(
     if scores_edges:
         arrays["edge_label"] = _known_edges(table, several)
     elif several:
-        arrays |= attempt(read_columns, table, several, "edge", path.parent) or {}
+        arrays |= attempt(read_columns, table, several, "edge", folder) or {}
     elif is_read:
-        found = attempt(read_classes, table, path.parent / "edge_classes.csv", "edge")
+        found = attempt(read_classes, table, folder / "edge_classes.csv", "edge")
     else:
         return {key: array for key, array in arrays.items() if array is not None}
     if found is not None:

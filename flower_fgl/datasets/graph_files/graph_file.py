@@ -69,7 +69,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ from flower_fgl.datasets.graph_files.npz import (
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import RELATIONS
 from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
-from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS
+from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS, chosen_relation
 from flower_fgl.datasets.graph_files.typed_csv import read_typed_folder
 from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
@@ -218,6 +218,7 @@ def load_graph_file(
     needs_labels: bool = True,
     scores_edges: bool = False,
     target_node: str = "",
+    target_relation: str = "",
 ) -> LocalGraphFile:
     """Read and validate a data owner's graph file.
 
@@ -234,6 +235,9 @@ def load_graph_file(
         their classes, whose number is 0 where a label is known, else -1.
     target_node : str
         In a typed folder the kind to predict; by default the only one with labels.
+    target_relation : str
+        In a typed graph the relation whose edges are predicted, see
+        :meth:`.Schema.to_predict`; by default the only one with labels of edges.
 
     Returns
     -------
@@ -253,17 +257,28 @@ def load_graph_file(
         needs_labels=needs_labels,
         scores_edges=scores_edges,
         target_node=target_node,
+        target_relation=target_relation,
     )
 
 
 def inspect_graph_file(
-    path: str | os.PathLike[str], *, needs_labels: bool = True, target_node: str = ""
+    path: str | os.PathLike[str],
+    *,
+    needs_labels: bool = True,
+    target_node: str = "",
+    target_relation: str = "",
 ) -> tuple[LocalGraphFile | None, list[str]]:
     """Read a file as :func:`load_graph_file`, and return all of its errors.
 
     The graph is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(_load, path, needs_labels=needs_labels, target_node=target_node)
+    return inspect(
+        _load,
+        path,
+        needs_labels=needs_labels,
+        target_node=target_node,
+        target_relation=target_relation,
+    )
 
 
 def read_logged(
@@ -298,12 +313,20 @@ def _load(
     needs_labels: bool,
     scores_edges: bool = False,
     target_node: str = "",
+    target_relation: str = "",
 ) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
     arrays: dict[str, Array]
     check_kind(path)
     if os.path.exists(path / RELATIONS):
-        return _typed(path, attempt, target_node=target_node, needs_labels=needs_labels)
+        return _typed(
+            path,
+            attempt,
+            target_node=target_node,
+            target_relation=target_relation,
+            needs_labels=needs_labels,
+            scores_edges=scores_edges,
+        )
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
             rows = csv_rows(path / GRAPHS, ("id",))
@@ -322,6 +345,7 @@ def _load(
             arrays = _without_labels(arrays)
     if scores_edges:
         arrays = edges_to_score(arrays)
+        arrays |= chosen_relation(arrays, target_relation)
     where = show_path(path)
     target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
     if target is None:  # labels cannot be validated, but all other arrays can
@@ -357,12 +381,10 @@ def _load(
 
 
 def _typed(
-    path: Path, attempt: ErrorCollector, *, target_node: str, needs_labels: bool
+    path: Path, attempt: ErrorCollector, **options: Any
 ) -> LocalGraphFile | None:
     """Read a typed folder."""
-    found = read_typed_folder(
-        path, target_node=target_node, needs_labels=needs_labels, attempts=attempt
-    )
+    found = read_typed_folder(path, attempts=attempt, **options)
     if found is None:
         return None
     held = {"prepared": np.array(found.prepared)}

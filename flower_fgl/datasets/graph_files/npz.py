@@ -46,6 +46,7 @@ __all__ = [
     "MASKS",
     "SPARSE_KEYS",
     "check_labels",
+    "edge_table",
     "node_dataset",
     "read_bytes",
     "read_masks",
@@ -131,7 +132,7 @@ def try_node_dataset(
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
     masks = attempt(read_masks, arrays, where)
     has_edges = edge_index is not None and not EDGES.isdisjoint(arrays)
-    edges = attempt(_edge_table, arrays, where) if has_edges else None
+    edges = attempt(edge_table, arrays, where) if has_edges else None
     messages = None
     if edges is not None:
         messages = MessageEdges(edges.pairs, edges.x, edges.feature_names)
@@ -200,7 +201,7 @@ def _message_edges(arrays: Mapping[str, Array], where: str) -> MessageEdges:
     return MessageEdges(index, x, tuple(columns.tolist()))
 
 
-def _edge_table(arrays: Mapping[str, Array], where: str) -> EdgeTable:
+def edge_table(arrays: Mapping[str, Array], where: str) -> EdgeTable:
     """Return the edges with their classes, in the order of the file."""
     messages = _message_edges(arrays, where)
     if not {"edge_label", "edge_target"} & arrays.keys():

@@ -11,6 +11,8 @@
     Text: kind of the nodes to predict; only these have classes, and are in masks.
 ``private_relations``
     (R,) bool, optional: relations that the owner keeps to itself.
+``target_relation``
+    (3,) text, with labels or numbers of edges: their relation, one of ``relations``.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.schema import Schema
+from flower_fgl.core.schema import Schema, has_name
 from flower_fgl.datasets.client_graph import Graph, MessageEdges, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers
+from flower_fgl.datasets.graph_files.problems import clip
 
 __all__ = ["SCHEMA_KEYS", "TYPE_KEYS", "read_schema", "schema_arrays"]
-__all__ += ["type_arrays", "with_types"]
+__all__ += ["chosen_relation", "type_arrays", "with_types"]
 
 TYPE_KEYS = ("node_type", "edge_type")
 """Arrays of each typed graph of a file."""
 SCHEMA_KEYS = (
     *("node_types", "node_type_widths", "relations", "target_type"),
-    "private_relations",
+    *("private_relations", "target_relation"),
 )
 """Arrays that all graphs of a file share."""
 
@@ -83,7 +86,16 @@ def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
     triples = tuple((str(a), str(name), str(b)) for a, name, b in relations)
     pairs = zip(types.tolist(), widths.tolist(), strict=True)
     own = frozenset(t for t, kept in zip(triples, private, strict=True) if kept)
-    schema = Schema(str(target), tuple(pairs), triples, own)
+    predicted = None
+    if "target_relation" in arrays:
+        found = arrays["target_relation"]
+        predicted = next((one for one in triples if list(one) == found.tolist()), None)
+        if predicted is None:
+            raise DataError(
+                f"{where}: target_relation must be one of relations, three texts, got "
+                f"{clip(str(found.tolist()))}."
+            )
+    schema = Schema(str(target), tuple(pairs), triples, own, predicted)
     schema.check(where)
     return schema
 
@@ -131,12 +143,35 @@ def with_types(
             f"{where}: {wrong} nodes of other kinds than {schema.target} have a class. Set "
             "their y to -1."
         )
+    table = dataset.edges
+    if table is not None:
+        if schema.predicted is None:
+            raise DataError(
+                f"{where}: edges have labels or numbers, but target_relation is missing, "
+                "which names their relation. Add it."
+            )
+        of_relation = relation == schema.relations.index(schema.predicted)
+        if wrong := int(((table.y >= 0) & ~of_relation).sum()):
+            raise DataError(
+                f"{where}: {wrong} edges of other relations than "
+                f"{':'.join(schema.predicted)} have a label or number. Set it to -1 (NaN)."
+            )
+        table = table.select(of_relation)
     number = max(dataset.num_nodes, 1)
     code = (relation * number + messages.index[0]) * number + messages.index[1]
     code = torch.unique(code)
     index = torch.stack([code // number % number, code % number])
     edges = MessageEdges(index, torch.empty(len(code), 0), relation=code // number**2)
-    return replace(dataset, node_type=kinds, schema=schema, messages=edges)
+    return replace(dataset, node_type=kinds, schema=schema, messages=edges, edges=table)
+
+
+def chosen_relation(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """Return ``target_relation`` of a file that lacks it, by name; else nothing."""
+    listed = arrays.get("relations", np.empty((0, 3))).tolist()
+    found = [one for one in listed if has_name(tuple(one), name)]
+    if "target_relation" in arrays or len(found) != 1:
+        return {}
+    return {"target_relation": np.array(found[0])}
 
 
 def _check_ends(
@@ -205,4 +240,6 @@ def schema_arrays(schema: Schema | None) -> dict[str, Any]:
     if schema.private:
         kept = [triple in schema.private for triple in schema.relations]
         arrays["private_relations"] = np.array(kept)
+    if schema.predicted:
+        arrays["target_relation"] = np.array(schema.predicted)
     return arrays

@@ -10,7 +10,9 @@
     ``target:NAME``, and optionally a split, as in ``nodes.csv`` of one graph.
 ``edges/RELATION.csv``
     ``source`` and ``target``: ids of nodes of its two kinds. A relation may have no edge.
-``classes.csv``, ``targets.csv``, ``prepared.csv``
+    One relation may also have ``label`` or ``target:NAME``, ``time``, a split and features,
+    as in ``edges.csv`` of one graph.
+``classes.csv``, ``edge_classes.csv``, ``targets.csv``, ``prepared.csv``
     Optional, as for one graph.
 
 A relation is known by its kinds and its name. Its edges have a direction; repeated edges
@@ -20,7 +22,7 @@ are one.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,24 +31,32 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Triple, has_name
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import Table, csv_rows, read_table
 from flower_fgl.datasets.graph_files.csv_tables import (
     index_ids,
     read_classes,
+    read_described_edges,
     read_ends,
     read_masks,
     single_cell,
     split_note,
 )
 from flower_fgl.datasets.graph_files.csv_targets import read_columns, target_columns
+from flower_fgl.datasets.graph_files.npz import edge_table
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names
 from flower_fgl.datasets.graph_files.target_arrays import read_names, read_values
 from flower_fgl.datasets.graph_files.validate import check_feature_names
-from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
+from flower_fgl.datasets.transforms.typed import (
+    NodeTable,
+    TypedTarget,
+    typed_dataset,
+    with_edge_table,
+)
 
 __all__ = ["TypedFolder", "read_typed_folder"]
 
@@ -68,7 +78,9 @@ def read_typed_folder(
     folder: Path,
     *,
     target_node: str = "",
+    target_relation: str = "",
     needs_labels: bool = True,
+    scores_edges: bool = False,
     attempts: ErrorCollector | None = None,
 ) -> TypedFolder | None:
     """Read the tables of a typed graph.
@@ -79,9 +91,14 @@ def read_typed_folder(
         Folder with ``relations.csv``.
     target_node : str
         Kind to predict; by default the only one whose table has labels or numbers.
+    target_relation : str
+        Relation whose edges are predicted, see :meth:`.Schema.to_predict`; by default the
+        only one whose table has labels or numbers.
     needs_labels : bool
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
+    scores_edges : bool
+        Whether to read the edges of ``target_relation`` without their labels.
     attempts : ErrorCollector or None
         Collects errors; by default the first one is raised.
 
@@ -100,7 +117,24 @@ def read_typed_folder(
     """
     attempt = attempts or ErrorCollector()
     names = read_typed_names(folder, target_node, attempt, needs_labels=needs_labels)
-    return None if names is None else _read(folder, names, attempt, needs_labels)
+    if names is None:
+        return None
+    predicted = _predicted(folder, names, target_relation, scores_edges)
+    return _read(folder, names, attempt, needs_labels, predicted, scores_edges)
+
+
+def _predicted(
+    folder: Path, names: TypedNames, wanted: str, scores_edges: bool
+) -> Triple | None:
+    """Return the relation whose edges have labels, or are to be scored."""
+    found = []
+    for one in names.relations:
+        path = folder / one.file
+        _, header = next(csv_rows(path, ()), (0, []))
+        is_labelled = "label" in header or bool(target_columns(path, of_edges=True))
+        if has_name(one.triple, wanted) and (is_labelled or scores_edges):
+            found.append(one.triple)
+    return found[0] if len(found) == 1 else None
 
 
 def _read(
@@ -108,6 +142,8 @@ def _read(
     names: TypedNames,
     attempt: ErrorCollector,
     needs_labels: bool,
+    predicted: Triple | None,
+    scores_edges: bool,
 ) -> TypedFolder | None:
     """Read the tables of kinds and relations whose names were checked."""
     schema, listed = names
@@ -125,15 +161,22 @@ def _read(
     if target := tables.get(schema.target):
         wanted = attempt(_wanted, target, folder, needs_labels)
         notes += split_note(target).tolist()
-    edges = {}
+    edges: dict[Triple, Tensor] = {}
+    described: EdgeTable | None = None
     for one in listed:
         source, _, end = one.triple
-        if (ids := index.get(source)) and (others := index.get(end)):
-            path = folder / one.file
-            found = attempt(_edges, path, ids, others, (source, end))
-            if found is not None:
-                edges[one.triple], more = found
-                notes += more
+        if not ((ids := index.get(source)) and (others := index.get(end))):
+            continue
+        ends, kinds, path = (ids, others), (source, end), folder / one.file
+        if one.triple == predicted:
+            described = attempt(
+                _described, path, ends, kinds, folder, attempt, scores_edges
+            )
+            if described is not None:
+                edges[one.triple] = described.pairs
+        elif (found := attempt(_edges, path, *ends, kinds)) is not None:
+            edges[one.triple], more = found
+            notes += more
     prepared = ""
     if os.path.exists(path := folder / "prepared.csv"):
         prepared = str(attempt(single_cell, path, "sha256"))
@@ -156,6 +199,8 @@ def _read(
     )
     if dataset is None or attempt(_check_names, dataset, where) is None:
         return None
+    if described is not None and predicted is not None:
+        dataset = with_edge_table(dataset, described, predicted)
     names_of_all = tuple(n for table in tables.values() for n in table.text["id"])
     return TypedFolder(dataset, names_of_all, tuple(notes), prepared)
 
@@ -211,13 +256,10 @@ def _wanted(table: Table, folder: Path, needs_labels: bool) -> TypedTarget:
     return TypedTarget(found.y, target, masks, found.targets)
 
 
-def _edges(
-    path: Path,
-    ids: Mapping[str, int],
-    others: Mapping[str, int],
+def _unknown_end(
     kinds: tuple[str, str],
-) -> tuple[Tensor, list[str]]:
-    """Return the edges of one relation, (2, M), and notes on how they were read."""
+) -> Callable[[str, str, Path, int], DataError]:
+    """Return a function that makes the error for an id that is in no table."""
 
     def unknown(name: str, column: str, path: Path, line: int) -> DataError:
         kind = kinds[column == "target"]
@@ -226,16 +268,50 @@ def _edges(
             f"nodes/{kind}.csv. Correct it, or add a line there."
         )
 
+    return unknown
+
+
+def _described(
+    path: Path,
+    indexes: tuple[Mapping[str, int], Mapping[str, int]],
+    kinds: tuple[str, str],
+    folder: Path,
+    attempt: ErrorCollector,
+    scores_edges: bool,
+) -> EdgeTable:
+    """Return the edges of the predicted relation, as row numbers of its two kinds."""
+    arrays = read_described_edges(
+        path,
+        indexes,
+        _unknown_end(kinds),
+        ErrorCollector(),
+        folder,
+        is_read=True,
+        scores_edges=scores_edges,
+    )
+    if scores_edges:
+        known = np.array(["known"])
+        arrays |= {"edge_class_names": known, "edge_declared_classes": known}
+    return edge_table(arrays, show_path(path))
+
+
+def _edges(
+    path: Path,
+    ids: Mapping[str, int],
+    others: Mapping[str, int],
+    kinds: tuple[str, str],
+) -> tuple[Tensor, list[str]]:
+    """Return the edges of one relation, (2, M), and notes on how they were read."""
     _, header = next(csv_rows(path, ("source", "target")))
     notes, where = [], f"edges/{path.name}"
     if unread := [name for name in header if name not in ("source", "target")]:
         notes.append(
             f"{where}: {clip(', '.join(unread), 200)} will not be read: models of typed "
             "graphs read no features of edges. Make each edge a node of a kind of its own "
-            "to use them."
+            'to use them; setting = "edge" reads those of the relation with labels.'
         )
     edges = torch.from_numpy(
-        np.ascontiguousarray(read_ends(path, (ids, others), unknown).T)
+        np.ascontiguousarray(read_ends(path, (ids, others), _unknown_end(kinds)).T)
     )
     distinct = len(torch.unique(edges[0] * len(others) + edges[1]))
     if repeated := edges.shape[1] - distinct:

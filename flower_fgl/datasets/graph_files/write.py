@@ -23,6 +23,10 @@ from flower_fgl.datasets.transforms.canonical import scipy_csr, stack_rows
 
 __all__ = ["save_client_graph", "save_client_set"]
 
+EDGE_ROWS = {"edge_label", "edge_target", "edge_attr", "edge_time"}
+EDGE_ROWS |= {f"edge_{part}_mask" for part in PARTS}
+"""Arrays with a row for each edge."""
+
 
 def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
     """Write one client's graph as a data owner's ``.npz`` file, atomically.
@@ -49,7 +53,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
             arrays["outside_ids"] = client.outside.ids.numpy()
     arrays |= _feature_arrays(client)
     if client.edges is not None:
-        arrays |= _edge_arrays(client.edges)
+        arrays |= _among_all(_edge_arrays(client.edges), client)
     arrays |= schema_arrays(client.schema)
     if client.prepared:
         arrays["prepared"] = np.array(client.prepared)
@@ -137,6 +141,32 @@ def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:
     if edges.time is not None:
         arrays["edge_time"] = edges.time.numpy()
     return arrays | {f"edge_{n}_mask": mask.numpy() for n, mask in edges.masks.items()}
+
+
+def _among_all(arrays: dict[str, Any], client: ClientGraph) -> dict[str, Any]:
+    """Put the edges of the other relations of a typed graph before those predicted."""
+    schema, messages = client.schema, client.graph.messages
+    if schema is None or messages is None:
+        return arrays
+    assert schema.predicted is not None
+    assert messages.relation is not None
+    number = schema.relations.index(schema.predicted)
+    others = messages.relation != number
+    pairs = arrays.pop("edge_index")
+    blank = {"edge_attr": 0.0, "edge_label": -1, "edge_target": np.nan}
+    blank["edge_time"] = next(iter(arrays.get("edge_time", ())), 0.0)  # times ascend
+    out = dict(arrays)
+    for key in EDGE_ROWS & arrays.keys():
+        shape = (int(others.sum()), *arrays[key].shape[1:])
+        filled = np.full(shape, blank.get(key, False), arrays[key].dtype)
+        out[key] = np.concatenate([filled, arrays[key]])
+    relation = torch.full((pairs.shape[1],), number)
+    return out | {
+        "edge_index": np.concatenate(
+            [messages.index[:, others].numpy(), pairs], axis=1
+        ),
+        "edge_type": torch.cat([messages.relation[others], relation]).numpy(),
+    }
 
 
 def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:

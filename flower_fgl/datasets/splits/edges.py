@@ -19,6 +19,7 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.links import EDGE_SPLIT, MIN_EDGES, read_time_cuts
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
@@ -29,6 +30,7 @@ from flower_fgl.datasets.client_graph import (
     NodeDataset,
 )
 from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
+from flower_fgl.datasets.splits.links import shows_predicted
 from flower_fgl.datasets.splits.split import SPLITS, parse_split, split_nodes
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
@@ -36,6 +38,7 @@ from flower_fgl.nn.link import pair_codes
 
 __all__ = [
     "check_edge_times",
+    "earlier_messages",
     "edge_client",
     "require_edges",
     "split_by_time",
@@ -161,7 +164,7 @@ def edge_client(
     names = joint_names(
         client.feature_names, client.num_features, table.feature_names, table.x.shape[1]
     )
-    whole = client.graph
+    whole, schema = client.graph, client.schema
 
     def graph_of(later: Tensor | None, chosen: Tensor, scored: Sequence[str]) -> Graph:
         none = torch.zeros_like(masks["train"])
@@ -170,8 +173,13 @@ def edge_client(
             sent = _is_before(table, later)
             before = table.pairs[:, sent].contiguous()
             edge_index = undirected_simple(before, whole.num_nodes)
-        messages = None
-        if config.reads_messages:
+        messages = whole.messages
+        if schema is not None and messages is not None:
+            if later is not None:
+                shown = earlier_messages(whole, schema, table.pairs[:, sent])
+                messages = messages.select(shown)
+                edge_index = undirected_simple(messages.index, whole.num_nodes)
+        elif config.reads_messages:
             messages = MessageEdges(table.pairs, table.x).select(sent)
             messages = messages if config.reads_edge_features else messages.in_order([])
         return Graph(
@@ -183,6 +191,7 @@ def edge_client(
             pair_x=table.x[chosen],
             targets=None if table.targets is None else table.targets[chosen],
             messages=messages,
+            node_type=whole.node_type,
         )
 
     evaluation: tuple[Graph, ...] = ()
@@ -195,7 +204,8 @@ def edge_client(
         test = graph_of(masks["test"], masks["test"], ("test",))
         # a store's file holds no tensor twice
         own_mask = {"test": test.masks["test"]}
-        evaluation = (replace(test, x=test.x.clone(), masks=own_mask),)
+        kinds = None if test.node_type is None else test.node_type.clone()
+        evaluation = (replace(test, x=test.x.clone(), masks=own_mask, node_type=kinds),)
     return replace(
         client,
         graph=graph,
@@ -204,6 +214,26 @@ def edge_client(
         feature_names=names,
         edges=None,
     )
+
+
+def earlier_messages(
+    graph: Graph | NodeDataset, schema: Schema, pairs: Tensor
+) -> Tensor:
+    """Mark the messages (M,) of a typed graph that show no later edge.
+
+    ``pairs`` (2, P) are the earlier edges of the predicted relation. Another relation that
+    lists exactly its pairs, e.g. backwards, shows them, too; all others have no times.
+    """
+    messages, number = graph.messages, graph.num_nodes
+    assert messages is not None
+    assert schema.predicted is not None
+    shown = shows_predicted(messages, number, schema)
+    is_own = messages.relation == schema.relations.index(schema.predicted)
+    own = messages.index[0] * number + messages.index[1]
+    is_known = torch.isin(own, pairs[0] * number + pairs[1])
+    codes = pair_codes(messages.index, number)
+    is_mirrored = torch.isin(codes, pair_codes(pairs, number))
+    return ~shown | torch.where(is_own, is_known, is_mirrored)
 
 
 def _masks(

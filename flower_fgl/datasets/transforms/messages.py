@@ -10,6 +10,7 @@ import torch
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import has_name
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
 from flower_fgl.datasets.transforms.typed import without_types
 
@@ -109,8 +110,17 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
         )
     if not config.has_pairs:
         return replace(dataset, schema=replace(dataset.schema, predicted=None))
-    schema = dataset.schema.to_predict(config.target_relation, name)
-    return replace(dataset, schema=schema)
+    predicted, wanted = dataset.schema.predicted, config.target_relation
+    if config.classifies_edges:
+        if predicted is None or not has_name(predicted, wanted):
+            of = f' of the relation "{wanted}"' if wanted else ""
+            raise DataError(
+                f'{name}: setting = "edge" predicts the edges of one relation, but no '
+                f"edges{of} have labels or numbers, or those of several relations do. Add "
+                "a column label to one edges/RELATION.csv, and set target-relation."
+            )
+        wanted = ":".join(predicted)
+    return replace(dataset, schema=dataset.schema.to_predict(wanted, name))
 
 
 def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:

@@ -17,6 +17,7 @@ from flower_fgl.core.schema_agreement import Told
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
+    EdgeTable,
     Graph,
     MessageEdges,
     NodeDataset,
@@ -43,6 +44,7 @@ __all__ = [
     "offsets",
     "told_parts",
     "typed_dataset",
+    "with_edge_table",
     "without_types",
 ]
 
@@ -177,6 +179,26 @@ def typed_dataset(
             torch.arange(len(tables)), torch.tensor(list(size.values()))
         ),
         schema=schema,
+    )
+
+
+def with_edge_table(
+    dataset: NodeDataset, table: EdgeTable, predicted: Triple
+) -> NodeDataset:
+    """Return a typed graph with what is predicted of the edges of one relation.
+
+    The pairs of ``table`` are row numbers of the nodes of its two kinds.
+    """
+    schema = dataset.schema
+    assert schema is not None
+    assert dataset.node_type is not None
+    sizes = torch.bincount(dataset.node_type, minlength=len(schema.widths)).tolist()
+    start = dict(zip(schema.node_types, offsets(sizes), strict=False))
+    first = torch.tensor([[start[predicted[0]]], [start[predicted[2]]]])
+    return replace(
+        dataset,
+        edges=replace(table, pairs=table.pairs + first),
+        schema=replace(schema, predicted=predicted),
     )
 
 
@@ -317,6 +339,8 @@ def told_parts(client: ClientGraph, align: str) -> Told:
         if of_kind and kind in recipes:
             of_kind = (*of_kind, recipes[kind])
         hashes.append(hash_names(of_kind))
+    if client.num_edge_features:
+        hashes.append(hash_names(names[own.num_features :]))
     return Told(part, tuple(hashes) if names else ())
 
 
@@ -380,7 +404,9 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
     names = client.feature_names
     if names:
         blocks = dict(own.blocks())
+        of_edges = names[first.num_features :]
         names = tuple(n for kind in schema.node_types for n in names[blocks[kind]])
+        names += of_edges
     return replace(
         client,
         graph=in_schema(client.graph, own, schema),

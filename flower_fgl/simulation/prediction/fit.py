@@ -165,8 +165,36 @@ def _fit_typed(
     raw = _undo_scaling(given, saved, where)
     typed, notes = in_model_schema(replace(dataset, x=raw.x), saved.card, where)
     own = own_columns(typed.relations.node_type, _schema_of(saved.card))
-    found, last = _scale(replace(raw, x=typed.x, typed=typed, own=own), saved, where)
+    found = replace(raw, x=typed.x, typed=typed, own=own)
+    if task_of(saved.card) == "edges" and (table := dataset.edges) is not None:
+        edges = MessageEdges(table.pairs, table.x, table.feature_names)
+        found, more = _match_edges(replace(found, edges=edges), saved.card, where)
+        notes += more
+    found, last = _scale(found, saved, where)
     return found, [*notes, *last]
+
+
+def _match_edges(
+    found: Features, card: ModelCard, where: Path | str
+) -> tuple[Features, list[str]]:
+    """Put the features of edges into the model's order, by name; refuse others."""
+    _check_widths(found, card, where)
+    assert found.edges is not None
+    held = joint_names((), 0, found.edges.feature_names, found.edge_width)
+    wanted = card.feature_names[card.num_features :]
+    if not held or not wanted or held == wanted:
+        text = (
+            f"The names of the features of the edges of {where} were not compared with "
+            "those in training, only their number."
+        )
+        return found, [text] * (held != wanted)
+    order = column_order(held, wanted)
+    if order is None:
+        raise DataError(
+            f"{where} does not fit the model: the features of its edges differ from those "
+            f"in training ({differing_names(held, wanted)})."
+        )
+    return replace(found, edges=found.edges.in_order(order)), []
 
 
 def _schema_of(card: ModelCard) -> Schema:

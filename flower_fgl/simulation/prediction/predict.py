@@ -17,6 +17,7 @@ from flower_fgl.core.schema import TypedModel
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
+from flower_fgl.datasets.splits.edges import earlier_messages
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.runs.model_file import ModelCard
@@ -157,10 +158,15 @@ def _predict_edges(
     assert table is not None  # the reader was told to read edges
     chosen = _chosen_edges(table, wanted, where)
     sent, notes = _messages(table, chosen)
-    edge_index = owned.dataset.edge_index
+    dataset = owned.dataset
+    edge_index, schema = dataset.edge_index, dataset.schema
     if not bool(sent.all()):
         earlier = table.pairs[:, sent].contiguous()
-        edge_index = undirected_simple(earlier, owned.dataset.num_nodes)
+        edge_index = undirected_simple(earlier, dataset.num_nodes)
+        if schema is not None and dataset.messages is not None:
+            shown = earlier_messages(dataset, schema, earlier)
+            passed_on = dataset.messages.select(shown)
+            owned = replace(owned, dataset=replace(dataset, messages=passed_on))
     fitted, more = fit_features(owned, edge_index, saved, where)
     assert fitted.edges is not None
     assert fitted.pair_x is not None

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import GraphDataset
+from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import (
     GRAPHS,
     LocalGraphFile,
@@ -37,17 +38,26 @@ def read_graph(
     """Return the graph of a file or of an object, and its name for messages."""
     task = task_of(card)
     is_edges = task == "edges"
+    typed = TypedModel.from_text(card.messages)
+    relation = ":".join((typed and typed.schema.predicted) or ())
     if isinstance(graph, str | os.PathLike):
         if _is_set(Path(os.path.expanduser(graph))):
             raise DataError(
                 f"{graph} holds a set of graphs, but the model predicts {task}. Give a "
                 "file with one graph, or use a model of whole graphs."
             )
-        owned = load_graph_file(graph, needs_labels=False, scores_edges=is_edges)
+        owned = load_graph_file(
+            graph,
+            needs_labels=False,
+            scores_edges=is_edges,
+            target_relation=relation,
+        )
+        _require_edges(owned.dataset, relation * is_edges, graph)
         return owned, Path(graph)
     where = f"the {type(graph).__name__}"
     if is_graph(graph) and is_typed(graph, TypeNames()):
-        dataset, numbers = nodes_to_score(graph, where)
+        dataset, numbers = nodes_to_score(graph, where, relation * is_edges)
+        _require_edges(dataset, relation * is_edges, where)
         return LocalGraphFile(dataset, numbers), where
     keys = ["x", "edge_index"]
     x, edge_index = (getattr(graph, key, None) for key in keys)
@@ -75,6 +85,15 @@ def read_graph(
     )
     assert plain is not None  # the collector raises the first error
     return LocalGraphFile(plain, torch.arange(plain.num_nodes)), where
+
+
+def _require_edges(dataset: NodeDataset, relation: str, graph: Path | str) -> None:
+    """Reject a typed graph without edges of the relation that a model predicts."""
+    if relation and dataset.edges is None:
+        raise DataError(
+            f"{graph} lists no edges of the relation that the model predicts. Add them, or "
+            "correct the name of the relation."
+        )
 
 
 def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:

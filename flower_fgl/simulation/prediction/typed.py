@@ -14,9 +14,11 @@ from flower_fgl.core.feature_names import differing_names, hash_names
 from flower_fgl.core.options import nearest
 from flower_fgl.core.schema import Schema, Triple, TypedModel
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.datasets.transforms.typed import OWN, move_columns
 from flower_fgl.nn.relations import Relations
 from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.simulation.prediction.table import task_of
 
 __all__ = ["ModelGraph", "in_model_schema"]
 
@@ -205,6 +207,12 @@ def _columns(
             places[column] = place
             whole[place] = names[column] if names else ""
     if not expected:
+        table = dataset.edges if task_of(card) == "edges" else None
+        if (
+            table is not None and table.x.shape[1]
+        ):  # names of edges follow those of nodes
+            of_edges = joint_names((), 0, table.feature_names, table.x.shape[1])
+            whole += of_edges or ("",)
         notes += _check_hash(whole, card, where)
     return move_columns(dataset.x, places, wanted.num_features), notes
 
