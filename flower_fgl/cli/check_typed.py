@@ -6,6 +6,7 @@ import torch
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.schema import Schema
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.protocols.describe import Description
 
@@ -22,19 +23,24 @@ def list_parts(client: ClientGraph) -> list[str]:
     assert graph.messages is not None
     assert graph.messages.relation is not None
     edges = torch.bincount(graph.messages.relation, minlength=len(schema.relations))
-    is_number = client.target.has_numbers
-    kinds = _kinds(graph, schema, is_number=is_number)
-    lines = ["Kinds of nodes:", *kinds, "Relations:"]
+    lines = ["Kinds of nodes:", *_kinds(graph, schema, client.target), "Relations:"]
     for (source, name, target), number in zip(
         schema.relations, edges.tolist(), strict=True
     ):
         kept = (source, name, target) in schema.private
         end = ", private: neither its name nor its weights leave" if kept else ""
+        if (source, name, target) == schema.predicted:
+            known = torch.cat([one.y for one in client.graphs if one.pairs is not None])
+            is_link = graph.pair_x is None
+            found = int((known == 1).sum()) if is_link else len(known)
+            end = f" in the largest training graph; {found:,} "
+            end += "links" if is_link else "edges with a known label"
+            end += " to predict"
         lines.append(f"  {source} -{name}-> {target}: {_count(number, 'edge')}{end}")
     return lines
 
 
-def _kinds(graph: Graph, schema: Schema, *, is_number: bool) -> list[str]:
+def _kinds(graph: Graph, schema: Schema, target: Target) -> list[str]:
     """Describe each kind of nodes."""
     assert graph.node_type is not None
     assert graph.messages is not None
@@ -45,9 +51,9 @@ def _kinds(graph: Graph, schema: Schema, *, is_number: bool) -> list[str]:
     lines = []
     for place, (kind, width) in enumerate(schema.widths):
         parts = [_count(int(nodes[place]), "node")]
-        if kind == schema.target:
+        if kind == schema.target and not schema.predicted:
             known = int((graph.y >= 0).sum())
-            what = "number" if is_number else "label"
+            what = "number" if target.has_numbers else "label"
             parts[0] += f" to predict, {known:,} with a known {what}"
         parts.append(
             f"{width:,} feature{'s' * (width > 1)}" if width else "no features"
@@ -71,6 +77,7 @@ def said_of_schema(description: Description, config: RunConfig) -> dict[str, str
         f"{description.num_nodes:,} nodes to predict, {description.num_edges:,} edges"
     )
     said = {"num-nodes num-edges": f"the size of the graph: {size} of all relations"}
+    said = {} if config.has_pairs else said
     told = description.told
     if told is None:
         return said | {

@@ -18,7 +18,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from tests.support.guides import ROOT
 from tests.support.owners import run_owners
-from tests.support.typed_graphs import typed_tables, write_tables
+from tests.support.typed_graphs import airline, typed_tables, write_tables
 
 NAMES = ("card", "shop", "person", "device", "pays", "owns")
 
@@ -119,3 +119,32 @@ def test_an_owner_with_that_floor_stays_out_of_such_a_run(tmp_path: Path) -> Non
     run = run_owners(nodes, tmp_path / "run", schema_align="name", **values)
     assert {row["partition_id"] for row in run.clients} == {0, 1}
     assert "schema-align = name, but its node config demands" in str(run.summary)
+
+
+@pytest.mark.parametrize(
+    ("setting", "due"),
+    [("link", "160 links"), ("edge", "190 edges with a known label")],
+)
+def test_a_predicted_relation_is_said(setting: str, due: str, tmp_path: Path) -> None:
+    tables = airline(0, has_time=True)
+    folder = write_tables(tmp_path / "air", tables)
+    settings: dict[str, Scalar] = {
+        "model": "rgcn",
+        "setting": setting,
+        "target-relation": "flies",
+    }
+    report = inspect_graph(folder, settings)
+    assert not report.problems
+    pairs = {
+        tuple(sorted(map(int, line.split(",")[:2])))
+        for line in tables["edges/flies.csv"].splitlines()[1:]
+    }
+    if setting == "link":
+        due = f"{sum(a != b for a, b in pairs)} links"
+    (line,) = [part for part in report.parts if "-flies->" in part]
+    assert f"; {due} to predict" in line
+    assert "  airport: 30 nodes, 2 features" in report.parts
+    assert report.description is not None
+    said = said_once(report.description, parse_config(settings))
+    what = "labelled edges before the test" if setting == "edge" else "pairs of nodes"
+    assert what in said["num-nodes num-edges"]

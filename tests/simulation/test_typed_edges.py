@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from flower_fgl import simulate
@@ -22,7 +21,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.methods import parse_config
 from tests.support.owners import run_owners
-from tests.support.typed_graphs import write_tables
+from tests.support.typed_graphs import airline, write_tables
 
 SIZES: dict[str, Any] = {
     "setting": "edge",
@@ -30,60 +29,6 @@ SIZES: dict[str, Any] = {
     "hidden_channels": 8,
     "rounds": 2,
 }
-
-
-def airline(
-    seed: int, *, has_time: bool = False, shift: float = 0.0, columns: str = "a,b"
-) -> dict[str, str]:
-    """Return airports, planes and flights; whether one is a codeshare is a feature's sign.
-
-    The feature ``a`` of a flight, plus ``shift``, tells the class.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    ports = [f"{i},{v:.4f},{w:.4f}" for i, (v, w) in enumerate(draw(30, 2).tolist())]
-    planes = [f"{i},{v:.4f}" for i, (v,) in enumerate(draw(6, 1).tolist())]
-    ends = torch.randint(0, 30, (200, 2), generator=generator)
-    values = draw(200, 2)
-    flights = []
-    for place, ((source, target), (a, b)) in enumerate(
-        zip(ends.tolist(), values.tolist(), strict=True)
-    ):
-        name = "codeshare" if a + shift > 0 else "own"
-        name = "" if place % 20 == 7 else name
-        found = {"a": f"{a:.4f}", "b": f"{b:.4f}"}
-        cells = [
-            str(source),
-            str(target),
-            name,
-            *(found[c] for c in columns.split(",")),
-        ]
-        flights.append(",".join(cells + [str(place)] * has_time))
-    serves = [
-        f"{plane},{port}"
-        for plane, port in torch.unique(
-            torch.stack(
-                [
-                    torch.randint(0, 6, (60,), generator=generator),
-                    torch.randint(0, 30, (60,), generator=generator),
-                ]
-            ),
-            dim=1,
-        ).T.tolist()
-    ]
-    header = f"source,target,label,{columns}" + ",time" * has_time
-    return {
-        "relations.csv": (
-            "relation,source,target\nflies,airport,airport\nserves,plane,airport\n"
-        ),
-        "nodes/airport.csv": "\n".join(["id,x,y", *ports, ""]),
-        "nodes/plane.csv": "\n".join(["id,seats", *planes, ""]),
-        "edges/flies.csv": "\n".join([header, *flights, ""]),
-        "edges/serves.csv": "\n".join(["source,target", *serves, ""]),
-    }
 
 
 def own(folder: Path, **options: Any) -> Path:
@@ -130,6 +75,7 @@ def test_a_table_of_edges_becomes_the_predicted_ones(tmp_path: Path) -> None:
     expected = torch.tensor([[float(c[3]), float(c[4])] for c in cells])
     torch.testing.assert_close(table.x, expected)
     assert dataset.messages is not None
+    assert dataset.messages.relation is not None
     distinct = {(c[0], c[1]) for c in cells}
     assert int((dataset.messages.relation == 0).sum()) == len(distinct)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flower_fgl import simulate
 from flower_fgl.client_apps.runtime.links import LinkTrainingSet
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.schema import Schema, Triple
+from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.splits.links import link_client
@@ -74,15 +76,7 @@ def task_of(dataset: NodeDataset, relation: str) -> ClientGraph:
     assert client.schema is not None
     schema = client.schema.to_predict(relation, "graph")
     config = parse_config({"setting": "link", "model": "rgcn"})
-    return link_client(
-        client_of(dataset) if schema is None else _with(client, schema), config
-    )
-
-
-def _with(client: ClientGraph, schema: Schema) -> ClientGraph:
-    from dataclasses import replace
-
-    return replace(client, schema=schema)
+    return link_client(replace(client, schema=schema), config)
 
 
 def kinds_of(graph: Graph, pairs: Tensor) -> list[set[int]]:
@@ -184,10 +178,6 @@ def test_held_out_edges_leave_the_relation_and_its_reverse_only() -> None:
 def test_a_relation_that_contains_the_predicted_one_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dataset = random_market(0)
-    schema, messages = dataset.schema, dataset.messages
-    assert schema is not None
-    assert messages is not None
     tables = {
         "user": NodeTable(torch.empty(6, 0)),
         "item": NodeTable(torch.empty(9, 0)),
@@ -215,8 +205,6 @@ def test_features_that_follow_degrees_are_refused() -> None:
     degree = torch.bincount(likes[0], minlength=dataset.num_nodes)[:150].float()
     x = dataset.x.clone()
     x[:150, :4] = degree[:, None]
-    from dataclasses import replace
-
     with pytest.raises(DataError, match='"user" nodes are a function of their degrees'):
         task_of(replace(dataset, x=x), "likes")
     task_of(replace(dataset, x=x), "knows")
@@ -385,8 +373,6 @@ def test_pyg_graphs_need_no_labels(tmp_path: Path) -> None:
 
 
 def test_owners_that_predict_another_relation_are_apart() -> None:
-    from flower_fgl.core.schema_agreement import Told, differing_schemas
-
     schema = Schema("card", (("card", 3), ("shop", 2), ("person", 1)), (PAYS, OWNS))
     one, other = schema.to_predict("pays", "a"), schema.to_predict("owns", "b")
     reasons = differing_schemas(

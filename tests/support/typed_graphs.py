@@ -130,6 +130,60 @@ def typed_tables(seed: int, *, has_device: bool = False) -> dict[str, str]:
     return out
 
 
+def airline(
+    seed: int, *, has_time: bool = False, shift: float = 0.0, columns: str = "a,b"
+) -> dict[str, str]:
+    """Return airports, planes and flights; whether one is a codeshare is a feature's sign.
+
+    The feature ``a`` of a flight, plus ``shift``, tells the class.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    ports = [f"{i},{v:.4f},{w:.4f}" for i, (v, w) in enumerate(draw(30, 2).tolist())]
+    planes = [f"{i},{v:.4f}" for i, (v,) in enumerate(draw(6, 1).tolist())]
+    ends = torch.randint(0, 30, (200, 2), generator=generator)
+    values = draw(200, 2)
+    flights = []
+    for place, ((source, target), (a, b)) in enumerate(
+        zip(ends.tolist(), values.tolist(), strict=True)
+    ):
+        name = "codeshare" if a + shift > 0 else "own"
+        name = "" if place % 20 == 7 else name
+        found = {"a": f"{a:.4f}", "b": f"{b:.4f}"}
+        cells = [
+            str(source),
+            str(target),
+            name,
+            *(found[c] for c in columns.split(",")),
+        ]
+        flights.append(",".join(cells + [str(place)] * has_time))
+    serves = [
+        f"{plane},{port}"
+        for plane, port in torch.unique(
+            torch.stack(
+                [
+                    torch.randint(0, 6, (60,), generator=generator),
+                    torch.randint(0, 30, (60,), generator=generator),
+                ]
+            ),
+            dim=1,
+        ).T.tolist()
+    ]
+    header = f"source,target,label,{columns}" + ",time" * has_time
+    return {
+        "relations.csv": (
+            "relation,source,target\nflies,airport,airport\nserves,plane,airport\n"
+        ),
+        "nodes/airport.csv": "\n".join(["id,x,y", *ports, ""]),
+        "nodes/plane.csv": "\n".join(["id,seats", *planes, ""]),
+        "edges/flies.csv": "\n".join([header, *flights, ""]),
+        "edges/serves.csv": "\n".join(["source,target", *serves, ""]),
+    }
+
+
 def hetero(dataset: NodeDataset) -> HeteroData:
     """Return a typed graph as a ``HeteroData``."""
     assert dataset.schema is not None

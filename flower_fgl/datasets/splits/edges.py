@@ -226,6 +226,7 @@ def earlier_messages(
     """
     messages, number = graph.messages, graph.num_nodes
     assert messages is not None
+    assert messages.relation is not None
     assert schema.predicted is not None
     shown = shows_predicted(messages, number, schema)
     is_own = messages.relation == schema.relations.index(schema.predicted)

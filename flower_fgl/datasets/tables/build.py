@@ -237,15 +237,15 @@ def _join(
     tables, places = [*lists], [*_ranges(lists)]
     for rows in (rows for table, rows in own if table.join):
         _require_unique([rows])
-        place = index.get_indexer(rows.keys["id"])
-        known = place >= 0
+        at = index.get_indexer(rows.keys["id"])
+        known = at >= 0
         lines.append(
             f"{rows.name}: columns of {int(known.sum()):,} nodes, "
             f"{int((~known).sum()):,} rows dropped, which name no node"
         )
         rows.values = {name: cells[known] for name, cells in rows.values.items()}
         tables.append(rows)
-        places.append(place[known])
+        places.append(at[known])
     columns, values = _stack(tables, places, len(index))
     ids = index.to_numpy(dtype=object)
     return Part(ids, np.empty((0, 2)), columns, values, is_foreign, lines)

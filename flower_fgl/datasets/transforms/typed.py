@@ -323,8 +323,9 @@ def told_parts(client: ClientGraph, align: str) -> Told:
     With ``schema-align = "name"`` these are kinds and relations that it has, without the
     private ones; with ``same`` all.
     """
-    part = own = client.schema
+    own = client.schema
     assert own is not None
+    part = own
     if align == "name":
         held = held_parts(client)
         shared = [one for one in held.relations if one not in own.private]

@@ -233,7 +233,7 @@ def _predict_links(
     )
     fitted, notes = fit_features(owned, edge_index, saved, where)
     graph = model_input(fitted, edge_index, saved.card)
-    nodes = PairNodes.of(graph, typed and typed.schema)
+    nodes = PairNodes.of(graph, typed.schema if typed else None)
     if wanted.pairs is None:
         assert wanted.top_k is not None
         pairs, score, note = best_partners(saved.model, graph, wanted.top_k, nodes)

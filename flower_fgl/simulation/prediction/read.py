@@ -52,7 +52,7 @@ def read_graph(
             scores_edges=is_edges,
             target_relation=relation,
         )
-        _require_edges(owned.dataset, relation * is_edges, graph)
+        _require_edges(owned.dataset, relation * is_edges, Path(graph))
         return owned, Path(graph)
     where = f"the {type(graph).__name__}"
     if is_graph(graph) and is_typed(graph, TypeNames()):

@@ -13,6 +13,7 @@ from flower_fgl import simulate
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.tables.prepare import prepare_graph, propose_vocabulary
+from flower_fgl.simulation.prediction import predict_graph
 from tests.datasets.tables.layouts import write
 from tests.support.owners import run_owners
 
@@ -239,6 +240,30 @@ def test_a_recipe_or_table_that_does_not_fit_is_named(
     assert not (tmp_path / "graph").exists()
 
 
+def test_edges_of_a_relation_may_have_labels(tmp_path: Path) -> None:
+    text = RECIPE.replace(
+        'shop = "target"\n"*" = "ignore"',
+        'shop = "target"\namount = "number"\nwhen = "time"\nlate = "label"\ndevice = '
+        '"ignore"',
+    )
+    payments = (
+        "number,shop,device,amount,when,late\nc1,s1,d1,3,2,yes\nc2,s1,d2,4,1,no\n"
+        "c1,s1,d3,5,3,no\n"
+    )
+    recipe, tables = owner(tmp_path, recipe_toml=text, payments_csv=payments)
+    words = (
+        VOCABULARY + "[edges.pays.numbers]\namount = {mean = 4, std = 2, median = 4}"
+    )
+    (tmp_path / "vocabulary.toml").write_text(words)
+    lines = prepare_graph(recipe, tables, tmp_path / "graph")
+    table = load_graph_file(tmp_path / "graph").dataset.edges
+    assert table is not None
+    assert table.class_names == ("no", "yes")
+    assert table.y.tolist() == [0, 1, 0]  # sorted by time
+    assert table.x.flatten().tolist() == [0, -0.5, 0.5]
+    assert "label of pays edges: no: 2, yes: 1" in lines
+
+
 def test_an_archive_is_refused_before_tables_are_read(tmp_path: Path) -> None:
     recipe, _ = owner(tmp_path)
     with pytest.raises(DataError, match="A typed graph is written as a folder"):
@@ -324,8 +349,6 @@ def test_new_rows_are_prepared_by_the_same_recipe(owners: Path, tmp_path: Path) 
     payments = "number,shop,device,amount\nn1,s1,d9,3\nn2,s1,d9,4\n"
     recipe, tables = owner(tmp_path / "new", cards_csv=cards, payments_csv=payments)
     prepare_graph(recipe, tables, tmp_path / "graph", has_labels=False)
-    from flower_fgl.simulation.prediction import predict_graph
-
     found = predict_graph(model, tmp_path / "graph")
     assert found.items["node"].tolist() == ["n1", "n2"]
     assert found.values.isfinite().all()
