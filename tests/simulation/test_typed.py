@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from flower_fgl import METHODS, simulate, to_npz
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.describe import describe
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.core.schema import Schema
+from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.transforms.subgraph import induced_graph
 from flower_fgl.datasets.transforms.typed import agreed_graph
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.fedavg import FedAvg
@@ -28,6 +33,8 @@ from tests.support.typed_graphs import (
     client_of,
     typed_bank,
     typed_owners,
+    typed_tables,
+    write_tables,
 )
 
 SIZES: dict[str, Any] = {
@@ -318,3 +325,78 @@ def test_an_owner_with_other_kinds_is_left_out(alike: str, tmp_path: Path) -> No
     (refused,) = run.summary["refused"]
     assert refused["name"] == "bank-3"
     assert 'Set schema-align = "name"' in refused["reason"]
+
+
+@pytest.mark.parametrize("align", ["same", "name", "private"])
+def test_an_owner_without_a_node_to_predict_is_refused(
+    align: str, tmp_path: Path
+) -> None:
+    bank = typed_bank(3)
+    assert bank.schema is not None
+    assert bank.node_type is not None
+    cards = bank.node_type == bank.schema.node_types.index("card")
+    rest = (~cards).nonzero().flatten()
+    part = induced_graph(bank, rest, masks={n: m[rest] for n, m in bank.masks.items()})
+    other = replace(
+        bank,
+        x=part.x,
+        edge_index=part.edge_index,
+        y=part.y,
+        masks=dict(part.masks),
+        messages=part.messages,
+        node_type=part.node_type,
+    )
+    folder = typed_owners(tmp_path / "own", typed_bank(0), typed_bank(1), other)
+    values = SIZES | {"schema_align": align}
+    with pytest.raises(DataError, match=r'bank2: bank2 has no node of the kind "card"'):
+        simulate("fedavg", owners=folder, output_dir=str(tmp_path), **values)
+    nodes = [{"graph": str(path)} for path in sorted(Path(folder).glob("*.npz"))]
+    run = run_owners(nodes, tmp_path / "run", **values)
+    (refused,) = run.summary["refused"]
+    assert refused["name"] == "bank2"
+    assert refused["reason"].startswith("its graph file cannot be used")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shop": "Shop"}, 'its kind "Shop" is spelled "shop" by most clients.'),
+        (
+            {"card": "atm", "shop": "city", "person": "guard"},
+            "it predicts another kind of nodes, or another relation, than most clients.",
+        ),
+    ],
+)
+def test_an_owner_with_kinds_of_its_own_names_is_left_out(
+    changes: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    for number in range(3):
+        tables = typed_tables(number)
+        if number == 2:
+            for old, new in changes.items():
+                tables[f"nodes/{new}.csv"] = tables.pop(f"nodes/{old}.csv")
+                text = tables["relations.csv"].replace(f",{old}", f",{new}")
+                tables["relations.csv"] = text
+        write_tables(tmp_path / "own" / f"bank{number}", tables)
+    values = SIZES | {"schema_align": "name"}
+    with pytest.raises(DataError, match=f"bank2: {re.escape(reason)}"):
+        simulate(
+            "fedavg", owners=str(tmp_path / "own"), output_dir=str(tmp_path), **values
+        )
+    nodes = [{"graph": str(path)} for path in sorted((tmp_path / "own").iterdir())]
+    run = run_owners(nodes, tmp_path / "run", **values)
+    (refused,) = run.summary["refused"]
+    assert refused["name"] == "bank2"
+    assert refused["reason"].startswith(reason)
+
+
+def test_an_owner_with_many_relations_of_its_own_is_left_out() -> None:
+    schema = Schema("card", (("card", 3), ("shop", 2)), (PAYS,))
+    alone = tuple(("card", f"r{number}", "shop") for number in range(101))
+    many = replace(schema, relations=(PAYS, *alone))
+    told = {"a": Told(schema), "b": Told(schema), "c": Told(many)}
+    reasons = differing_schemas(told, "name")
+    assert list(reasons) == ["c"]
+    assert "101 kinds of nodes or relations that no other client has" in reasons["c"]
+    fewer = replace(schema, relations=(PAYS, *alone[1:]))
+    assert not differing_schemas(told | {"c": Told(fewer)}, "name")

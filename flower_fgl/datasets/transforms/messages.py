@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
 
@@ -109,6 +110,7 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
             'schema-align = "name", or "private".'
         )
     if not config.has_pairs:
+        _require_nodes(dataset, (dataset.schema.target,))
         return replace(dataset, schema=replace(dataset.schema, predicted=None))
     predicted, wanted = dataset.schema.predicted, config.target_relation
     if config.classifies_edges:
@@ -120,7 +122,22 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
                 "a column label to one edges/RELATION.csv, and set target-relation."
             )
         wanted = ":".join(predicted)
-    return replace(dataset, schema=dataset.schema.to_predict(wanted, name))
+    schema = dataset.schema.to_predict(wanted, name)
+    _require_nodes(dataset, (schema.predicted or ())[::2])
+    return replace(dataset, schema=schema)
+
+
+def _require_nodes(dataset: NodeDataset, kinds: Sequence[str]) -> None:
+    """Reject a typed graph without nodes of a kind that is predicted, or has links."""
+    assert dataset.schema is not None
+    assert dataset.node_type is not None
+    for kind in kinds:
+        number = dataset.schema.node_types.index(kind)
+        if not bool((dataset.node_type == number).any()):
+            raise DataError(
+                f'{dataset.name} has no node of the kind "{kind}", which the run predicts. '
+                "Leave this graph out, or set another target-node or target-relation."
+            )
 
 
 def finish_messages(client: ClientGraph, config: RunConfig) -> ClientGraph:
