@@ -124,6 +124,39 @@ def write_ogb(folder: Path, class_column: str = "") -> None:
         ).to_csv(path, index=False)
 
 
+def write_mag(folder: Path) -> None:
+    """Write the layout of ogbn-mag: 4 kinds of nodes, of which papers have features."""
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    (folder / "RELEASE_v2.txt").write_text("")
+    sizes = {"author": 4, "field_of_study": 3, "institution": 2, "paper": NUM_NODES}
+    pd.DataFrame({kind: [size] for kind, size in sizes.items()}).to_csv(
+        raw / "num-node-dict.csv.gz", index=False
+    )
+    relations = {
+        ("author", "affiliated_with", "institution"): [[0, 1], [1, 0], [2, 1]],
+        ("author", "writes", "paper"): [[3, 11], [0, 2], [0, 2]],
+        ("paper", "cites", "paper"): EDGES.tolist(),
+        ("paper", "has_topic", "field_of_study"): [[7, 2]],
+    }
+    for triple, edges in relations.items():
+        place = raw / "relations" / "___".join(triple)
+        _write_gz(place / "edge.csv.gz", edges)
+        _write_gz(place / "num-edge-list.csv.gz", [[len(edges)]])
+        _write_gz(place / "edge_reltype.csv.gz", [[0]] * len(edges))
+    _write_gz(raw / "triplet-type-list.csv.gz", [*reversed(relations)])
+    for part in ("feat", "label"):
+        table = {kind: [kind == "paper"] for kind in sizes}
+        path = raw / f"nodetype-has-{part}.csv.gz"
+        pd.DataFrame(table).to_csv(path, index=False)
+    _write_gz(raw / "node-feat" / "paper" / "node-feat.csv.gz", features())
+    _write_gz(raw / "node-feat" / "paper" / "node_year.csv.gz", [[2015]] * NUM_NODES)
+    _write_gz(raw / "node-label" / "paper" / "node-label.csv.gz", LABELS[:, None])
+    for ogb, ours in (("train", "tr"), ("valid", "va"), ("test", "te")):
+        path = folder / "split" / "time" / "paper" / f"{ogb}.csv.gz"
+        _write_gz(path, np.array(ROLES[ours])[:, None])
+
+
 def write_proteins(folder: Path, labels: np.ndarray) -> None:
     """Write the layout of ogbn-proteins: attributes of edges, and several labels."""
     write_ogb(folder)

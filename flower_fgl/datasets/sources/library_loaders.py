@@ -22,6 +22,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.archive import read_arrays
 from flower_fgl.datasets.sources.raw_readers import Raw
@@ -32,6 +33,7 @@ from flower_fgl.datasets.transforms.canonical import (
     quiet_csr,
     undirected_simple,
 )
+from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
 
 __all__ = ["filtered_nodes", "ogb_graphs", "ogb_nodes", "pyg_nodes", "tu_graphs"]
 
@@ -255,6 +257,52 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
         },
         class_names=targets,
     )
+
+
+def ogb_typed(root: Path, *, name: str, kind: str) -> Raw:
+    """Read a typed graph by its name at OGB, whose nodes of one kind have classes.
+
+    A DataError says that the files belong to another release than the one the installed
+    ``ogb`` reads.
+
+    Notes
+    -----
+    1. The tables are read as published: reverse relations are not listed, and the years of
+       papers are not used.
+    """
+    import pandas as pd
+
+    folder = _ogb_folder(root, name, "nodeproppred")
+
+    def table(part: str) -> Any:
+        return pd.read_csv(folder / f"{part}.csv.gz", header=None).to_numpy(copy=True)
+
+    sizes = pd.read_csv(folder / "raw" / "num-node-dict.csv.gz").iloc[0]
+    tables = {}
+    for own, size in sizes.items():
+        place = f"raw/node-feat/{own}/node-feat"
+        x = torch.empty(int(size), 0)
+        if (folder / f"{place}.csv.gz").is_file():
+            x = torch.from_numpy(table(place).astype(np.float32))
+        tables[str(own)] = NodeTable(x)
+    relations = {
+        (a, relation, b): torch.from_numpy(
+            table(f"raw/relations/{a}___{relation}___{b}/edge").T.astype(np.int64)
+        )
+        for a, relation, b in sorted(map(tuple, table("raw/triplet-type-list")))
+    }
+    y = torch.from_numpy(table(f"raw/node-label/{kind}/node-label")[:, 0])
+    names = _ogb_class_names(folder) or tuple(map(str, range(int(y.max()) + 1)))
+    files = {"train": "train", "val": "valid", "test": "test"}
+    masks = {
+        ours: _mask(
+            torch.from_numpy(table(f"split/time/{kind}/{theirs}")[:, 0]), len(y)
+        )
+        for ours, theirs in files.items()
+    }
+    wanted = TypedTarget(y.to(torch.int64), Target.classes(names), masks)
+    found = typed_dataset(name, tables, relations, kind, wanted)
+    return Raw.of_typed(found, sum(edges.shape[1] for edges in relations.values()))
 
 
 def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ __all__ = [
     "heterophilous",
     "ogb",
     "ogb_graphs",
+    "ogb_typed",
     "planetoid",
     "reddit",
     "rozemberczki",
@@ -169,6 +170,25 @@ def ogb(
     folder = name.replace("-", "_")
     return _library(
         "ogb_nodes", folder, files, url, can_download=not is_large, name=name
+    )
+
+
+def ogb_typed(name: str, archive: str, kind: str) -> tuple[Layout, ...]:
+    """Return the layout of a typed graph of OGB, whose nodes of one kind have classes.
+
+    ``ogbn_…/raw`` has a folder for each relation. The files are downloaded by hand.
+    """
+    tables = ("num-node-dict", "triplet-type-list", f"node-feat/{kind}/node-feat")
+    files = (*tables, f"node-label/{kind}/node-label")
+    split = tuple(f"split/time/{kind}/{p}.csv.gz" for p in ("train", "valid", "test"))
+    return _library(
+        "ogb_typed",
+        name.replace("-", "_"),
+        ("RELEASE_v2.txt", *(f"raw/{file}.csv.gz" for file in files), *split),
+        f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip",
+        can_download=False,
+        name=name,
+        kind=kind,
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import MessageEdges
+from flower_fgl.datasets.client_graph import MessageEdges, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, node_dataset
 from flower_fgl.datasets.graph_files.own_split import PARTS
@@ -60,6 +60,21 @@ class Raw:
     messages: MessageEdges | None = None
     node_type: Tensor | None = None
     schema: Schema | None = None
+
+    @classmethod
+    def of_typed(cls, dataset: NodeDataset, entries: int) -> Raw:
+        """Return a typed graph with classes; ``entries`` counts its published edges."""
+        return cls(
+            dataset.x,
+            dataset.edge_index,
+            dataset.y,
+            entries=entries,
+            class_names=dataset.class_names,
+            masks=dataset.masks,
+            messages=dataset.messages,
+            node_type=dataset.node_type,
+            schema=dataset.schema,
+        )
 
 
 def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:
@@ -262,17 +277,7 @@ def aifb(folder: Path) -> Raw:
     wanted = TypedTarget(y, Target.classes(names), masks)
     predicted = str(arrays["target_type"])
     found = typed_dataset(where, tables, relations, predicted, wanted)
-    return Raw(
-        found.x,
-        found.edge_index,
-        found.y,
-        entries=len(source),
-        class_names=names,
-        masks=found.masks,
-        messages=found.messages,
-        node_type=found.node_type,
-        schema=found.schema,
-    )
+    return Raw.of_typed(found, len(source))
 
 
 AIFB = (

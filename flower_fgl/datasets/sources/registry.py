@@ -354,6 +354,13 @@ _OWN: dict[str, Source] = {
         entries=79122504,
         targets=112,
     ),
+    "ogbn-mag": _nodes(
+        f"Typed graph of papers and their authors, {HU}",
+        at.ogb_typed("ogbn-mag", "mag", "paper"),
+        (1939743, None, 128, 349),
+        split="public",
+        entries=21111007,
+    ),
     "mutag": _graphs("MUTAG", at.tu("MUTAG"), 188, (3371, 3721, 7, 2)),
     "proteins": _graphs("PROTEINS", at.tu("PROTEINS"), 1113, (43471, 81044, 3, 2)),
     "nci1": _graphs("NCI1", at.tu("NCI1"), 4110, (122747, 132753, 37, 2)),

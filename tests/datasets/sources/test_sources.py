@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import inspect
 import logging
 import os
@@ -725,6 +726,40 @@ def test_aifb_has_its_published_size(real_data, cache_dir):
             assert persons[0] <= client.num_items <= persons[1]
             assert edges[0] <= held.index.shape[1] <= edges[1]
             assert 22 <= len(held.relation.unique()) <= 52
+
+
+def test_ogbn_mag_is_read_as_by_its_own_library(data, cache_dir):
+    folder = data / "ogbn_mag"
+    raw.write_mag(folder)
+    dataset = load_small("ogbn-mag", data, cache_dir)
+    library_loaders._import_ogb()
+    reader = importlib.import_module("ogb.io.read_graph_raw")
+    (graph,) = reader.read_csv_heterograph_raw(str(folder / "raw"))
+    schema, kinds = dataset.schema, dataset.node_type
+    assert set(schema.node_types) == set(graph["num_nodes_dict"])
+    start = {}
+    for number, kind in enumerate(schema.node_types):
+        rows = (kinds == number).nonzero().flatten()
+        assert len(rows) == graph["num_nodes_dict"][kind]
+        start[kind] = int(rows[0])
+    found, messages = graph["edge_index_dict"], dataset.messages
+    assert schema.relations == tuple(sorted(found))
+    for number, triple in enumerate(schema.relations):
+        ends = np.array([[start[triple[0]]], [start[triple[2]]]])
+        due = {tuple(pair) for pair in (found[triple] + ends).T.tolist()}
+        listed = messages.index[:, messages.relation == number].T.tolist()
+        assert {tuple(pair) for pair in listed} == due
+        assert len(listed) == len(due)  # a repeat is merged
+    papers = slice(start["paper"], start["paper"] + raw.NUM_NODES)
+    expected = graph["node_feat_dict"]["paper"]
+    np.testing.assert_allclose(dataset.x[papers].numpy(), expected, rtol=1e-6)
+    assert schema.widths[schema.node_types.index("paper")] == ("paper", 5)
+    assert dataset.y[papers].tolist() == raw.LABELS.tolist()
+    assert int((dataset.y >= 0).sum()) == raw.NUM_NODES
+    train = (dataset.masks["train"].nonzero().flatten() - start["paper"]).tolist()
+    assert train == raw.ROLES["tr"]
+    values = {"dataset": "ogbn-mag", "model": "rgcn"}
+    assert parse_config(values).reads_types
 
 
 def test_aifb_is_read_as_documented(data, cache_dir):
