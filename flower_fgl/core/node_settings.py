@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import tomli_w
 
@@ -111,6 +112,11 @@ class NodeSettings:
     )
     share_type_names: bool = option(
         True, 'false: refuse a run on typed graphs with schema-align = "name"'
+    )
+    share_coefficients: bool = option(
+        True,
+        "false: refuse a run in which other owners see the coefficients of this owner's "
+        'relations, such as one with fedhgn.alignment = "peers"',
     )
     secure_aggregation: bool = option(
         False, "true: refuse a run without secure aggregation"
@@ -317,7 +323,7 @@ def broken_floors(
     *,
     uploads: bool,
     predicts_numbers: bool = False,
-    known_methods: Collection[str],
+    known_methods: Mapping[str, Any],
 ) -> list[str]:
     """Say which effective settings of a run are weaker than the floors of a data owner.
 
@@ -350,6 +356,10 @@ def broken_floors(
         refuse("share-feature-names", "false")
     if run["schema-align"] == "name" and not node.share_type_names:
         refuse("schema-align", '"same" or "private"')
+    floors = known_methods[str(run["method"])].floors
+    for key, (setting, allowed) in floors.items():
+        if not getattr(node, key.replace("-", "_")) and run[setting] != allowed:
+            refuse(setting, f'"{allowed}"')
     if uploads:
         clip = float(run["upload-clip"])
         if not 0 < clip <= node.upload_clip and math.isfinite(node.upload_clip):

@@ -38,6 +38,7 @@ METHOD = replace(
     settings=FedHGNSettings,
     payload="4P_s up, 4P_s down, P_s parameters of bases and head; peers: coefficients",
     defaults={"model": "rgcn", "schema-align": "private"},
+    floors={"share-coefficients": ("fedhgn.alignment", "none")},
     models=("rgcn",),
     has_global_model=False,
     additive=False,

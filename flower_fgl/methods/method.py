@@ -47,6 +47,9 @@ class Method:
     unread : tuple of str
         General settings without effect on the method, which are refused if a user sets
         them.
+    floors : mapping of str to (str, str)
+        Floors of the node config that concern the method alone: with ``false`` a node
+        refuses a run in which a setting of the method is not the only value allowed.
     uploads : bool
         Whether clients upload anything.
     has_global_model : bool
@@ -129,6 +132,7 @@ class Method:
     sent_before: tuple[str, ...] = ()
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    floors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     uploads: bool = True
     has_global_model: bool = True
     mixes_models: bool = False

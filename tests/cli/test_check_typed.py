@@ -109,6 +109,20 @@ def test_a_node_refuses_a_run_that_tells_names() -> None:
     ]
 
 
+def test_a_node_refuses_a_run_that_shows_its_coefficients() -> None:
+    node = parse_node_config({"share-coefficients": False})
+
+    def broken(**values: str) -> list[str]:
+        run = parse_config({"model": "rgcn", **values}).flat()
+        return broken_floors(node, run, uploads=True, known_methods=METHODS)
+
+    peers = {"method": "fedhgn", "fedhgn.alignment": "peers"}
+    assert broken() == broken(method="fedhgn") == []
+    assert broken(**peers) == [
+        'fedhgn.alignment = peers, but its node config demands "none"'
+    ]
+
+
 def test_an_owner_with_that_floor_stays_out_of_such_a_run(tmp_path: Path) -> None:
     nodes: list[dict[str, Scalar]] = [
         {"graph": str(write_tables(tmp_path / f"bank{n}", typed_tables(n)))}
