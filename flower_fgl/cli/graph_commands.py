@@ -104,7 +104,7 @@ def import_partition(
     code runs.
     """
     # loads torch: the arguments are checked first
-    from flower_fgl.datasets.graph_files.published_partition import convert_partition
+    from flower_fgl.datasets.published_partition import convert_partition
 
     for path in convert_partition(source, folder):
         show(str(path))

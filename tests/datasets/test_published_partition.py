@@ -18,7 +18,7 @@ from flower_fgl import simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
-from flower_fgl.datasets.graph_files.published_partition import convert_partition
+from flower_fgl.datasets.published_partition import convert_partition
 
 NAME = "subgraph_fl_louvain_1_Cora_client_2"
 
@@ -330,3 +330,88 @@ def test_files_of_another_partition_are_not_mixed_in(tmp_path: Path) -> None:
     convert_partition(write(tmp_path / "a", count=3), tmp_path / "graphs")
     with pytest.raises(DataError, match=r"client-2\.npz, which is not one of these 2"):
         convert_partition(write(tmp_path / "b"), tmp_path / "graphs")
+
+
+def typed_client(number: int) -> Data:
+    """Return 20 stays of 5 patients, padded to 3 columns, with both directions."""
+    generator = torch.Generator().manual_seed(number)
+    x = torch.rand((25, 3), generator=generator)
+    x[20:, 1:] = 0
+    holder = torch.randint(20, 25, (20,), generator=generator)
+    has = torch.stack([holder, torch.arange(20)])
+    data = Data(
+        x=x,
+        edge_index=torch.cat([has, has.flip(0)], dim=1),
+        y=torch.cat([torch.arange(20) % 2, torch.full((5,), -1)]),
+    )
+    data.node_type = torch.tensor([0] * 20 + [1] * 5)
+    data.edge_type = torch.tensor([0] * 20 + [1] * 20)
+    data.hetero_node_types = ["stay", "patient"]
+    data.hetero_edge_types = [
+        ("patient", "has", "stay"),
+        ("stay", "rev_has", "patient"),
+    ]
+    data.target_node_type = "stay"
+    data.global_map = {i: i for i in range(25)}
+    data.num_global_classes = 3
+    return data
+
+
+def write_typed(folder: Path, make: Callable[[int], Any] = typed_client) -> Path:
+    """Write a dataset of FedGB with several kinds of nodes."""
+    place = write(folder / "distrib" / NAME, make, split="node_cls/default_split")
+    for number in range(2):
+        for name, mask in masks(number).items():
+            path = place / "node_cls" / "default_split" / f"{name}_{number}.pt"
+            torch.save(torch.cat([mask, torch.zeros(5, dtype=torch.bool)]), path)
+    manifest = {"level": "hetero_subgraph", "task": "node_cls", "target_node": "stay"}
+    manifest["processed_partition"] = NAME
+    (folder / "fedgb_manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_typed_dataset_of_fedgb_becomes_typed_graphs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = convert_partition(write_typed(tmp_path / "EICU"), tmp_path / "graphs")
+    for number, path in enumerate(paths):
+        dataset, given = load_graph_file(path).dataset, typed_client(number)
+        schema, messages = dataset.schema, dataset.messages
+        assert schema is not None
+        assert messages is not None
+        assert messages.relation is not None
+        assert schema.widths == (("stay", 3), ("patient", 3))
+        assert schema.relations == tuple(given.hetero_edge_types)
+        assert schema.target == "stay"
+        torch.testing.assert_close(dataset.x[:20, :3], given.x[:20])
+        torch.testing.assert_close(dataset.x[20:, 3:], given.x[20:])
+        assert dataset.y.tolist() == given.y.tolist()
+        assert dataset.class_names == ("0", "1", "2")
+        listed = given.edge_index[:, :20].T.tolist()
+        found = messages.index[:, messages.relation == 0].T.tolist()
+        assert sorted(found) == sorted(listed)
+        assert dataset.masks["val"].tolist() == [
+            *masks(0)["val"].tolist(),
+            *[False] * 5,
+        ]
+    assert "for the kinds patient (1) (used columns)" in caplog.text
+    run = simulate(
+        "fedavg",
+        owners=str(tmp_path / "graphs"),
+        output_dir=str(tmp_path),
+        model="rgcn",
+        reverse_relations=False,
+        rounds=1,
+    )
+    assert run.summary["best"]["test"]["num_nodes"] == 16
+
+
+@pytest.mark.parametrize("key", ["hetero_edge_types", "target_node_type", "node_type"])
+def test_a_typed_dataset_without_names_is_refused(key: str, tmp_path: Path) -> None:
+    def make(number: int) -> Data:
+        data = typed_client(number)
+        del data[key]
+        return data
+
+    with pytest.raises(DataError, match=rf"data_0\.pt: {key} is missing"):
+        convert_partition(write_typed(tmp_path / "EICU", make), tmp_path / "graphs")

@@ -13,15 +13,19 @@ Both store one ``torch_geometric.data.Data`` per client, in a folder such as
 
 A folder of a FedGB dataset also holds ``fedgb_manifest.json``, and the clients in the
 folder below ``distrib/`` that its ``processed_partition`` names. In a homogeneous dataset
-of FedGB, attributes ``node_type`` and ``edge_type`` have no meaning.
+of FedGB, attributes ``node_type`` and ``edge_type`` have no meaning. Clients of one of the
+level ``hetero_subgraph`` have these, their names ``hetero_node_types`` and
+``hetero_edge_types`` (triples), and ``target_node_type``; ``y`` is -1 for other nodes, and
+``x`` is padded with zeros to one width.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +36,16 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    MessageEdges,
+    NodeDataset,
+)
 from flower_fgl.datasets.graph_files.validate import check_edge_features
 from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.pyg_data import GivenNames, node_dataset
+from flower_fgl.datasets.pyg_typed import TypeNames
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
 
@@ -42,6 +53,12 @@ __all__ = ["convert_partition"]
 
 CLIENT = re.compile(r"data_(0|[1-9][0-9]*)\.pt")
 TASK = "node_cls"
+HOMOGENEOUS, TYPED = "homo_subgraph", "hetero_subgraph"
+"""Levels of FedGB."""
+TYPES = ("node_type", "edge_type", "hetero_node_types", "hetero_edge_types")
+TYPES += ("target_node_type",)
+"""Attributes of a typed graph."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,16 +94,18 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
     Raises
     ------
     DataError
-        If the folder holds no such partition, sets of graphs or several types of nodes, a
-        file is damaged or holds other objects than tensors, or ``target`` cannot be
-        written.
+        If the folder holds no such partition, sets of graphs or several types of nodes
+        without names, a file is damaged or holds other objects than tensors, or ``target``
+        cannot be written.
 
     Notes
     -----
     1. Files are read with ``torch.load(weights_only=True)``: only tensors, numbers and
        the containers of torch-geometric are accepted, and no code of a file runs.
+    2. Nodes of a typed graph are numbered kind by kind. Columns of padding are kept, and a
+       warning names the kinds: no file says which columns these are.
     """
-    folder, is_homogeneous = _find_folder(source)
+    folder, level = _find_folder(source)
     numbers = sorted(
         int(match[1]) for path in folder.iterdir() if (match := CLIENT.match(path.name))
     )
@@ -95,7 +114,23 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
             f"{folder}: the clients' files must be data_0.pt to data_{len(numbers) - 1}.pt "
             f"without a gap, got the numbers {numbers}. Copy the folder again."
         )
-    clients = [_read_client(folder, k, is_homogeneous) for k in numbers]
+    if level == TYPED:
+        datasets = _read_typed(folder, numbers)
+        graphs = [(dataset.graph(dataset.masks), dataset) for dataset in datasets]
+        return _save(
+            target,
+            [
+                ClientGraph(
+                    number,
+                    graph,
+                    dataset.target,
+                    torch.arange(dataset.num_nodes),
+                    schema=dataset.schema,
+                )
+                for number, (graph, dataset) in enumerate(graphs)
+            ],
+        )
+    clients = [_read_client(folder, k, level == HOMOGENEOUS) for k in numbers]
     widths = sorted({int(client.x.shape[1]) for client in clients})
     if len(widths) > 1:
         raise DataError(
@@ -104,8 +139,24 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
         )
     classes = max(client.num_classes for client in clients)
     target_of = Target.classes([str(c) for c in range(classes)])
+    graphs_of = [
+        Graph(c.x, c.edge_index, c.y, c.masks, messages=c.messages) for c in clients
+    ]
+    return _save(
+        target,
+        [
+            ClientGraph(number, graph, target_of, client.ids)
+            for number, (graph, client) in enumerate(
+                zip(graphs_of, clients, strict=True)
+            )
+        ],
+    )
+
+
+def _save(target: Path, clients: Sequence[ClientGraph]) -> list[Path]:
+    """Write the files of all clients."""
     width = len(str(len(clients) - 1))
-    paths = [target / f"client-{k:0{width}d}.npz" for k in numbers]
+    paths = [target / f"client-{k:0{width}d}.npz" for k in range(len(clients))]
     if others := sorted({*target.glob("*.npz")} - {*paths}):
         raise DataError(
             f"{target} holds {others[0].name}, which is not one of these {len(paths)} "
@@ -113,29 +164,22 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
         )
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for number, (path, client) in enumerate(zip(paths, clients, strict=True)):
-            graph = Graph(
-                client.x,
-                client.edge_index,
-                client.y,
-                client.masks,
-                messages=client.messages,
-            )
-            save_client_graph(path, ClientGraph(number, graph, target_of, client.ids))
+        for path, client in zip(paths, clients, strict=True):
+            save_client_graph(path, client)
     except OSError as error:
         raise DataError(f"Cannot write to {target}: {error}.") from error
     return paths
 
 
-def _find_folder(source: Path) -> tuple[Path, bool]:
-    """Return the folder of the clients' files, and if a manifest calls it homogeneous."""
+def _find_folder(source: Path) -> tuple[Path, str]:
+    """Return the folder of the clients' files, and the level in a manifest, if any."""
     if not source.is_dir():
         what = "is a file" if source.exists() else "does not exist"
         raise DataError(
             f"{source} {what}. Give the folder of a partition, which holds data_0.pt."
         )
     manifest = source / "fedgb_manifest.json"
-    named = _read_manifest(manifest) if manifest.is_file() else ""
+    named, level = _read_manifest(manifest) if manifest.is_file() else ("", "")
     if (source / "data_0.pt").is_file():
         folder = source
     else:
@@ -153,23 +197,66 @@ def _find_folder(source: Path) -> tuple[Path, bool]:
             f"{folder} holds sets of graphs. Only partitions of one graph, for node "
             "classification, can be converted."
         )
-    return folder, manifest.is_file()
+    return folder, level
 
 
-def _read_manifest(path: Path) -> str:
-    """Reject a FedGB dataset of another task; return the name of its partition."""
+def _read_manifest(path: Path) -> tuple[str, str]:
+    """Reject a FedGB dataset of another task; return its partition, and its level."""
     try:
         manifest = json.loads(path.read_text("utf-8"))
         level, task = str(manifest["level"]), str(manifest["task"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged: {error!r}. Download it again.") from error
-    if (level, task) != ("homo_subgraph", TASK):
+    if level not in (HOMOGENEOUS, TYPED) or task != TASK:
         raise DataError(
-            f'{path.parent} is a dataset of level "{level}" and task "{task}". Only level '
-            f'"homo_subgraph" with task "{TASK}" can be converted: one type of nodes, one '
-            "class per node."
+            f'{path.parent} is a dataset of level "{level}" and task "{task}". Only the '
+            f'levels "{HOMOGENEOUS}" and "{TYPED}" with task "{TASK}" can be converted: '
+            "one graph per client, one class per node."
         )
-    return str(manifest.get("processed_partition", ""))
+    return str(manifest.get("processed_partition", "")), level
+
+
+def _read_typed(folder: Path, numbers: Sequence[int]) -> list[NodeDataset]:
+    """Read the typed graphs of all clients with their splits."""
+    loaded = [_load(folder / f"data_{number}.pt") for number in numbers]
+    most, padded, found = 0, dict[str, int](), []
+    for number, data in zip(numbers, loaded, strict=True):
+        where = str(folder / f"data_{number}.pt")
+        if missing := [key for key in TYPES if getattr(data, key, None) is None]:
+            raise DataError(
+                f"{where}: {', '.join(missing)} is missing, by which a typed graph names "
+                "its kinds and relations. Owners agree on them by name."
+            )
+        declared = int(getattr(data, "num_global_classes", 0) or 0)
+        most = max(most, declared, 1 + int(data.y.max()) if len(data.y) else 0)
+    for number, data in zip(numbers, loaded, strict=True):
+        name, kinds = str(folder / f"data_{number}.pt"), list(data.hetero_node_types)
+        masks = _read_masks(folder, number, len(data.x)).items()
+        plain = type(data)(
+            x=data.x,
+            edge_index=data.edge_index,
+            y=data.y.flatten(),
+            **{key: getattr(data, key) for key in TYPES},
+            **{f"{part}_mask": mask for part, mask in masks},
+        )
+        width = int(data.x.shape[1])
+        types = TypeNames(widths=dict.fromkeys(kinds, width), is_single=False)
+        classes = [str(number) for number in range(most)]
+        dataset = node_dataset(plain, name, GivenNames(classes, types=types))
+        for kind, columns in dataset.schema.blocks() if dataset.schema else ():
+            used = (dataset.x.to_dense()[:, columns] != 0).any(dim=0).nonzero()
+            last = int(used.max()) + 1 if used.numel() else 0
+            padded[kind] = max(padded.get(kind, 0), last)
+        found.append(dataset)
+    if kinds := [f"{kind} ({used})" for kind, used in padded.items() if used < width]:
+        log.warning(
+            "%s: x has %d columns, but the last ones are 0 at all clients for the kinds %s "
+            "(used columns). They may be padding to one width, and are kept.",
+            folder,
+            width,
+            ", ".join(kinds),
+        )
+    return found
 
 
 def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
