@@ -55,8 +55,8 @@ CLIENT = re.compile(r"data_(0|[1-9][0-9]*)\.pt")
 TASK = "node_cls"
 HOMOGENEOUS, TYPED = "homo_subgraph", "hetero_subgraph"
 """Levels of FedGB."""
-TYPES = ("node_type", "edge_type", "hetero_node_types", "hetero_edge_types")
-TYPES += ("target_node_type",)
+TYPES: tuple[str, ...] = ("node_type", "edge_type", "target_node_type")
+TYPES += ("hetero_node_types", "hetero_edge_types")
 """Attributes of a typed graph."""
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from flower_fgl import simulate
+from flower_fgl import METHODS, simulate
 from flower_fgl.client_apps.runtime.links import LinkTrainingSet
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.schema import Schema, Triple
@@ -24,6 +24,7 @@ from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_d
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
+from flower_fgl.simulation.prediction import predict_graph
 from tests.support.owners import run_owners
 from tests.support.typed_graphs import (
     OWNS,
@@ -42,6 +43,12 @@ SIZES: dict[str, Any] = {
     "hidden_channels": 8,
     "rounds": 2,
 }
+ABLE = [
+    (name, align)
+    for name, row in sorted(METHODS.items())
+    for align, is_able in (("same", row.reads_messages), ("name", row.shares_parts))
+    if row.predicts_links and is_able
+]
 LIKES, LIKED = ("user", "likes", "item"), ("item", "liked", "user")
 KNOWS = ("user", "knows", "user")
 
@@ -241,6 +248,52 @@ def test_a_deployment_gives_the_numbers_of_a_simulation(
 
     assert len(numbers(deployed)) == 2
     assert numbers(deployed) == numbers(simulated)
+
+
+@pytest.mark.parametrize(("method", "align"), ABLE)
+def test_all_methods_for_links_train_on_typed_graphs(
+    method: str, align: str, banks: str, tmp_path: Path
+) -> None:
+    folder = banks
+    if align == "same":
+        folder = typed_owners(tmp_path / "own", *map(typed_bank, range(3)))
+    values = SIZES | {"schema_align": align, "target_relation": "pays"}
+    run = simulate(method, owners=folder, output_dir=str(tmp_path), **values)
+    assert run.summary["best"]["test"]["num_nodes"] == 52
+
+
+def test_a_masked_sum_is_that_of_the_uploads(tmp_path: Path) -> None:
+    folder = typed_owners(tmp_path / "own", *map(typed_bank, range(3)))
+    values = SIZES | {"target_relation": "pays"}
+    nodes = [{"graph": str(path)} for path in sorted(Path(folder).glob("*.npz"))]
+    losses = [
+        [
+            row["loss"]
+            for row in run_owners(
+                nodes, tmp_path / str(is_secure), secure_aggregation=is_secure, **values
+            ).rounds
+        ]
+        for is_secure in (False, True)
+    ]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+
+
+def test_the_model_of_an_owner_scores_links_by_its_own_names(
+    banks: str, tmp_path: Path
+) -> None:
+    paths = sorted(Path(banks).glob("*.npz"))
+    values = SIZES | {"schema_align": "name", "target_relation": "card:pays:shop"}
+    run_owners([{"graph": str(p)} for p in paths], tmp_path / "run", **values)
+    (model,) = (tmp_path / "run-models").glob("*-bank2-*")
+    found = predict_graph(model, paths[2], top_k=2)
+    dataset = typed_bank(2, has_device=True, private={USED})
+    assert dataset.schema is not None
+    assert dataset.node_type is not None
+    kinds = dataset.node_type.numpy()
+    card, shop = (dataset.schema.node_types.index(k) for k in ("card", "shop"))
+    assert len(found.values) == 80
+    assert set(kinds[found.items["source"]]) == {card}
+    assert set(kinds[found.items["target"]]) == {shop}
 
 
 def test_a_partition_of_one_typed_graph_predicts_links(tmp_path: Path) -> None:
