@@ -80,6 +80,17 @@ def test_a_table_of_edges_becomes_the_predicted_ones(tmp_path: Path) -> None:
     assert int((dataset.messages.relation == 0).sum()) == len(distinct)
 
 
+def test_classes_of_edges_may_be_listed(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "air", airline(0))
+    (folder / "edge_classes.csv").write_text("name\nown\ncharter\ncodeshare\n")
+    table = read(folder).dataset.edges
+    assert table is not None
+    assert table.class_names == ("own", "charter", "codeshare")
+    (folder / "edge_classes.csv").write_text("name\nown\n")
+    with pytest.raises(DataError, match=r'"codeshare" is not in edge_classes\.csv'):
+        read(folder)
+
+
 def test_an_archive_holds_the_same_edges(tmp_path: Path) -> None:
     folder = write_tables(tmp_path / "air", airline(0, has_time=True))
     dataset = read(folder).dataset

@@ -22,7 +22,7 @@ __all__ = ["RELATIONS", "Relation", "TypedNames", "folder_tables", "read_typed_n
 RELATIONS = "relations.csv"
 """Table by which the folder of a typed graph is recognized."""
 COLUMNS = ("relation", "source", "target", "file", "private")
-PLAIN = ("nodes.csv", "edges.csv", "graphs.csv", "outside.csv", "edge_classes.csv")
+PLAIN = ("nodes.csv", "edges.csv", "graphs.csv", "outside.csv")
 """Tables of graphs with one kind of nodes."""
 MOST_SHOWN = 5
 """Kinds that one message names."""

@@ -243,8 +243,10 @@ def test_a_recipe_or_table_that_does_not_fit_is_named(
 def test_edges_of_a_relation_may_have_labels(tmp_path: Path) -> None:
     text = RECIPE.replace(
         'shop = "target"\n"*" = "ignore"',
-        'shop = "target"\namount = "number"\nwhen = "time"\nlate = "label"\ndevice = '
-        '"ignore"',
+        'shop = "target"\namount = "number"\nwhen = "time"\ndevice = "ignore"\n'
+        'late = {kind = "label", classes = ["no", "yes", "lost"]}',
+    ).replace(
+        'fraud = {kind = "label", classes = {1 = "fraud", 0 = "ok"}}', 'fraud = "label"'
     )
     payments = (
         "number,shop,device,amount,when,late\nc1,s1,d1,3,2,yes\nc2,s1,d2,4,1,no\n"
@@ -258,7 +260,7 @@ def test_edges_of_a_relation_may_have_labels(tmp_path: Path) -> None:
     lines = prepare_graph(recipe, tables, tmp_path / "graph")
     table = load_graph_file(tmp_path / "graph").dataset.edges
     assert table is not None
-    assert table.class_names == ("no", "yes")
+    assert table.class_names == ("no", "yes", "lost")
     assert table.y.tolist() == [0, 1, 0]  # sorted by time
     assert table.x.flatten().tolist() == [0, -0.5, 0.5]
     assert "label of pays edges: no: 2, yes: 1" in lines
