@@ -159,23 +159,32 @@ def best_partners(
     """
     num_nodes, side = graph.num_nodes, of.side
     h = model.head(model.embed(graph), graph)
-    place = torch.full((num_nodes,), -1)
+    sources, targets = of.rows
+    place, column = torch.full((2, num_nodes), -1)
+    column[targets], embedded = torch.arange(len(targets)), h[targets]
     first_edge = torch.searchsorted(
         of.known[0].contiguous(), torch.arange(num_nodes + 1)
     )
     found = []
-    for nodes in torch.split(of.rows[0], max(1, SCORES_AT_ONCE // num_nodes)):
-        score = _all_scores(model, graph, h, nodes)
+    for nodes in torch.split(sources, max(1, SCORES_AT_ONCE // max(len(targets), 1))):
+        if isinstance(model.decoder, DotDecoder):
+            score = h[nodes] @ embedded.t()
+        else:
+            ends = nodes.repeat_interleave(len(targets)), targets.repeat(len(nodes))
+            logits = decode_pairs(model, graph, torch.stack(ends), h=h)
+            score = link_score(logits).view(len(nodes), -1)
         place[nodes] = torch.arange(len(nodes))
-        score[place[nodes], nodes] = -torch.inf
         edges = of.known[:, first_edge[nodes[0]] : first_edge[nodes[-1] + 1]]
-        edges = edges[:, place[edges[0]] >= 0]
-        score[place[edges[0]], edges[1]] = -torch.inf
+        for one, other in ((nodes, nodes), edges):
+            row, at = place[one], column[other]
+            is_pair = (row >= 0) & (at >= 0)
+            score[row[is_pair], at[is_pair]] = -torch.inf
         place[nodes] = -1
         if side is not None:
-            is_none = (side[nodes][:, None] == side) | (side < 0)
+            is_none = side[nodes][:, None] == side[targets]
             score.masked_fill_(is_none, -torch.inf)
-        best, partner = score.topk(min(number, num_nodes), dim=1)
+        best, partner = score.topk(min(number, len(targets)), dim=1)
+        partner = targets[partner]
         pairs = torch.stack([nodes[:, None].expand_as(partner), partner])
         found.append(pairs[:, best > -torch.inf])
     pairs = torch.cat(found, dim=1)
@@ -185,15 +194,6 @@ def best_partners(
     note = "The graph is bipartite: only nodes of different sides are paired."
     has_sides = side is not None and not of.is_typed
     return pairs[:, order], score[order], note * has_sides
-
-
-def _all_scores(model: Backbone, graph: GraphInput, h: Tensor, nodes: Tensor) -> Tensor:
-    """Return the scores (n, N) of nodes (n,) with all nodes."""
-    if isinstance(model.decoder, DotDecoder):
-        return h[nodes] @ h.t()
-    every = torch.arange(len(h))
-    pairs = torch.stack([nodes.repeat_interleave(len(h)), every.repeat(len(nodes))])
-    return link_score(decode_pairs(model, graph, pairs, h=h)).view(len(nodes), -1)
 
 
 def link_score(logits: Tensor) -> Tensor:
