@@ -9,6 +9,7 @@ this takes half of a training step on a small graph.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -87,7 +88,8 @@ def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     ``conv.nn`` is a Sequential that starts with a linear layer, and ε is constant.
     Shapes are those of :func:`gcn`.
     """
-    first, *rest = conv.nn
+    layers: Any = conv.nn
+    first, *rest = layers
     out = graph.filtered_linear(
         h,
         first.weight,

@@ -100,7 +100,8 @@ class NeighbourGenerator(nn.Module):
 
     def embed(self, graph: GraphInput) -> Tensor:
         """Return z, of shape (N, p)."""
-        first, second = self.encoder
+        encoder: Any = self.encoder
+        first, second = encoder
         hidden = sage(first, graph).relu()
         return sage(second, graph, hidden).relu()
 
