@@ -40,8 +40,6 @@ class Wide(nn.Module):
 def test_a_network_of_pyg_embeds_and_a_linear_map_classifies() -> None:
     from torch_geometric.nn import GraphSAGE
 
-    from flower_fgl.nn import pyg  # noqa: F401  imports PyG without its warning
-
     register(backbone=GraphSAGE, name="pyg-sage")
     torch.manual_seed(0)
     model = build_model("pyg-sage:3x16", **SIZES)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.score_names import is_better, kind_of_score
-from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.computation_graph import receptive_field
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def make_optimizer(
     Parameters listed in the model's attribute ``undecayed`` have no weight decay.
     """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
+        "adam": optimizers.Adam,
+        "adamw": optimizers.AdamW,
+        "sgd": optimizers.SGD,
     }
     rate = config.lr if lr is None else lr
     # a fused step copies column-major parameters; SGD is as fast without it

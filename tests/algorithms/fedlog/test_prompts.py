@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 from flower_fgl.algorithms.fedlog import matching
 from flower_fgl.algorithms.fedlog.matching import HIDDEN, OUT, PromptTask, RandomNets
@@ -17,7 +18,6 @@ from flower_fgl.algorithms.fedlog.prompts import (
     train_prompt_generator,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.pyg import SAGEConv
 
 D, C = 5, 3
 
