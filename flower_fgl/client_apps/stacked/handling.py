@@ -93,7 +93,8 @@ class Stacker:
         faster, and training messages that cannot be stacked are refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
-        if kinds == {MessageType.TRAIN}:
+        action = isinstance(app, GroupClientApp) and app.group_action
+        if kinds == {f"{MessageType.TRAIN}.{action}" if action else MessageType.TRAIN}:
             return self._train(app, items, is_forced=is_forced)
         if kinds == {MessageType.EVALUATE}:
             return self._evaluate(app, items, is_forced=is_forced)
@@ -206,7 +207,9 @@ class Stacker:
         server_round, data = opened[0].server_round, self._data(clients)
         cohort = Cohort(clients, data, server_round, is_whole=is_whole)
         result = app.fit_group(cohort, [one.download for one in opened])
-        seconds = {"train": (time.perf_counter() - clock) / len(opened)}
+        spent = time.perf_counter() - clock - sum(result.seconds.values())
+        parts = {"train": max(0.0, spent), **result.seconds}
+        seconds = {name: value / len(opened) for name, value in parts.items()}
         found: Sequence[dict[str, Scores] | None] = [None] * len(opened)
         if round_settings(opened[0].message.content)["evaluate"]:
             clock = time.perf_counter()
