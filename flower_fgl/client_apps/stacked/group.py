@@ -131,10 +131,11 @@ class GroupFit:
     """Result of the local training of K clients.
 
     ``records`` returns ``to_record()`` of all uploads, packed at once; ``seconds`` are
-    parts of the time of all clients together that are reported separately.
+    parts of the time of all clients together that are reported separately. ``model`` is
+    ``None`` in an exchange that trains no model.
     """
 
-    model: Backbone
+    model: Backbone | None
     uploads: Sequence[Payload]
     losses: Sequence[float]
     records: Callable[[], list[RecordDict]] | None = None
@@ -339,7 +340,10 @@ class GroupClientApp(FglClientApp):
     """
 
     group_action: ClassVar[str] = ""
-    """Action whose messages are stacked, by default the training of every round."""
+    """Action whose messages are handled for many clients at once, by default the training
+    of every round. A class that names one need not be ``stacked``."""
+    group_last: ClassVar[Callable[[Client], int] | None] = None
+    """Last number of the exchange, see :meth:`FglClientApp.open_once`."""
 
     def stack_key(self, client: Client) -> Hashable:
         """Return what else the clients of one stack must have in common."""
