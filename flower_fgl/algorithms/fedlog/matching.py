@@ -214,7 +214,7 @@ class RandomNets:
         return self.second(node, around, labels)
 
     def pair_products(self, x: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(x + p)(W + W')`` and ``(x − p)(W − W')``, (m, N·128), of :meth:`pair_loss`.
+        """Return ``(x + p)(W + W')`` and ``(x − p)(W − W')``, (m, N·128), Eq. (12).
 
         Nodes may be those of many clients: each product reads the large weights once.
         """

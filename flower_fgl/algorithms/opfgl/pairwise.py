@@ -193,7 +193,6 @@ def _zero_where_negative(grad: Tensor, value: Tensor) -> None:
 class _PairSimilarity(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, known: list[Tensor]) -> Tensor:
-        s, width = x.shape
         total = weight.sum()
         if not float(total):
             ctx.is_empty = True
@@ -206,7 +205,7 @@ class _PairSimilarity(torch.autograd.Function):
         else:
             similarity, to_x = _similarity(x, weight, ctx.needs_input_grad[0])
             # each unordered pair occurs twice in the sum
-            to_x *= 2 / (width * total)
+            to_x *= 2 / (x.shape[1] * total)
             known[:] = [similarity]
         value = (weight * similarity).sum() / total
         ctx.save_for_backward(to_x, (similarity - value) / total)

@@ -32,7 +32,7 @@ from flower_fgl.protocols.fedavg import Weights
 __all__ = ["Cohort", "StackedData"]
 
 MOST_LEFT = 0.9
-"""Share of a stack's clients up to which those that still train get a stack of their own."""
+"""Share of a stack's clients up to which those that still train get their own stack."""
 
 
 class StackedData:
