@@ -102,7 +102,7 @@ class FedLogClientApp(GroupClientApp):
     down = FedLogDownload
     up = FedLogUpload
     group_action = PRETRAIN
-    group_last = staticmethod(once)
+    group_is_once = True
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
@@ -123,7 +123,8 @@ class FedLogClientApp(GroupClientApp):
     def fit_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
         """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
         clients: Sequence[Client] = group.clients
-        losses, prompts = [0.0 for _ in clients], [{} for _ in clients]
+        losses = [0.0 for _ in clients]
+        prompts: list[dict[str, Tensor]] = [{} for _ in clients]
         if clients[0].config.method_config.pg:
             losses, prompts = train_prompts(clients)
         uploads = [

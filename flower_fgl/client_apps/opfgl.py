@@ -134,6 +134,8 @@ class OPFGLClientApp(GroupClientApp):
     2. With ``setting = "inductive"`` no reliable nodes are inferred. Statistics,
        distillation and training use only the graph of the training nodes.
     3. A client without training nodes keeps the model of stage 1.
+    4. Stage 1 depends on a client only by the check at which it stops. Dropout, 0 by
+       default, draws the same on all clients, so that a process trains stage 1 once.
     """
 
     down = GraphDownload
@@ -198,7 +200,7 @@ class OPFGLClientApp(GroupClientApp):
             scores = group.validate(group.build_model(state))
             for place in list(running):
                 ends[place], losses[place] = state, loss
-                if checks[place].note(scores[place], lambda state=state: state):
+                if checks[place].note(scores[place], partial(dict, state)):
                     running.remove(place)
             if not running:
                 break

@@ -164,7 +164,7 @@ def match_gradients(
         with torch.no_grad():
             products = nets.pair_products(inputs, prompts)
         slopes = torch.zeros_like(products[0]), torch.zeros_like(products[1])
-        split = [zip(*(t.split(sizes) for t in pair), strict=True)
+        split = [zip(*(torch.split(t, sizes) for t in pair), strict=True)
                  for pair in (products, slopes)]  # fmt: skip
         found = {
             id(one): (made, slope) for one, made, slope in zip(few, *split, strict=True)
@@ -173,7 +173,7 @@ def match_gradients(
         one.match(nets, *found.get(id(one), (None, None)), is_whole=is_last)
     if slopes is not None:
         for one, slope in zip(
-            few, nets.slope_of_prompts(*slopes).split(sizes), strict=True
+            few, torch.split(nets.slope_of_prompts(*slopes), sizes), strict=True
         ):
             one.slope = one.slope + slope
 

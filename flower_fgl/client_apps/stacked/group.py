@@ -341,9 +341,10 @@ class GroupClientApp(FglClientApp):
 
     group_action: ClassVar[str] = ""
     """Action whose messages are handled for many clients at once, by default the training
-    of every round. A class that names one need not be ``stacked``."""
-    group_last: ClassVar[Callable[[Client], int] | None] = None
-    """Last number of the exchange, see :meth:`FglClientApp.open_once`."""
+    of every round. Like ``stacked`` it counts only for the class that declares it; that
+    class need not be ``stacked``."""
+    group_is_once: ClassVar[bool] = False
+    """Whether that exchange takes place before round 1 only."""
 
     def stack_key(self, client: Client) -> Hashable:
         """Return what else the clients of one stack must have in common."""

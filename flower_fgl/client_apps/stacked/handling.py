@@ -13,7 +13,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
+from flower_fgl.client_apps.base import FglClientApp, Fit, Opened, once
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import part_of
@@ -93,7 +93,7 @@ class Stacker:
         faster, and training messages that cannot be stacked are refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
-        action = isinstance(app, GroupClientApp) and app.group_action
+        action = own_action(app)
         if kinds == {f"{MessageType.TRAIN}.{action}" if action else MessageType.TRAIN}:
             return self._train(app, items, is_forced=is_forced)
         if kinds == {MessageType.EVALUATE}:
@@ -105,7 +105,7 @@ class Stacker:
     ) -> dict[int, Answer]:
         """Train the clients that can be stacked."""
         config = app.session.config(items[0][1])
-        if not (is_stackable(app) or getattr(app, "group_action", "")):
+        if not (is_stackable(app) or own_action(app)):
             reason = f"{config.method} has no stacked form"
         else:
             reason = why_not_run(config, items[0][1].node_config)
@@ -117,7 +117,7 @@ class Stacker:
         def read(client: Client, content: RecordDict) -> tuple[Any, Hashable]:
             return broadcasts.read(client, content), app.stack_key(client)
 
-        last = app.group_last
+        last = once if app.group_is_once else None
         opened, keys, refused = self._open(app, dict(enumerate(items)), read, last)
         answers = _refused(refused, is_forced)
         for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
@@ -307,6 +307,11 @@ class Stacker:
 def is_stackable(app: FglClientApp) -> bool:
     """Return whether the class of a client half itself declares ``stacked``."""
     return bool(vars(type(app)).get("stacked"))
+
+
+def own_action(app: FglClientApp) -> str:
+    """Return the ``group_action`` that the class of a client half itself declares."""
+    return str(vars(type(app)).get("group_action", ""))
 
 
 def _holds_backbone(client: Client) -> bool:
