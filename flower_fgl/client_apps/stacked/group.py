@@ -374,9 +374,9 @@ def take_steps(
 ) -> list[float]:
     """Take optimizer steps in training mode; return the last loss of each client."""
     model.train()
-    value = torch.zeros(1)
+    value, parameters = torch.zeros(1), list(model.parameters())
     for _ in range(number):
-        for parameter in model.parameters():
+        for parameter in parameters:
             parameter.grad = None
         value = loss(model)
         value.sum().backward()  # type: ignore[no-untyped-call]
