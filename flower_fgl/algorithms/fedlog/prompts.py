@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.fedlog.matching import HIDDEN, PromptTask, RandomNets
 from flower_fgl.core.seeds import seeded
 from flower_fgl.nn import GraphInput
+from flower_fgl.nn.optimizers import Adam
 
 __all__ = [
     "apply_generators",
@@ -194,7 +195,7 @@ class PromptLearner:
         self._places = task.has_neighbours.nonzero().squeeze(1)
         self._batch_size = batch_size if batch_size < len(self.x) else 0
         self._generator = generator.train()
-        self._optimizer = torch.optim.Adam(generator.parameters(), lr=lr, fused=True)
+        self._optimizer = Adam(generator.parameters(), lr=lr, fused=True)
         self.inputs, self._targets, self._classes = self.x, self._around, self._labels
 
     def begin(self) -> None:

@@ -24,6 +24,7 @@ from flower_fgl.algorithms.opfgl.objective import (
 from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import seeded
+from flower_fgl.nn.optimizers import Adam
 
 __all__ = [
     "GeneratorSettings",
@@ -213,7 +214,7 @@ class PseudoGraphGenerator:
         self.links = links.to(mean)
         self._similarity: list[Tensor] = []
         self._for_links, self._for_features = (
-            torch.optim.Adam(parameters, lr=lr, fused=True)
+            Adam(parameters, lr=lr, fused=True)
             for parameters, lr in (
                 (links.parameters(), settings.lr_links),
                 ([self.features], settings.lr_features),
