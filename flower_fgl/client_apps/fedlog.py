@@ -123,15 +123,24 @@ class FedLogClientApp(GroupClientApp):
     def fit_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
         """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
         clients: Sequence[Client] = group.clients
-        losses = [0.0 for _ in clients]
+        losses = [(0.0, 0.0) for _ in clients]
         prompts: list[dict[str, Tensor]] = [{} for _ in clients]
-        if clients[0].config.method_config.pg:
+        is_on = clients[0].config.method_config.pg
+        if is_on:
             losses, prompts = train_prompts(clients)
         uploads = [
             PromptUpload(disguised_rates(client), state)
             for client, state in zip(clients, prompts, strict=True)
         ]
-        return GroupFit(None, uploads, losses)
+        return GroupFit(
+            None,
+            uploads,
+            [sum(pair) for pair in losses],
+            terms=[
+                {"features": feat, "gradients": grad} if is_on else {}
+                for feat, grad in losses
+            ],
+        )
 
     def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
         """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
@@ -145,7 +154,7 @@ class FedLogClientApp(GroupClientApp):
         learner = LocalLearner(client, network, download.nodes)
         loss = learner.train(server_round)
         client.state.set_group("scaling", {"gamma": learner.gamma.cpu()})
-        return Fit(network, self.upload(client, network), loss)
+        return Fit(network, self.upload(client, network), loss, terms=learner.terms())
 
     def upload(self, client: Client, network: FedLogBranchNet) -> FedLogUpload:
         """Return the weights and the learnable nodes of ``synthetic-mode``'s branch."""
@@ -178,8 +187,8 @@ class FedLogClientApp(GroupClientApp):
 
 def train_prompts(
     clients: Sequence[Client],
-) -> tuple[list[float], list[dict[str, Tensor]]]:
-    """Train PG_k of clients with the same features; return losses and states."""
+) -> tuple[list[tuple[float, float]], list[dict[str, Tensor]]]:
+    """Train PG_k of clients with the same features; return L_feat, L_grad and states."""
     first = clients[0]
     config, settings = first.config, first.config.method_config
     width = first.data.training.inputs.num_features
@@ -210,6 +219,7 @@ def train_prompts(
         seeds=lambda place, epoch: clients[place].seed(0, f"prompts of epoch {epoch}"),
         lr=settings.prompt_lr,
         batch_sizes=[settings.prompt_batch(len(task.index)) for task in tasks],
+        is_mean=settings.pg_norm == "mean",
     )
     states = [
         {name: tensor.detach().cpu() for name, tensor in one.state_dict().items()}

@@ -49,6 +49,8 @@ class LocalLearner:
         self.labels = torch.arange(classes, device=device).repeat_interleave(
             self.method_config.nodes_per_class
         )
+        self._sums = dict.fromkeys(("cls", "norm", "g"), torch.zeros((), device=device))
+        self._steps = 0
         self.prompts: Mapping[str, Tensor] = {}
         if self.nodes is not None and self.method_config.pg:
             group = client.state.group("prompts")
@@ -90,6 +92,8 @@ class LocalLearner:
         if is_sequential:  # None marks a step on the synthetic nodes alone
             batches += [None] * len(batches)
         total = torch.zeros((), device=self.client.device)
+        self._sums = dict.fromkeys(self._sums, torch.zeros_like(total))
+        self._steps = len(batches)
         for batch in batches:
             optimizer.zero_grad(set_to_none=True)
             prototypes = self.network.prototypes()
@@ -99,6 +103,7 @@ class LocalLearner:
             if self.nodes is not None and (batch is None or not is_sequential):
                 general, hits = self.general_loss(prototypes)
                 loss = loss + general
+                self._add(g=general)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if hits is not None and self.method_config.fs:
@@ -122,7 +127,19 @@ class LocalLearner:
         loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
         nodes = [self.network.nodes[name] for name in BRANCH_NAMES]
         kind = cast(Literal["fro", "sum"], self.method_config.norm)
-        return loss + self.method_config.beta * node_norm(nodes, kind=kind)
+        norm = node_norm(nodes, kind=kind)
+        self._add(cls=loss, norm=norm)
+        return loss + self.method_config.beta * norm
+
+    def _add(self, **terms: Tensor) -> None:
+        """Add terms of a step's loss for :meth:`terms`."""
+        for name, value in terms.items():
+            self._sums[name] = self._sums[name] + value.detach()
+
+    def terms(self) -> dict[str, float]:
+        """Return L_cls, L_norm and L_g, means over the last epoch's steps, and mean γ."""
+        found = {name: float(t) / max(1, self._steps) for name, t in self._sums.items()}
+        return found | {"gamma": float(self.gamma.mean())}
 
     def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return h_v and n_v (b, E) of distinct training nodes, FedLoG Eqs. (1) and (7).

@@ -99,6 +99,12 @@ class FedLogSettings:
         True,
         "whether each synthetic node gets a generated neighbour (prompt generation)",
     )
+    pg_norm: str = option(
+        "sum",
+        "distances in Eqs. (11) and (12), the losses of the prompt generator: squared "
+        "norms as printed (sum), or means over entries as in the published code (mean)",
+        choices="sum mean",
+    )
     prompt_epochs: int = option(
         100, "epochs in which a client trains its prompt generator before round 1", ge=1
     )

@@ -238,16 +238,17 @@ class RandomNets:
         prompts: Tensor,
         labels: Tensor,
         *,
+        is_mean: bool = False,
         is_whole: bool = True,
         products: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
+        """Return ``Σ_n Σ_W ‖∇_W ℓ_syn − ∇_W ℓ_true‖²``, FedLoG Eq. (12).
 
         ``task`` has the training nodes of ℓ_true; ``x`` and ``prompts`` (m, d), and
         ``labels`` (m,), are nodes, prompts and classes of ℓ_syn; differentiable in the
         prompts. Networks share no weights, so the gradient of the summed loss is that of
-        each. MSE is the mean over the entries of a matrix. Unless ``is_whole``, a summand
-        that does not depend on the prompts may be missing. ``products`` are those of
+        each. With ``is_mean`` each squared norm is divided by the number of entries of W,
+        as in the published code. Unless ``is_whole``, a summand that does not depend on the prompts may be missing. ``products`` are those of
         :meth:`pair_products`, if they are known; the result then depends on them, too.
 
         Notes
@@ -272,19 +273,28 @@ class RandomNets:
             (*((a, b) if by_nodes else (plus, minus)), *self.encoder[2:]),
             create_graph=True,
         )
-        parts = [F.mse_loss(a, b) for a, b in zip(made, true, strict=True)]
+        parts = [
+            (a - b).square().sum() * self._scale(a, is_mean=is_mean)
+            for a, b in zip(made, true, strict=True)
+        ]
+        scale = self._scale(self.own, is_mean=is_mean)
         if by_nodes:
             distance = _distance(task.graph, slopes, (one, other), (both, apart))
-            parts.append(distance / self.own.numel())
+            parts.append(scale * distance)
         if by_nodes and not is_whole:
-            return self.number * torch.stack(parts).sum()
+            return torch.stack(parts).sum()
         own, around = torch.autograd.grad(first, (self.own, self.around), slopes)
         if by_nodes:
-            parts.append(own.square().mean() + around.square().mean())
+            parts.append(scale * (own.square().sum() + around.square().sum()))
         else:
-            parts.append(2 * F.mse_loss(one, (own + around) / 2))
-            parts.append(2 * F.mse_loss(other, (own - around) / 2))
-        return self.number * torch.stack(parts).sum()
+            plus_gap, minus_gap = one - (own + around) / 2, other - (own - around) / 2
+            gaps = plus_gap.square().sum() + minus_gap.square().sum()
+            parts.append(2 * scale * gaps)
+        return torch.stack(parts).sum()
+
+    def _scale(self, weight: Tensor, *, is_mean: bool) -> float:
+        """Return what a squared distance of all networks' gradients is multiplied by."""
+        return self.number / weight.numel() if is_mean else 1.0
 
 
 def has_few_nodes(num_rows: int, num_pairs: int, num_features: int) -> bool:

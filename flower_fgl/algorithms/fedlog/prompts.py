@@ -89,11 +89,12 @@ def train_prompt_generators(
     seeds: Callable[[int, int], int],
     lr: float,
     batch_sizes: Sequence[int],
-) -> list[float]:
+    is_mean: bool = False,
+) -> list[tuple[float, float]]:
     """Train PG_k of some clients by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13).
 
     Each takes one step per epoch, by Adam, in place; it is left in evaluation mode. If no
-    training node of a client has a neighbour, nothing is trained and its loss is 0.
+    training node of a client has a neighbour, nothing is trained and its losses are 0.
 
     Parameters
     ----------
@@ -110,11 +111,14 @@ def train_prompt_generators(
     batch_sizes : sequence of int
         Training nodes with neighbours of each client on which an epoch computes both
         losses, drawn anew in each; 0, or at least their number: all of them.
+    is_mean : bool
+        Whether both losses are means over entries, as in the published code, instead of
+        the squared norms that the paper prints.
 
     Returns
     -------
-    list of float
-        The loss of each client's last epoch.
+    list of tuple
+        L_feat and L_grad of each client's last epoch.
 
     Notes
     -----
@@ -126,11 +130,11 @@ def train_prompt_generators(
        neighbours, not on the size of the graph.
     """
     learners = [
-        PromptLearner(generator, task, lr=lr, batch_size=size)
+        PromptLearner(generator, task, lr=lr, batch_size=size, is_mean=is_mean)
         for generator, task, size in zip(generators, tasks, batch_sizes, strict=True)
     ]
     able = [place for place, learner in enumerate(learners) if len(learner.x)]
-    losses = [0.0] * len(learners)
+    losses = [(0.0, 0.0)] * len(learners)
     for epoch in range(epochs if able else 0):
         nets, is_last = networks(epoch), epoch == epochs - 1
         for start in range(0, len(able), TOGETHER):
@@ -188,8 +192,15 @@ class PromptLearner:
     """
 
     def __init__(
-        self, generator: nn.Module, task: PromptTask, *, lr: float, batch_size: int
+        self,
+        generator: nn.Module,
+        task: PromptTask,
+        *,
+        lr: float,
+        batch_size: int,
+        is_mean: bool,
     ) -> None:
+        self._is_mean = is_mean
         self._task = self.some = task = task.with_fast_features()
         self.x, self._around, self._labels = task.features()
         self._places = task.has_neighbours.nonzero().squeeze(1)
@@ -211,8 +222,10 @@ class PromptLearner:
         # networks run in groups to bound memory; gradients accumulate at the prompts
         self.leaf = self._prompts.detach().requires_grad_()
         difference = self._prompts.detach() - self._targets
-        self._loss = difference.square().sum(1).mean()  # Eq. (11)
-        self.slope = difference * (2 / len(difference))
+        entries = difference.numel() if self._is_mean else len(difference)
+        self._of_features = difference.square().sum() / entries  # Eq. (11)
+        self._of_gradients = torch.zeros((), device=difference.device)
+        self.slope = difference * (2 / entries)
 
     def match(
         self,
@@ -241,6 +254,7 @@ class PromptLearner:
                 self.inputs,
                 self.leaf,
                 self._classes,
+                is_mean=self._is_mean,
                 is_whole=is_whole,
                 products=known,
             )
@@ -251,10 +265,10 @@ class PromptLearner:
             self.slope = self.slope + to_leaf
             for slope, value in zip(slopes or (), to_products, strict=True):
                 slope[:, wide] = value
-            self._loss = self._loss + part.detach()
+            self._of_gradients = self._of_gradients + part.detach()
 
-    def end(self) -> float:
-        """Update the generator; return the loss, of the last step in full."""
+    def end(self) -> tuple[float, float]:
+        """Update the generator; return both losses, of the last step in full."""
         self._prompts.backward(self.slope)
         self._optimizer.step()
-        return float(self._loss)
+        return float(self._of_features), float(self._of_gradients)
