@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.flower_internals import plain_content
 from flower_fgl.protocols.base import (
     Payload,
     check_tensor,
@@ -126,6 +128,24 @@ class LocalPrototypes(Payload):
                 f"described {spec.most}."
             )
         return cls(values, counts)
+
+    @staticmethod
+    def stacked_records(values: Tensor, counts: Tensor) -> list[RecordDict]:
+        """Pack prototypes (K, C, H, p) as :meth:`to_record` packs those of a client."""
+        present = counts > 0
+        number = present.flatten(1).sum(1).tolist()
+        bits = torch.from_numpy(np.packbits(present.flatten(1).numpy(), axis=1))
+        parts = zip(
+            values.detach()[present].split(number),
+            bits,
+            counts[present].to(torch.int32).split(number),
+            strict=True,
+        )
+        names = (VALUES, PRESENT, COUNTS)
+        return [
+            plain_content({RECORD: write_tensors(dict(zip(names, part, strict=True)))})
+            for part in parts
+        ]
 
     @staticmethod
     def stack(payloads: Iterable[LocalPrototypes]) -> tuple[Tensor, Tensor]:

@@ -113,8 +113,11 @@ class Stacker:
         assert isinstance(app, GroupClientApp)
         broadcasts = Broadcasts(app)
 
-        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable]:
-            return broadcasts.read(client, content), app.stack_key(client)
+        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
+            if reason := app.why_alone(client):
+                return reason
+            download = broadcasts.read(client, content)
+            return download, app.stack_key(client, download)
 
         opened, keys, refused = self._open(app, dict(enumerate(items)), read)
         answers = _refused(refused, is_forced)
@@ -138,11 +141,11 @@ class Stacker:
         self,
         app: FglClientApp,
         items: Mapping[int, Item],
-        read: Callable[[Client, RecordDict], tuple[Any, Hashable] | None],
+        read: Callable[[Client, RecordDict], tuple[Any, Hashable] | str],
     ) -> tuple[list[Placed], list[Any], dict[int, str]]:
         """Open clients; return those to stack, their keys, and reasons against others.
 
-        ``read`` returns a client's download and a further part of its key, or ``None``.
+        ``read`` returns a client's download and a further part of its key, or a reason.
         """
         opened, keys, refused = [], [], {}
         for place, (message, context) in items.items():
@@ -150,18 +153,17 @@ class Stacker:
             try:
                 client, store, number = app.open_once(message, context)
                 key = self._backbones.key(client)
-                if isinstance(key, str):
-                    refused[place] = key
-                    continue
-                found = read(client, message.content)
+                found = key if isinstance(key, str) else read(client, message.content)
             except Exception as error:  # handled one by one, it fails in the usual way
                 log.debug("Client of message %d is not stacked: %s", place, error)
                 continue
-            if found is not None:
-                spent = time.perf_counter() - clock
-                parts = (message, context, client, store, number, found[0])
-                opened.append(Placed(*parts, place, spent))
-                keys.append((*key, found[1]))
+            if isinstance(found, str):
+                refused[place] = found
+                continue
+            spent = time.perf_counter() - clock
+            parts = (message, context, client, store, number, found[0])
+            opened.append(Placed(*parts, place, spent))
+            keys.append((*key, found[1]))
         return opened, keys, refused
 
     def _cohorts(
@@ -210,7 +212,7 @@ class Stacker:
         found: Sequence[dict[str, Scores] | None] = [None] * len(opened)
         if round_settings(opened[0].message.content)["evaluate"]:
             clock = time.perf_counter()
-            found = cohort.evaluate(result.model)
+            found = cohort.evaluate(result.model, result.logits)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
         tensors = result.model.state_dict()
         states = split_state(tensors, len(opened))
@@ -226,9 +228,13 @@ class Stacker:
                     refuse_non_finite(trained)
                 keep_model(one.client, trained, is_shared=is_whole)
                 scores = found[number]
+                terms = result.terms[number] if result.terms else {}
+                fit = Fit(
+                    None, result.uploads[number], result.losses[number], terms=terms
+                )
                 answers[one.place] = app.pack_fit(
                     one,
-                    Fit(None, result.uploads[number], result.losses[number]),
+                    fit,
                     {} if scores is None else {"local": scores},
                     {"load": one.seconds, **seconds},
                     contents[number],
@@ -246,10 +252,10 @@ class Stacker:
             return {}
         shared: dict[int, Mapping[str, Tensor]] = {}
 
-        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | None:
+        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
             modes = tuple(map(str, round_settings(content)["modes"]))  # type: ignore[arg-type]
             if "local" in modes and not _holds_backbone(client):
-                return None
+                return "its model is not a backbone alone"
             if "global" not in modes:
                 return None, modes
             same = id(content["global"])

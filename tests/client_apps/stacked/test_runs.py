@@ -13,6 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from flower_fgl import METHODS, resume, simulate
+from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
@@ -44,6 +45,7 @@ STACKED = [
     "feded",
     "fedntd",
     "fedper",
+    "fedpg",
     "fedprox",
     "fedproto",
     "fedrep",
@@ -57,6 +59,11 @@ ONE_SHOT = ["co-boosting", "dense"]
 """Methods of one round whose clients train as FedAvg's."""
 CLIENTS = 5
 TOLERANCE = 1e-5
+TOLERANCES = {"scorer/weight": 1e-4}
+"""The gradient of FedPG's attention is tiny: Adam divides its rounding errors by it."""
+WIDER = {"fedpg": {"hidden_channels": 32}}
+"""With 8 channels dropout leaves rows without any number: the scores of such neighbours
+are rounding errors, whose sign selects the slope of LeakyReLU."""
 
 
 @dataclass
@@ -129,6 +136,7 @@ def assert_close(found: RecordDict, expected: RecordDict) -> None:
 
 
 def compare(method: str, settings: dict[str, Any], rounds: int = 3) -> None:
+    is_adam = settings.get("optimizer") != "sgd"
     with (
         stage(method, "true", settings) as stacked,
         stage(method, "false", settings) as alone,
@@ -144,8 +152,9 @@ def compare(method: str, settings: dict[str, Any], rounds: int = 3) -> None:
                 assert one[pid].values == state.values
                 assert one[pid].tensors.keys() == state.tensors.keys()
                 for name, tensor in state.tensors.items():
+                    allowed = TOLERANCES.get(name, TOLERANCE) if is_adam else TOLERANCE
                     torch.testing.assert_close(
-                        one[pid].tensors[name], tensor, atol=TOLERANCE, rtol=TOLERANCE,
+                        one[pid].tensors[name], tensor, atol=allowed, rtol=TOLERANCE,
                         msg=lambda text, name=name: f"{name}: {text}",
                     )  # fmt: skip
 
@@ -163,7 +172,7 @@ def test_the_list_of_methods_that_can_be_stacked() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", STACKED)
 def test_three_rounds_equal_those_one_by_one(method: str) -> None:
-    compare(method, {})
+    compare(method, WIDER.get(method, {}))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -174,6 +183,42 @@ def test_sparse_features_equal_one_by_one(
     monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
     synthetic = {**SMALL["synthetic"], "features": 70}
     compare("fedper", {"synthetic": synthetic, "optimizer": optimizer})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fedpg": {"neighbor_limit": 2}},  # most nodes have more neighbours
+        {"fedpg": {"neighbor_limit": 2, "neighbor_filter": "any", "hops": 3}},
+        {"fedpg": {"attention": False, "hop_mode": "within"}},
+        {"fedpg": {"proto_loss": "node-mse", "neighbor_limit": 2}},
+        {"fedpg": {"init": "own", "proto_reduction": "sum", "pseudo_conf_min": 0.4}},
+        {"fedpg": {"annotation": "train", "hops": 0, "mu_warmup": 3}},
+        {"participation": 0.6, "fedpg": {"neighbor_limit": 3}},
+        {"min_class_count": 3, "partition": "louvain"},
+        {"model": "gcn", "optimizer": "sgd", "fedpg": {"mu": 3.0}, "lr": 0.3},
+    ],
+    ids=str,
+)
+def test_fedpg_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("fedpg", {**WIDER["fedpg"], **settings})
+
+
+def test_fedpg_with_too_many_pairs_for_a_stack_equals_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fedpg, "MOST_STACKED_PAIRS", 0)
+    compare("fedpg", {**WIDER["fedpg"], "fedpg": {"neighbor_limit": 2}}, rounds=2)
+
+
+def test_fedpg_with_an_mlp_as_attention_is_not_stacked() -> None:
+    with stage("fedpg", "true", {"fedpg": {"scorer": "mlp"}}) as stacked:
+        stacked.strategy.loop.log = RoundLog(1)
+        sent = stacked.strategy.train_messages(1, [0, 1])
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+    assert len(exchange.failures) == 2
+    assert "fedpg.scorer = mlp has no stacked form" in exchange.failures[0].reason
 
 
 def test_all_nodes_can_be_contrasted() -> None:
