@@ -341,16 +341,27 @@ def draw_pairs(
         return select(rings, annotation, generator=generators[0])
     key = ("rings", settings.hops, settings.hop_mode)
     if key not in group.memo:
-        each = [rings_of(client) for client in group.clients]
-        number = sum(len(pairs.centre) for rings in each for pairs in rings)
-        are_listed = all(p.unlisted is None for rings in each for p in rings)
-        are_few = are_listed and number <= MOST_STACKED_PAIRS
-        group.memo[key] = shifted(each, width) if are_few else None
+        group.memo[key] = stacked_rings(group, annotation.numel())
     if group.memo[key] is not None:
         return select(group.memo[key], annotation.flatten(), generator=generators)
     parts = zip(group.clients, group.split_rows(annotation), generators, strict=True)
     drawn = [select(rings_of(c), own, generator=one) for c, own, one in parts]
     return shifted(drawn, width)
+
+
+def stacked_rings(group: Group, num_rows: int) -> list[Pairs] | None:
+    """Return the pairs of each hop of all clients; ``None`` if they are too many."""
+    settings = group.config.method_config
+    rings = ring_pairs(
+        group.inputs.edge_index,
+        num_rows,
+        settings.hops,
+        mode=settings.hop_mode,
+        most_pairs=MOST_STACKED_PAIRS,
+    )
+    number = sum(len(pairs.centre) for pairs in rings)
+    is_listed = all(pairs.unlisted is None for pairs in rings)
+    return rings if is_listed and number <= MOST_STACKED_PAIRS else None
 
 
 def shifted(parts: Sequence[Sequence[Pairs]], width: int) -> list[Pairs]:

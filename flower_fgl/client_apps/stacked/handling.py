@@ -192,11 +192,11 @@ class Stacker:
         if key not in self._kept:
             datas = [client.data for client in clients]  # kept, so that ids stay theirs
             self._kept[key] = datas, StackedData(clients)
+            total = sum(data.num_bytes for _, data in self._kept.values())
+            while total > CACHE_BYTES and len(self._kept) > 1:
+                _, (_, oldest) = self._kept.popitem(last=False)
+                total -= oldest.num_bytes
         self._kept.move_to_end(key)
-        total = sum(data.num_bytes for _, data in self._kept.values())
-        while total > CACHE_BYTES and len(self._kept) > 1:
-            _, (_, oldest) = self._kept.popitem(last=False)
-            total -= oldest.num_bytes
         return self._kept[key][1]
 
     def _train_cohort(
