@@ -111,23 +111,24 @@ class LocalPrototypes(Payload):
         """Unpack; the counts must not exceed what the client described."""
         tensors = _arrays(content, VALUES, PRESENT, COUNTS)
         values, present = _read(tensors, spec.table)
-        number = int(present.sum())
+        marked = present.numpy()
+        number = int(marked.sum())
         kept = check_tensor(
             f"{RECORD}/{COUNTS}", tensors[COUNTS], shape=(number,), dtype=torch.int32
-        )
+        ).numpy()
         if number and int(kept.min()) < 1:
             raise PayloadError(
                 f'"{RECORD}/{COUNTS}" must be positive, got {int(kept.min())}.'
             )
-        counts = torch.zeros(spec.table[:2], dtype=torch.int64)
-        counts[present] = kept.long()
-        largest = int(counts.sum(dim=0).max())
+        counts = np.zeros(spec.table[:2], dtype=np.int64)
+        counts[marked] = kept
+        largest = int(counts.sum(axis=0).max(initial=0))
         if largest > spec.most:
             raise PayloadError(
                 f'"{RECORD}/{COUNTS}" adds up to {largest} nodes in a hop, but the client '
                 f"described {spec.most}."
             )
-        return cls(values, counts)
+        return cls(values, torch.from_numpy(counts))
 
     @staticmethod
     def stacked_records(values: Tensor, counts: Tensor) -> list[RecordDict]:
@@ -174,7 +175,8 @@ def no_prototypes(table: Table) -> Prototypes:
 
 def _packed(values: Tensor, present: Tensor) -> dict[str, Tensor]:
     """Return the prototypes that are present, and the bitmap that marks them."""
-    kept = values.detach().cpu()[present.cpu()]
+    marked = present.cpu().numpy()
+    kept = torch.from_numpy(values.detach().cpu().numpy()[marked])
     return {VALUES: kept, PRESENT: pack_bits(present)}
 
 
