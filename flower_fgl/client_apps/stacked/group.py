@@ -120,6 +120,8 @@ class GroupFit:
 
     ``records`` returns ``to_record()`` of all uploads, packed at once. ``terms`` of each
     client and ``logits`` (K, n, C), of one client (N, C), are those of :class:`Fit`.
+    ``states`` are those of the models that clients keep, if these are not just the rows of
+    the state of ``model``.
     """
 
     model: Backbone
@@ -128,6 +130,7 @@ class GroupFit:
     records: Callable[[], list[RecordDict]] | None = None
     terms: Sequence[Mapping[str, float]] = ()
     logits: Tensor | None = None
+    states: Sequence[Mapping[str, Tensor]] = ()
 
 
 class Group:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from flower_fgl.client_apps.stacked.grouping import (
     num_stacks,
     why_not_run,
 )
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.flower_internals import reply_with
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
@@ -215,7 +215,7 @@ class Stacker:
             found = cohort.evaluate(result.model, result.logits)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
         tensors = result.model.state_dict()
-        states = split_state(tensors, len(opened))
+        states = result.states or split_state(tensors, len(opened))
         is_good = finite_clients(tensors)
         contents: Sequence[RecordDict | None] = [None] * len(opened)
         if result.records is not None and not app.changes_uploads(cohort.config):
@@ -225,7 +225,7 @@ class Stacker:
             try:
                 trained = states[number]
                 if not is_good[number]:
-                    refuse_non_finite(trained)
+                    refuse_non_finite(split_state(tensors, len(opened))[number])
                 keep_model(one.client, trained, is_shared=is_whole)
                 scores = found[number]
                 terms = result.terms[number] if result.terms else {}
@@ -246,29 +246,39 @@ class Stacker:
     def _evaluate(
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
     ) -> dict[int, Answer]:
-        """Evaluate global models, and models that clients have trained before."""
+        """Evaluate global models, clients' own models, and refreshed copies of them."""
         config = app.session.config(items[0][1])
         if not is_stackable(app) or why_not_run(config, items[0][1].node_config):
             return {}
+        assert isinstance(app, GroupClientApp)
         shared: dict[int, Mapping[str, Tensor]] = {}
+        broadcasts = Broadcasts(app)
+        refreshes = type(app).refreshed_model is FglClientApp.refreshed_model
 
         def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
-            modes = tuple(map(str, round_settings(content)["modes"]))  # type: ignore[arg-type]
-            if "local" in modes and not _holds_backbone(client):
+            settings = round_settings(content)
+            modes = tuple(map(str, settings["modes"]))  # type: ignore[arg-type]
+            download, same, key = None, 0, None
+            if settings["refresh"] and "local" in modes:
+                if reason := app.why_alone(client):
+                    return reason
+                download = broadcasts.read(client, content)
+                key = (app.stack_key(client, download),)
+            elif "local" in modes and not _holds_backbone(client):
                 return "its model is not a backbone alone"
-            if "global" not in modes:
-                return None, modes
-            same = id(content["global"])
-            if same not in shared:
-                shapes = client.state_shapes()
-                shared[same] = read_tensors(content, "global", shapes)
-            return shared[same], (same, modes)
+            if "global" in modes:
+                same = id(content["global"])
+                if same not in shared:
+                    shapes = client.state_shapes()
+                    shared[same] = read_tensors(content, "global", shapes)
+            return (download, shared.get(same)), (same, modes, key)
 
         settings = [round_settings(message.content) for message, _ in items]
         fitting = {
             place: item
             for place, item in enumerate(items)
-            if not (settings[place]["refresh"] or settings[place].get("mixed"))
+            if not settings[place].get("mixed")
+            and (refreshes or not settings[place]["refresh"])
             and "calibration" not in settings[place]
         }
         opened, keys, _ = self._open(app, fitting, read)
@@ -278,28 +288,51 @@ class Stacker:
         return answers
 
     def _evaluate_cohort(
-        self, app: FglClientApp, opened: Sequence[Placed]
+        self, app: GroupClientApp, opened: Sequence[Placed]
     ) -> dict[int, Answer]:
         """Evaluate one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
         clients = [one.client for one in opened]
-        cohort = Cohort(clients, self._data(clients), 0)
-        modes = round_settings(opened[0].message.content)["modes"]
+        data = self._data(clients)
+        cohort = Cohort(clients, data, 0)
+        settings = round_settings(opened[0].message.content)
         scores: list[dict[str, dict[str, Scores]]] = [{} for _ in opened]
-        for mode in modes:  # type: ignore[union-attr]
-            states = opened[0].download if mode == "global" else cohort.stored()
-            model: Backbone = cohort.build_model(states)
-            for mine, found in zip(scores, cohort.evaluate(model), strict=True):
+        answers: dict[int, Answer] = {}
+        for mode in settings["modes"]:  # type: ignore[union-attr]
+            if mode != "global" and settings["refresh"]:
+                config = app.refresh_config(clients[0].config)
+                copies = [replace(client, config=config) for client in clients]
+                trained = Cohort(copies, data, opened[0].server_round + 1)
+                result = app.fit_group(trained, [one.download[0] for one in opened])
+                answers |= _diverged(opened, result.model)
+                values = trained.evaluate(result.model, result.logits)
+            else:
+                states = opened[0].download[1] if mode == "global" else cohort.stored()
+                values = cohort.evaluate(cohort.build_model(states))
+            for mine, found in zip(scores, values, strict=True):
                 mine[str(mode)] = found
         seconds = {"evaluate": (time.perf_counter() - clock) / len(opened)}
-        for one in opened:
-            app.keep(one.client, one.store, one.context, is_state_new=False)
-        answers: dict[int, Answer] = {}
         for one, mine in zip(opened, scores, strict=True):
+            if one.place in answers:
+                continue
+            app.keep(one.client, one.store, one.context, is_state_new=False)
             metrics = app.session.pack_metrics(one.context, mine, seconds)
             content = RecordDict({METRICS: metrics})
             answers[one.place] = reply_with(one.message, content)
         return answers
+
+
+def _diverged(opened: Sequence[Placed], model: Backbone) -> dict[int, Answer]:
+    """Return the error of each client whose weights are not finite."""
+    answers: dict[int, Answer] = {}
+    tensors = model.state_dict()
+    for number, is_good in enumerate(finite_clients(tensors)):
+        if not is_good:
+            try:
+                refuse_non_finite(split_state(tensors, len(opened))[number])
+            except FglError as error:
+                answers[opened[number].place] = error
+    return answers
 
 
 def is_stackable(app: FglClientApp) -> bool:

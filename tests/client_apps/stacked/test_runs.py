@@ -44,6 +44,7 @@ STACKED = [
     "fedavg",
     "feded",
     "fedntd",
+    "fedpano",
     "fedper",
     "fedpg",
     "fedprox",
@@ -202,6 +203,51 @@ def test_sparse_features_equal_one_by_one(
 )
 def test_fedpg_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fedpg", {**WIDER["fedpg"], **settings})
+
+
+FEDPANO = {"participants": 0, "split": "20/40/40"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fedpano": {"use_client_classifier": False, "m": 1}},
+        {"fedpano": {"use_shared_classifier": False, "noise_on": "agg"}},
+        {"fedpano": {"use_generator": False, "classifier_steps": 2}},
+        {"fedpano": {"use_generator": False}, "local_epochs": 1},
+        {"fedpano": {"aggregate_generator": False}},
+        {"fedpano": {"augment": "gaussian", "rep_norm": "l2"}},
+        {"fedpano": {"rep_norm": "none"}, "optimizer": "adam", "lr": 0.01,
+         "optimizer_state": "reset"},
+        {"partition": "louvain", "split": "60/20/20", "weight_decay": 0.01},
+        {"model": "gcn", "num_layers": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fedpano_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("fedpano", {**FEDPANO, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"dropout": 0.5}, "dropout"),
+        ({"optimizer": "adam"}, "moments"),
+        ({"split": "2/40/58", "synthetic": {**SMALL["synthetic"], "nodes": 600,
+                                            "degree": 1.5}}, "less than half"),
+    ],
+)  # fmt: skip
+def test_fedpano_names_why_a_client_is_not_stacked(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with stage("fedpano", "true", {**FEDPANO, **settings}) as stacked:
+        stacked.strategy.loop.log = RoundLog(1)
+        sent = stacked.strategy.train_messages(1, [0, 1])
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+    assert len(exchange.failures) == 2
+    assert reason in exchange.failures[0].reason
 
 
 def test_fedpg_with_too_many_pairs_for_a_stack_equals_one_by_one(
@@ -391,6 +437,60 @@ def test_runs_equal_runs_one_by_one(settings: dict[str, Any], tmp_path: Path) ->
     assert stacked.keys() == alone.keys()
     for place, value in alone.items():
         assert stacked[place] == pytest.approx(value, abs=1e-4, nan_ok=True), place
+
+
+@pytest.mark.parametrize("policy", ["refresh", "refresh-all"])
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedpano", {"fedpano": {"m": 2}}),
+        (
+            "fedpano",
+            {"fedpano": {"use_shared_classifier": False}, "setting": "few-shot"},
+        ),
+        ("fedpg", {"hidden_channels": 32}),
+        ("fedrep", {"final_local_epochs": 2}),
+        ("moon", {"evaluate": "both"}),
+    ],
+    ids=str,
+)
+def test_refreshed_copies_equal_those_one_by_one(
+    method: str, settings: dict[str, Any], policy: str, tmp_path: Path
+) -> None:
+    own = {"participation": 0.4, "participants": 0, "eval_policy": policy}
+    synthetic = {**SMALL["synthetic"], "nodes": 600}
+    runs = [
+        simulate(
+            method,
+            stacked=stacked,
+            output_dir=str(tmp_path / str(stacked)),
+            **{**SMALL, "clients": CLIENTS, "synthetic": synthetic, **own, **settings},
+        )
+        for stacked in (True, False)
+    ]
+    stacked, alone = (numbers([*run.rounds, *run.clients]) for run in runs)
+    assert stacked.keys() == alone.keys()
+    for place, value in alone.items():
+        assert stacked[place] == pytest.approx(value, abs=1e-4, nan_ok=True), place
+
+
+def test_refreshed_copies_are_trained_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes: list[int] = []
+    evaluate = Stacker._evaluate_cohort
+
+    def counted(self: Any, app: Any, opened: Any) -> Any:
+        sizes.append(len(opened))
+        return evaluate(self, app, opened)
+
+    monkeypatch.setattr(Stacker, "_evaluate_cohort", counted)
+    simulate(
+        "fedpano",
+        **{**SMALL, "rounds": 2, "clients": 8, "participants": 5},
+        output_dir=str(tmp_path),
+    )
+    assert sum(sizes) == 16
 
 
 def numbers(rows: Any, place: str = "") -> dict[str, Any]:
