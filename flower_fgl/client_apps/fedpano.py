@@ -39,7 +39,8 @@ from flower_fgl.client_apps.fedpano_modules import (
     build_parts,
     training_part,
 )
-from flower_fgl.client_apps.fedpano_training import StackedTrainer, Trainer
+from flower_fgl.client_apps.fedpano_stacked import StackedTrainer
+from flower_fgl.client_apps.fedpano_training import Trainer
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.core.seeds import seeded
@@ -108,7 +109,9 @@ class FedPANOClientApp(GroupClientApp):
 
         def reads_little() -> bool:
             part = training_part(client, build_parts(client).personal)
-            return 2 * part.around.matrix.shape[1] < client.data.training.inputs.num_nodes
+            return (
+                2 * part.around.matrix.shape[1] < client.data.training.inputs.num_nodes
+            )
 
         is_small = client.cached(key, reads_little)
         return "its training reads less than half of its graph" if is_small else ""

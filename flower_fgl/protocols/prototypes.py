@@ -137,9 +137,9 @@ class LocalPrototypes(Payload):
         number = present.flatten(1).sum(1).tolist()
         bits = torch.from_numpy(np.packbits(present.flatten(1).numpy(), axis=1))
         parts = zip(
-            values.detach()[present].split(number),
+            torch.split(values.detach()[present], number),
             bits,
-            counts[present].to(torch.int32).split(number),
+            torch.split(counts[present].to(torch.int32), number),
             strict=True,
         )
         names = (VALUES, PRESENT, COUNTS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -34,9 +36,9 @@ class NodeGenerator(nn.Sequential):
 
     def forward(self, context: Tensor) -> Tensor:
         """Generate nodes (..., H) from contexts (..., 2H)."""
-        first, second = self[0], self[2]
+        first, second = cast(nn.Linear, self[0]), cast(nn.Linear, self[2])
         if first.weight.dim() == 2:
-            out: Tensor = super().forward(context)
+            out: Tensor = super().forward(context)  # type: ignore[no-untyped-call]
             return out
         h = map_each(context.flatten(1, 2), first.weight.mT, first.bias).relu()
         h = map_each(h, second.weight.mT, second.bias).tanh()

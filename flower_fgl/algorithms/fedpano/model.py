@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -80,5 +80,6 @@ class StackedPersonalNet(PersonalNet):
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Predict classes: logits (K, n, C), -inf for classes that a client has not."""
-        every = graph.linear(h, self.classifier.weight, self.classifier.bias)
+        classifier = cast(nn.Linear, self.classifier)
+        every = graph.linear(h, classifier.weight, classifier.bias)
         return every.masked_fill(~self.classes[:, None], -math.inf)

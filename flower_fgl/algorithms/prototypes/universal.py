@@ -272,16 +272,18 @@ def personalise_prototypes(
     columns = torch.cat([cells * number, number, has], dim=-1)
     unit, sums = F.normalize(cells, dim=-1), []
     step = max(1, BLOCK // len(uploads) ** 2)
-    for part in zip(unit.split(step), columns.split(step), strict=True):
+    for part in zip(torch.split(unit, step), torch.split(columns, step), strict=True):
         similar = part[0] @ part[0].mT >= threshold  # Ṡ_i of client i, (b, K, K)
         if is_fresh is not None:
             similar &= is_fresh
         # rounding may put cos(i, i) just below 1
         similar.diagonal(dim1=1, dim2=2).fill_(True)
         sums.append(similar.to(cells.dtype) @ part[1])
-    total, weight, found = torch.cat(sums).split([uploads.shape[-1], 1, 1], dim=-1)
+    total, weight, found = torch.split(
+        torch.cat(sums), [uploads.shape[-1], 1, 1], dim=-1
+    )
     mixture = total / weight.clamp(min=1)  # zero where no client uploaded any
-    mixture = mixture.unflatten(0, uploads.shape[1:3]).permute(2, 0, 1, 3)
+    mixture = mixture.view(*uploads.shape[1:3], *mixture.shape[1:]).permute(2, 0, 1, 3)
     made = (alpha * universal + (1 - alpha) * mixture) * present[..., None]
     rivals = has.sum(dim=1).double() - 1
     pairs = float((has.sum(dim=1).double() * rivals).sum())
