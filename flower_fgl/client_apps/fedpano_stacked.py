@@ -81,7 +81,8 @@ class StackedTrainer(Trainer):
             generator = stack_module(template.generator, kept)
         if self.method_config.use_client_classifier:
             width = shared.encoder.hidden_channels
-            own = stack_module(every_classifier(first, width), [{}] * len(group))
+            every = every_classifier(first, width).to(group.device)
+            own = stack_module(every, [{}] * len(group))
             with torch.no_grad():
                 for key, values in own.named_parameters():
                     rows = [

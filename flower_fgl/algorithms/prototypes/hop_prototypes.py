@@ -68,7 +68,8 @@ class HopAverage:
         # the class of a node among those of all clients
         cells = flat
         if annotation.dim() > 1:
-            cells = flat + num_classes * self.clients_of(torch.arange(size))
+            nodes = torch.arange(size, device=flat.device)
+            cells = flat + num_classes * self.clients_of(nodes)
         for hop, pairs in enumerate(hops):
             degree = pairs.start(size).diff()
             counts.append(
