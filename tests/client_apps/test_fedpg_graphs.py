@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps import fedpg_neighbors
+from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.fedpg import FedPGClientApp, current_rows, open_scorer
 from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client
@@ -174,13 +174,13 @@ def test_similarities_are_ranked_unless_cosines_are_asked_for(
     similarity: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranked = []
-    search = fedpg_neighbors.similar_pairs
+    search = fedpg.similar_pairs
 
     def spy(*arguments: Any, is_ranked: bool, **settings: Any) -> Any:
         ranked.append(is_ranked)
         return search(*arguments, is_ranked=is_ranked, **settings)
 
-    monkeypatch.setattr(fedpg_neighbors, "similar_pairs", spy)
+    monkeypatch.setattr(fedpg, "similar_pairs", spy)
     settings = {} if similarity is None else {"graph_similarity": similarity}
     two_rounds(make_client(**settings), FedPGClientApp())
     assert ranked
@@ -191,13 +191,13 @@ def test_similar_graphs_are_searched_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
-    original = fedpg_neighbors.similar_pairs
+    original = fedpg.similar_pairs
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(fedpg_neighbors, "similar_pairs", counting)
+    monkeypatch.setattr(fedpg, "similar_pairs", counting)
     client, app = make_client(), FedPGClientApp()
     download = no_prototypes(app.download_spec(client))
     for server_round in (1, 2, 3):

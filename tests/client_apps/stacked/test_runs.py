@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from flower_fgl import METHODS, resume, simulate
-from flower_fgl.client_apps import fedpg_neighbors
+from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
@@ -253,7 +253,7 @@ def test_fedpano_names_why_a_client_is_not_stacked(
 def test_fedpg_with_too_many_pairs_for_a_stack_equals_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fedpg_neighbors, "MOST_STACKED_PAIRS", 0)
+    monkeypatch.setattr(fedpg, "MOST_STACKED_PAIRS", 0)
     compare("fedpg", {**WIDER["fedpg"], "fedpg": {"neighbor_limit": 2}}, rounds=2)
 
 
