@@ -93,11 +93,14 @@ def run_server(
     ``run-dir`` cannot be resumed, whose folder remains unchanged.
     """
     config = config or parse_config(values)
-    if config.stacked == "true" and engine != "local":
+    hosts_many = config.clients_per_node > 1 and engine != "local"
+    if hosts_many:
+        grid = _host_clients(grid, config, engine)
+    if config.stacked == "true" and engine != "local" and not hosts_many:
         raise ConfigError(
             "stacked = true trains the clients of one process together, but here every "
             f"client has its own process (engine {engine}). Use --engine local, or "
-            'stacked = "auto".'
+            'clients-per-node, or stacked = "auto".'
         )
     if config.keep_client_models and (engine == "deployment" or not config.run_dir):
         raise ConfigError(
@@ -140,6 +143,26 @@ def run_server(
     with hold(folder, is_server=True):
         _run(grid, config, writer, engine, states, None, group)
     return folder
+
+
+def _host_clients(grid: Grid, config: RunConfig, engine: str) -> Grid:
+    """Return a grid of the clients that the nodes of a grid host."""
+    if engine == "deployment":
+        reasons = {
+            "secure-aggregation takes every client for another party, but a SuperNode is "
+            "that of all its clients": config.secure_aggregation,
+            "a SuperNode does not rewind the clients that it hosts, so that no run "
+            "resumes": config.resume,
+        }
+        for reason in (text for text, is_so in reasons.items() if is_so):
+            raise ConfigError(
+                f"clients-per-node = {config.clients_per_node} is not possible: {reason}. "
+                "Set clients-per-node to 1."
+            )
+    # other runs do not load its file
+    from flower_fgl.strategies.rounds.hosting import HostedGrid
+
+    return HostedGrid(grid, config.clients_per_node, config.max_message_mb)
 
 
 def _run(
@@ -321,24 +344,26 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
     return found
 
 
-def warn_of_many_clients(config: RunConfig, clients: int) -> None:
-    """Log what Flower's simulation of over 200 clients costs, and what is faster."""
-    if clients <= MANY_CLIENTS:
+def warn_of_many_clients(config: RunConfig, nodes: int) -> None:
+    """Log what Flower's simulation of over 200 nodes costs, and what is faster."""
+    if nodes <= MANY_CLIENTS:
         return
-    sampled = num_sampled(config, clients)
+    sampled = num_sampled(config, nodes) if config.clients_per_node == 1 else nodes
     low, high = (2 * sampled * seconds for seconds in MESSAGE_SECONDS)
     log.warning(
-        "Flower's simulation of %s clients spends about %.0f to %.0f s per round on "
-        "messages alone (2 for each of %s sampled clients, 12 to 30 ms each), %.1f to "
+        "Flower's simulation of %s nodes spends about %.0f to %.0f s per round on "
+        "messages alone (2 for each of %s sampled nodes, 12 to 30 ms each), %.1f to "
         "%.1f hours in %s rounds. Faster, with the same numbers up to rounding: "
+        "clients-per-node = %s, which lets 8 nodes host all clients; or "
         "flower-fgl run --engine local --workers N, with N up to the number of cores.",
-        f"{clients:,}",
+        f"{nodes:,}",
         low,
         high,
         f"{sampled:,}",
         low * config.rounds / 3600,
         high * config.rounds / 3600,
         f"{config.rounds:,}",
+        -(-max(config.clients, nodes) // 8),
     )
 
 
@@ -369,8 +394,8 @@ def main(grid: Grid, context: Context) -> None:
     with flower_log(), watch_connection(address):
         config = read_run_config(context.run_config)
         if is_simulation:
-            number = config.clients or len(list(grid.get_node_ids()))
-            warn_of_many_clients(config, number)
+            nodes = config.num_nodes or len(list(grid.get_node_ids()))
+            warn_of_many_clients(config, nodes)
         has_states = is_simulation and config.state_dir
         states = LinkedStates(Path(config.state_dir)) if has_states else None
         run = run_server(

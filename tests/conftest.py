@@ -45,6 +45,13 @@ def no_pictures(
         monkeypatch.setattr("flower_fgl.lab.report.page.draw_narrow", lambda _: {})
 
 
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what a test registers, which other tests of the process would find."""
+    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
+    monkeypatch.setattr("flower_fgl.core.extensions._registered", empty)
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)

@@ -100,6 +100,13 @@ def main() -> None:
             "flower-fgl, local": [*run, "--engine", "local", "--workers", "1"],
             "bare PyG": [sys.executable, str(HERE / "bare_pyg.py"), "files"],
             "flower-fgl, Flower": [*run, "--engine", "ray"],
+            "flower-fgl, 8 nodes": [
+                *run,
+                "--engine",
+                "ray",
+                "--set",
+                f"clients-per-node={-(-options.clients // 8)}",
+            ],
             "plain Flower": [sys.executable, str(HERE / "plain_flower.py"), "files"],
         }
         first = 0.0

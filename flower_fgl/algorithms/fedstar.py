@@ -25,7 +25,7 @@ from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fedstar import FedStarSettings
 from flower_fgl.nn import Backbone, GraphInput, conv
 from flower_fgl.nn.backbone import Parts
-from flower_fgl.nn.pyg import GCNConv, GINConv
+from flower_fgl.nn.layers import GCNConv, GINConv
 
 __all__ = [
     "STRUCTURE",
@@ -131,14 +131,12 @@ class FedStarNet(Backbone):
         return encoder, head
 
     def _gin(self) -> Any:
-        """Construct a layer of the features, whose ε is 0 and no part of the state."""
+        """Construct a layer of the features, whose ε is 0."""
         width = self.hidden_channels
         mlp = nn.Sequential(
             nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)
         )
-        layer = GINConv(mlp)
-        layer.register_buffer("eps", layer.eps, persistent=False)
-        return layer
+        return GINConv(mlp)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the joined representation (N, hidden_channels) of both channels."""

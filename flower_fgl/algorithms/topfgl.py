@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedstar import return_probabilities
 from flower_fgl.nn import Backbone, GraphInput, conv
-from flower_fgl.nn.pyg import GCNConv
+from flower_fgl.nn.layers import GCNConv
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = [

@@ -23,7 +23,6 @@ from flower_fgl.lab.tables.compare import (
 )
 from flower_fgl.lab.tables.per_owner import gains_per_owner, owner_metric
 from flower_fgl.lab.tables.unequal import finetuned_note, unequal_settings
-from flower_fgl.lab.tabulate import order_runs
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import flatten_config
@@ -59,6 +58,7 @@ def report(
     found = [run for text in runs for run in select_runs(text)]
     # loads matplotlib: the run folders are read first
     from flower_fgl.lab.report.page import write_report
+    from flower_fgl.lab.tabulate import order_runs  # loads pandas
 
     nodes = None
     if client:

@@ -25,7 +25,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import clip_steps, load_state
 from flower_fgl.methods.adafgl import AdaFGLSettings
-from flower_fgl.nn import Backbone
+from flower_fgl.nn import Backbone, optimizers
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
 
@@ -85,7 +85,7 @@ class AdaFGLClientApp(FedAvgClientApp):
             return float(loss.detach())
 
         settings = client.config.method_config
-        optimizer = torch.optim.Adam(
+        optimizer = optimizers.Adam(
             (p for p in network.parameters() if p.requires_grad),
             lr=settings.finetune_lr,
             weight_decay=settings.finetune_weight_decay,

@@ -16,7 +16,7 @@ X^g, x̂                 ``download.nodes``, ``scale_nodes(...)``
 ===============================================  ===========================
 algorithm, client                                function
 ===============================================  ===========================
-prompt generator, Eqs. (11)-(13)                 ``train_prompt_generator``
+prompt generator, Eqs. (11)-(13)                 ``train_prompt_generators``
 pretraining of the published code                ``pretrain_encoder``
 local fitting, L_cls and L_norm                  ``LocalLearner.fitting_loss``
 local generalisation, Eq. (5) and L_g            ``LocalLearner.general_loss``
@@ -26,6 +26,7 @@ prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -33,21 +34,25 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedlog.matching import PromptTask
+from flower_fgl.algorithms.fedlog.matching import PromptTask, RandomNets
 from flower_fgl.algorithms.fedlog.network import FedLogBranchNet, LinearTop, start_nodes
-from flower_fgl.algorithms.fedlog.prompts import make_generator, train_prompt_generator
+from flower_fgl.algorithms.fedlog.prompts import (
+    make_generator,
+    train_prompt_generators,
+)
 from flower_fgl.algorithms.fedlog.synthetic import (
     ClassNoise,
     class_rates,
     disguise_rates,
 )
-from flower_fgl.client_apps.base import FglClientApp, Fit, once
+from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.fedlog_training import LocalLearner
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
@@ -66,7 +71,7 @@ PATIENCE = 10
 """Epochs without improvement that end pretraining, as in the published code."""
 
 
-class FedLogClientApp(FglClientApp):
+class FedLogClientApp(GroupClientApp):
     """Train on real and synthetic nodes; keep the learnable nodes and γ.
 
     Notes
@@ -90,10 +95,14 @@ class FedLogClientApp(FglClientApp):
     8. Each round starts with a new Adam optimizer, as in the published code. Its first step
        moves every entry by the learning rate, whatever the gradient. A client with one
        batch per round takes only such steps. ``optimizer-state = "keep"`` avoids this.
+    9. The random networks of Eq. (12) are drawn anew in each epoch, the same on all
+       clients, so that a process with several clients draws them once.
     """
 
     down = FedLogDownload
     up = FedLogUpload
+    group_action = PRETRAIN
+    group_is_once = True
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
@@ -108,36 +117,21 @@ class FedLogClientApp(FglClientApp):
     def pretrain(
         self, client: Client, server_round: int, download: FedLogDownload
     ) -> Fit:
+        """Train PG_k of one client, see :meth:`fit_group`."""
+        return super().fit(client, server_round, download)
+
+    def fit_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
         """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
-        config, data = client.config, client.data.training
-        method_config = config.method_config
-        classes = client.data.num_classes
-        loss, prompts = 0.0, {}
-        if method_config.pg:
-            with seeded(derive_seed(config.seed, 0, SERVER, "prompts")):
-                generator = make_generator(data.inputs.num_features)
-            generator.to(client.device)
-            task = PromptTask(data.inputs, data.index, data.labels, classes)
-            with seeded(client.seed(0, "prompts"), client.device):
-                loss = train_prompt_generator(
-                    generator,
-                    task,
-                    epochs=method_config.prompt_epochs,
-                    networks=method_config.prompt_networks,
-                    lr=method_config.prompt_lr,
-                    batch_size=method_config.prompt_batch(len(data.index)),
-                )
-            prompts = {n: t.detach().cpu() for n, t in generator.state_dict().items()}
-            refuse_non_finite(prompts, rate="fedlog.prompt-lr")
-        counts = client.data.graph.class_counts("train")
-        # the server knows the run's seed and could undo noise drawn from it
-        rates = disguise_rates(
-            class_rates(data.labels.cpu(), classes),
-            cast(ClassNoise, method_config.class_rate_noise),
-            scale=method_config.noise_scale,
-            shared=counts >= config.min_class_count,
-        )
-        return Fit(None, PromptUpload(rates, prompts), loss)
+        clients: Sequence[Client] = group.clients
+        losses = [0.0 for _ in clients]
+        prompts: list[dict[str, Tensor]] = [{} for _ in clients]
+        if clients[0].config.method_config.pg:
+            losses, prompts = train_prompts(clients)
+        uploads = [
+            PromptUpload(disguised_rates(client), state)
+            for client, state in zip(clients, prompts, strict=True)
+        ]
+        return GroupFit(None, uploads, losses)
 
     def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
         """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
@@ -180,6 +174,64 @@ class FedLogClientApp(FglClientApp):
         network = new_network(client)
         load_weights(network, download)
         return network
+
+
+def train_prompts(
+    clients: Sequence[Client],
+) -> tuple[list[float], list[dict[str, Tensor]]]:
+    """Train PG_k of clients with the same features; return losses and states."""
+    first = clients[0]
+    config, settings = first.config, first.config.method_config
+    width = first.data.training.inputs.num_features
+    tasks, generators = [], []
+    for client in clients:
+        data = client.data.training
+        tasks.append(
+            PromptTask(data.inputs, data.index, data.labels, client.data.num_classes)
+        )
+        with seeded(derive_seed(config.seed, 0, SERVER, "prompts")):
+            generators.append(make_generator(width).to(client.device))
+
+    def networks(epoch: int) -> RandomNets:
+        purpose = f"random networks of epoch {epoch}"
+        return RandomNets.draw(
+            settings.prompt_networks,
+            width,
+            first.data.num_classes,
+            first.device,
+            generator=torch_generator(config.seed, 0, SERVER, purpose),
+        )
+
+    losses = train_prompt_generators(
+        generators,
+        tasks,
+        epochs=settings.prompt_epochs,
+        networks=networks,
+        seeds=lambda place, epoch: clients[place].seed(0, f"prompts of epoch {epoch}"),
+        lr=settings.prompt_lr,
+        batch_sizes=[settings.prompt_batch(len(task.index)) for task in tasks],
+    )
+    states = [
+        {name: tensor.detach().cpu() for name, tensor in one.state_dict().items()}
+        for one in generators
+    ]
+    for state in states:
+        refuse_non_finite(state, rate="fedlog.prompt-lr")
+    return losses, states
+
+
+def disguised_rates(client: Client) -> Tensor:
+    """Return the share of each class among the training labels, as it is uploaded."""
+    method_config = client.config.method_config
+    labels = client.data.training.labels.cpu()
+    counts = client.data.graph.class_counts("train")
+    # the server knows the run's seed and could undo noise drawn from it
+    return disguise_rates(
+        class_rates(labels, client.data.num_classes),
+        cast(ClassNoise, method_config.class_rate_noise),
+        scale=method_config.noise_scale,
+        shared=counts >= client.config.min_class_count,
+    )
 
 
 def new_network(client: Client) -> FedLogBranchNet:

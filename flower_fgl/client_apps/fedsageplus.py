@@ -46,6 +46,7 @@ from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
+from flower_fgl.nn import optimizers
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.describe import MAX_ITEMS
 from flower_fgl.protocols.fedavg import Weights
@@ -239,7 +240,7 @@ def train_generator(
         for name, weight in network.features.named_parameters()
         if gradient
     ]
-    optimizer = torch.optim.Adam(network.parameters(), lr=GENERATOR_LR, fused=True)
+    optimizer = optimizers.Adam(network.parameters(), lr=GENERATOR_LR, fused=True)
     generator = client.generator(step, "generator")
     width = client.config.hidden_channels
     for _ in range(GENERATOR_EPOCHS):

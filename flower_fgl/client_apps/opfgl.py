@@ -9,7 +9,7 @@ symbol                 argument or attribute
 ỹ, H, w_dist           ``LocalKnowledge.soft``, ``class_homophily``, ``factor``
 X_k^prop               ``propagated_features``
 M_G                    result of :meth:`OPFGLClientApp.train_global`
-M_k                    ``Fit.model`` of :meth:`OPFGLClientApp.personalise`
+M_k                    result of :meth:`OPFGLClientApp.train_personal`
 γ_i                    ``node_weights``
 β, γ_min, γ_max        ``opfgl.beta``, ``opfgl.gamma-min``, ``opfgl.gamma-max``
 =====================  ==================================================
@@ -20,7 +20,7 @@ algorithm, client                                function
 label propagation, Eqs. (2)-(4)                  ``study_labels``
 reliable nodes, Eq. (7)                          ``reliable_nodes``
 statistics, Eqs. (5), (6), (8)                   ``class_statistics``
-stage 1, Eq. (16)                                ``train_global``
+stage 1, Eq. (16)                                ``GlobalTraining``
 stage 2, Eqs. (17)-(19)                          ``train_personal``
 ===============================================  ===========================
 """
@@ -28,7 +28,7 @@ stage 2, Eqs. (17)-(19)                          ``train_personal``
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
@@ -43,9 +43,11 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
     propagated_features,
 )
 from flower_fgl.algorithms.opfgl.distillation import (
+    SoftTargets,
     class_weights,
-    distillation_loss,
     node_weights,
+    personal_loss,
+    soft_targets,
 )
 from flower_fgl.algorithms.opfgl.labels import reliable_nodes
 from flower_fgl.algorithms.opfgl.local_statistics import (
@@ -54,17 +56,19 @@ from flower_fgl.algorithms.opfgl.local_statistics import (
     study_labels,
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.training import (
-    load_state,
-    make_optimizer,
-    state_of,
-    train_and_check,
+from flower_fgl.client_apps.runtime.training import Checks, make_optimizer, state_of
+from flower_fgl.client_apps.stacked.group import (
+    GraphLoss,
+    Group,
+    GroupClientApp,
+    GroupFit,
+    take_steps,
 )
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.seeds import seeded
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.opfgl import VARIANTS, OPFGLSettings, Variant
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.sparse import SparseOperator
@@ -76,7 +80,51 @@ __all__ = ["OPFGLClientApp"]
 Client = AnyClient[OPFGLSettings]
 
 
-class OPFGLClientApp(FglClientApp):
+class GlobalTraining:
+    """Stage 1 of all clients of a backbone, O-pFGL Eq. (16): the same training, done once.
+
+    M_G is trained on the pseudo-graph from the initial weights, which clients of a backbone
+    share; dropout draws the same on all of them. Only the check at which a client stops
+    depends on it. The training is continued when a client needs a later check.
+    """
+
+    def __init__(self, client: Client, graph: PseudoGraph) -> None:
+        self._client, self._graph = client, graph
+        self._model = client.build_model(initialise=True)
+        self._inputs = pseudo_input(graph).to(client.device)
+        self._labels = graph.labels.to(client.device)
+        rate = client.config.method_config.lr_global
+        self._optimizer = make_optimizer(self._model, client.config, lr=rate)
+        self._checks: list[tuple[dict[str, Tensor], float]] = []
+
+    def is_of(self, client: Client, graph: PseudoGraph) -> bool:
+        """Return whether a client trains the same network on the same pseudo-graph."""
+        mine = self._client
+        own, other = (vars(g).values() for g in (self._graph, graph))
+        return (
+            mine.config is client.config
+            and (mine.model_name, mine.device) == (client.model_name, client.device)
+            and (graph is self._graph or all(map(torch.equal, own, other)))
+        )
+
+    def check(self, number: int) -> tuple[dict[str, Tensor], float]:
+        """Return the weights at a check, 0 for the first one, and the last loss."""
+        config = self._client.config
+        every = config.check_every or config.local_epochs
+        while number >= len(self._checks):
+            done = len(self._checks) * every
+            seed = derive_seed(config.seed, 1, SERVER, f"stage-1 after {done} steps")
+            with seeded(seed, self._client.device):
+                steps = min(every, config.local_epochs - done)
+                (loss,) = take_steps(self._model, self._loss, self._optimizer, steps)
+            self._checks.append((state_of(self._model), loss))
+        return self._checks[number]
+
+    def _loss(self, model: Backbone) -> Tensor:
+        return F.cross_entropy(model(self._inputs), self._labels)[None]
+
+
+class OPFGLClientApp(GroupClientApp):
     """Upload statistics; train a global model on the pseudo-graph, then a personalized one.
 
     Notes
@@ -86,15 +134,20 @@ class OPFGLClientApp(FglClientApp):
     2. With ``setting = "inductive"`` no reliable nodes are inferred. Statistics,
        distillation and training use only the graph of the training nodes.
     3. A client without training nodes keeps the model of stage 1.
+    4. Stage 1 depends on a client only by the check at which it stops. Dropout, 0 by
+       default, draws the same on all clients, so that a process trains stage 1 once.
     """
 
     down = GraphDownload
     up = LocalStatistics
     depends_on_download = False
+    stacked = True
+    group_action = "personalise"
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.train("personalise")(partial(self.handle_fit, fit=self.personalise))
+        self.train("personalise")(partial(self.handle_fit, fit=super().fit))
+        self._global: dict[str, GlobalTraining] = {}
 
     def download_spec(self, client: Client) -> tuple[int, int]:
         """Return the numbers of classes and features of a pseudo-graph."""
@@ -105,112 +158,101 @@ class OPFGLClientApp(FglClientApp):
         """Compute the upload, without training."""
         return Fit(None, LocalStatistics(local_statistics(client)), loss=0.0)
 
-    def personalise(
-        self, client: Client, server_round: int, download: GraphDownload
-    ) -> Fit:
-        """Train both stages; PayloadError if the download contains no pseudo-graph."""
-        if not len(download.graph.labels):
+    def fit_group(self, group: Group, downloads: Sequence[GraphDownload]) -> GroupFit:
+        """Train both stages; PayloadError if a download contains no pseudo-graph."""
+        if not all(len(download.graph.labels) for download in downloads):
             raise PayloadError("the download contains no pseudo-graph")
         clock = time.perf_counter()
-        model, loss = self.train_global(client, download.graph)
+        model, losses = self.train_global(group, downloads[0].graph)
         seconds = {"stage-1": time.perf_counter() - clock}
+        client: Client = group.clients[0]
         if variant_of(client).personalises and client.data.training.index.numel():
             clock = time.perf_counter()
-            model, loss = self.train_personal(client, model)
+            model, losses = self.train_personal(group, model)
             seconds["stage-2"] = time.perf_counter() - clock
-        return Fit(model, Empty(), loss, seconds)
+        return GroupFit(model, [Empty() for _ in losses], losses, seconds=seconds)
 
     def first_model(self, client: Client, download: GraphDownload | None) -> Backbone:
         """Return the model of stage 1, without a pseudo-graph an initial one."""
         if download is None or not len(download.graph.labels):
             return client.build_model(initialise=True)
         with torch.inference_mode(False):
-            return self.train_global(client, download.graph)[0]
+            return self.train_global(Group(client, 1), download.graph)[0]
 
     def train_global(
-        self, client: Client, graph: PseudoGraph
-    ) -> tuple[Backbone, float]:
-        """Train M_G on the pseudo-graph, stage 1, Eq. (16); return it and the last loss.
+        self, group: Group, graph: PseudoGraph
+    ) -> tuple[Backbone, list[float]]:
+        """Return M_G of each client, its best on the validation nodes, and the last losses.
 
-        It is the best on the client's validation nodes. All clients of one backbone start
-        from the same weights.
+        All clients have the same backbone and pseudo-graph.
         """
-        model = client.build_model(initialise=True)
-        inputs = pseudo_input(graph).to(client.device)
-        labels = graph.labels.to(client.device)
-        return model, self._run_stage(
-            client,
-            model,
-            lambda: F.cross_entropy(model(inputs), labels),
-            lr=client.config.method_config.lr_global,
-            purpose="stage-1",
-        )
+        first: Client = group.clients[0]
+        training = self._global.get(first.model_name)
+        if training is None or not training.is_of(first, graph):
+            training = self._global[first.model_name] = GlobalTraining(first, graph)
+        config = first.config
+        every = config.check_every or config.local_epochs
+        checks = [Checks(config.patience) for _ in group.clients]
+        ends, losses = [group.initial_state()] * len(group), [float("nan")] * len(group)
+        running = list(range(len(group)))
+        for number in range(-(-config.local_epochs // every) if every else 0):
+            state, loss = training.check(number)
+            scores = group.validate(group.build_model(state))
+            for place in list(running):
+                ends[place], losses[place] = state, loss
+                if checks[place].note(scores[place], partial(dict, state)):
+                    running.remove(place)
+            if not running:
+                break
+        kept = [one.kept or end for one, end in zip(checks, ends, strict=True)]
+        return group.build_model(kept), losses
 
     def train_personal(
-        self, client: Client, teacher: Backbone
-    ) -> tuple[Backbone, float]:
-        """Train M_k on the client's graph, stage 2, Eqs. (17)-(19); return it and its loss.
+        self, group: Group, teacher: Backbone
+    ) -> tuple[Backbone, list[float]]:
+        """Train M_k on the clients' graphs, stage 2, Eqs. (17)-(19), and the last losses.
 
-        It is the best on the client's validation nodes.
+        Each is the best on the client's validation nodes.
         """
-        method_config, variant = client.config.method_config, variant_of(client)
-        model = client.build_model(initialise=True)
-        if not variant.starts_anew:
-            load_state(model, state_of(teacher))
-        data = client.data.training
-        classes = client.data.num_classes
-        weight = None
-        if variant.weighs_classes:
-            counts = torch.bincount(data.labels, minlength=classes)
-            weight = class_weights(counts)
         teacher.eval()
         with torch.no_grad():
-            target = F.log_softmax(teacher(data.inputs), dim=1)
-        gamma = distillation_weights(client, variant)
+            target = F.log_softmax(teacher(group.inputs), dim=-1)
+        rows = target.view(len(group), -1, group.num_classes)
+        targets = {
+            client.partition_id: personal_targets(client, row)
+            for client, row in zip(group.clients, rows, strict=True)
+        }
 
-        def loss() -> Tensor:
-            logits = model(data.inputs)
-            value = F.cross_entropy(logits[data.index], data.labels, weight)
-            if gamma is not None:
-                value = value + distillation_loss(logits, target, gamma)
-            return value
+        def loss_of(some: Group) -> GraphLoss:
+            mine = [targets[client.partition_id] for client in some.clients]
+            least = torch.stack([one.least for one in mine])
+            padded = SoftTargets(some.pad([one.rows for one in mine]), least)
+            return lambda model: personal_loss(model(some.inputs), padded)
 
-        return model, self._run_stage(
-            client, model, loss, lr=method_config.lr_personal, purpose="stage-2"
+        config = group.config
+        start = (
+            group.initial_state() if variant_of(group.clients[0]).starts_anew else None
+        )
+        model = teacher if start is None else group.build_model(start)
+        return group.train_to_best(
+            model, loss_of, lr=config.method_config.lr_personal, purpose="stage-2"
         )
 
-    def _run_stage(
-        self,
-        client: Client,
-        model: Backbone,
-        loss: Callable[[], Tensor],
-        *,
-        lr: float,
-        purpose: str,
-    ) -> float:
-        """Minimise a loss with a fresh optimizer; return its last value."""
-        config = client.config
-        optimizer = make_optimizer(model, config, lr=lr)
 
-        def train(steps: int) -> float:
-            model.train()
-            value = torch.zeros(())
-            for _ in range(steps):
-                optimizer.zero_grad(set_to_none=True)
-                value = loss()
-                value.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            return float(value.detach())
-
-        with seeded(client.seed(1, purpose), client.device):
-            return train_and_check(
-                model,
-                train,
-                lambda: client.validate(model),
-                epochs=config.local_epochs,
-                check_every=config.check_every or config.local_epochs,
-                patience=config.patience,
-            )
+def personal_targets(client: Client, log_probs: Tensor) -> SoftTargets:
+    """Return a client's targets in stage 2, from log q of its nodes, or of more rows."""
+    data, variant = client.data, variant_of(client)
+    weight = None
+    if variant.weighs_classes:
+        counts = torch.bincount(data.training.labels, minlength=data.num_classes)
+        weight = class_weights(counts)
+    return soft_targets(
+        data.training.index,
+        data.training.labels,
+        log_probs[: data.inputs[0].num_nodes],
+        gamma=distillation_weights(client, variant),
+        class_weight=weight,
+    )
 
 
 def variant_of(client: Client) -> Variant:

@@ -182,6 +182,11 @@ class RunConfig(GeneralSettings, Generic[S]):
         return self.feature_align == "project" or self.has_local_heads
 
     @property
+    def num_nodes(self) -> int:
+        """Number of Flower's nodes that host the clients, 0 if ``clients`` is unset."""
+        return -(-self.clients // self.clients_per_node)
+
+    @property
     def data_name(self) -> str:
         """Name of the data in run folders and tables: the dataset, or the owners."""
         return owners_name(self.owners) if self.owners else self.dataset

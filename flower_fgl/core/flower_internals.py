@@ -28,6 +28,7 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
+    Error,
     Message,
     Metadata,
     MetricRecord,
@@ -51,11 +52,12 @@ from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = ["NUMPY", "ErrorCode", "FlowerRun", "ProtoContext", "ProtoMessage"]
-__all__ += ["ProtoRecordDict", "TaskIdentity", "add_exit_handler", "carried"]
+__all__ += ["ProtoRecordDict", "TaskIdentity", "add_exit_handler"]
+__all__ += ["answer_message", "carried"]
 __all__ += ["context_from_proto", "context_to_proto", "message_from_proto"]
 __all__ += ["message_like", "message_to_proto", "parse_config_args", "plain_array"]
 __all__ += ["plain_content", "plain_metrics", "plain_record", "recorddict_from_proto"]
-__all__ += ["recorddict_to_proto", "reply_with", "set_message_id"]
+__all__ += ["recorddict_to_proto", "reply_with"]
 
 Record = ArrayRecord | ConfigRecord | MetricRecord
 NUMPY = "numpy.ndarray"
@@ -167,6 +169,11 @@ def reply_with(message: Message, content: RecordDict) -> Message:
     )
 
 
-def set_message_id(message: Message, message_id: str) -> None:
-    """Give a message the id by which its reply names it, as a SuperLink does."""
+def answer_message(
+    message: Message, message_id: str, answer: RecordDict | Error
+) -> Message:
+    """Build the reply to a message that gets its id here, as a SuperLink gives it."""
     message.metadata.__dict__["_message_id"] = message_id
+    if isinstance(answer, RecordDict):
+        return reply_with(message, answer)
+    return Message(answer, reply_to=message)

@@ -186,6 +186,13 @@ class GeneralSettings:
         "Flower federation, or of owners",
         ge=0,
     )
+    clients_per_node: int = option(
+        1,
+        "clients that a node of Flower's simulation, or a SuperNode, hosts at most: it "
+        "trains them together, and their messages travel as one; clients must be set. "
+        "The local engine hosts all clients in any case",
+        ge=1,
+    )
     min_clients: int = option(
         0,
         "number of clients with which the run starts once join-timeout is over; later "

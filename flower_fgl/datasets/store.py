@@ -148,7 +148,8 @@ class ClientStore:
             raise DataError(
                 f"Cannot read {self.folder} after writing it. Check the disk."
             )
-        schema = asdict(index) | (index.owners[partition_id] if index.owners else {})
+        # asdict would copy the lists of all clients
+        schema = vars(index) | (index.owners[partition_id] if index.owners else {})
         kind, names, units = (schema["target"][k] for k in ("kind", "names", "units"))
         target = Target(kind, tuple(names), tuple(units))
         client = replace(

@@ -113,6 +113,8 @@ class Method:
     samples_neighbors : bool
         Whether the steps of a batch are those of ``Client.train`` with the client's
         backbone alone, so that ``num-neighbors`` may limit what they read.
+    stacks_checks : bool
+        Whether the stacked form of its client half stops each client by ``check-every``.
     models : tuple of str
         Backbones that the method works with; empty: any.
     needs_cross_edges : bool
@@ -156,6 +158,7 @@ class Method:
     counts_steps: bool = False
     sends_last_steps: bool = False
     samples_neighbors: bool = False
+    stacks_checks: bool = False
     models: tuple[str, ...] = ()
     needs_cross_edges: bool = False
     sends_mixtures: bool = False

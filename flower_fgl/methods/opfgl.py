@@ -169,5 +169,6 @@ METHOD = Method(
     additive=True,
     sums_scaled_uploads=False,
     takes_late_clients=False,
+    stacks_checks=True,
     unread=("lr", "weight-by"),
 )

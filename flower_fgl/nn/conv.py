@@ -1,21 +1,22 @@
-"""Forward passes of PyG's layers on a :class:`GraphInput`.
+"""Forward passes of the layers of PyG on a :class:`GraphInput`.
 
-PyG's layers provide parameters, names and initialisation; this module computes the same
-formulas in another order. PyG's own forward gathers and scatters one row per edge,
-normalises the adjacency in each call, and cannot take sparse features: this takes half
-of a training step on a small graph.
+:mod:`flower_fgl.nn.layers` has their parameters; PyG's own layers are accepted as well.
+This module computes PyG's formulas in another order. PyG's forward gathers and scatters
+one row per edge, normalises the adjacency in each call, and cannot take sparse features:
+this takes half of a training step on a small graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.nn.graph_input import GraphInput
-from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from flower_fgl.nn.layers import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["dropout", "gat", "gcn", "gcn2", "gin", "relu_dropout", "sage"]
@@ -87,7 +88,8 @@ def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     ``conv.nn`` is a Sequential that starts with a linear layer, and ε is constant.
     Shapes are those of :func:`gcn`.
     """
-    first, *rest = conv.nn
+    layers: Any = conv.nn
+    first, *rest = layers
     out = graph.filtered_linear(
         h,
         first.weight,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
-from flower_fgl.nn.pyg import SGConv, SSGConv
+from flower_fgl.nn.layers import SGConv
 from flower_fgl.nn.topology import graph_filter
 
 __all__ = ["APPNP", "GAMLP", "SGC", "SIGN", "SSGC", "recursive_attention"]
@@ -31,10 +31,10 @@ class SGC(Backbone):
     stacks = True
 
     def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
-        """Construct PyG's layer and a linear head."""
+        """Construct two linear maps."""
         hidden = self.hidden_channels
         self.coefficients = (0.0,) * num_layers + (1.0,)
-        encoder = SGConv(in_channels, hidden, K=num_layers)
+        encoder = SGConv(in_channels, hidden)
         return encoder, nn.Linear(hidden, num_classes)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
@@ -67,10 +67,10 @@ class SSGC(SGC):
     """Weight of the features themselves, as in the paper's citation experiments."""
 
     def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
-        """Construct PyG's layer and a linear head."""
+        """Construct two linear maps."""
         hidden, alpha = self.hidden_channels, self.alpha
         self.coefficients = (alpha, *[(1 - alpha) / num_layers] * num_layers)
-        encoder = SSGConv(in_channels, hidden, alpha=alpha, K=num_layers)
+        encoder = SGConv(in_channels, hidden)
         return encoder, nn.Linear(hidden, num_classes)
 
 

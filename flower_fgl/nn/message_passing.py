@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flower_fgl.nn import conv
 from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
-from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from flower_fgl.nn.layers import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
 
 __all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
 
@@ -83,7 +83,7 @@ class DirectedNet(LayeredNet):
     """
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Construct a layer of PyG; with ``separate`` two of them."""
+        """Construct a layer; with ``separate`` two of them."""
         if self.edge_direction != "separate":
             return self.make_conv(width, out)
         back = self.make_conv(width, out, is_back=True)
@@ -100,11 +100,11 @@ class DirectedNet(LayeredNet):
         return out + self.run_conv(layer["back"], back, h)
 
     def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
-        """Construct a layer of PyG, without bias if it ``is_back``."""
+        """Construct a layer, without bias if it ``is_back``."""
         raise NotImplementedError
 
     def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Run a layer of PyG."""
+        """Run a layer of :meth:`make_conv`."""
         raise NotImplementedError
 
 
@@ -121,7 +121,7 @@ class GCN(DirectedNet):
     stacks = True
 
     def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
-        """Construct a :class:`~torch_geometric.nn.GCNConv`."""
+        """Construct a layer with the parameters of PyG's ``GCNConv``."""
         return GCNConv(width, out, bias=not is_back)
 
     def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
@@ -141,7 +141,7 @@ class GraphSAGE(DirectedNet):
     stacks = True
 
     def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
-        """Construct a :class:`~torch_geometric.nn.SAGEConv`."""
+        """Construct a layer with the parameters of PyG's ``SAGEConv``."""
         return SAGEConv(width, out, bias=not is_back, root_weight=not is_back)
 
     def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
@@ -164,7 +164,7 @@ class GAT(LayeredNet):
     """A receptive field does not provide the edges that attention needs."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Construct a :class:`~torch_geometric.nn.GATConv`."""
+        """Construct a layer with the parameters of PyG's ``GATConv``."""
         heads = 1 if is_last else gcd(4, out)
         return GATConv(width, out // heads, heads=heads)
 
@@ -190,12 +190,10 @@ class GIN(LayeredNet):
     """As in the paper: a sum distinguishes multisets that a mean does not."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Construct a :class:`~torch_geometric.nn.GINConv`."""
+        """Construct a layer with the parameters of PyG's ``GINConv``."""
         hidden = self.hidden_channels
         mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
-        conv = GINConv(mlp)
-        conv.register_buffer("eps", conv.eps, persistent=False)
-        return conv
+        return GINConv(mlp)
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the sum of the neighbours."""

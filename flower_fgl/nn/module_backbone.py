@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +22,15 @@ Factory = Callable[..., nn.Module]
 """Called with ``in_channels``, ``hidden_channels``, ``num_layers`` and ``dropout``. It
 returns a module that maps ``x`` (N, in_channels) and ``edge_index`` (2, E) to embeddings
 (N, hidden_channels), as the models of ``torch_geometric.nn`` do."""
+
+
+@atexit.register
+def _remove_generated_code() -> None:
+    """Remove the temporary files to which PyG writes the code of layers, and leaves it."""
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if name.startswith("torch_geometric.") and path.name.startswith(f"{name}_"):
+            path.unlink(missing_ok=True)
 
 
 class ModuleBackbone(Backbone):

@@ -30,6 +30,11 @@ HAS_MKL = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-cal
 memory if its factor is 0."""
 
 
+SUMMED_WIDTH = 16
+"""Columns of a dense float32 matrix from which sums of weighted rows, as of embeddings, are
+faster on a CPU than MKL's product: 1.5 to 3 times with 64 columns."""
+
+
 class Operator(Protocol):
     """A matrix that multiplies node representations from the left."""
 
@@ -242,6 +247,20 @@ def _multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
             return torch.mm(matrix, dense)
         return torch.addmm(bias, matrix, dense)
+    if (
+        dense.shape[1] >= SUMMED_WIDTH
+        and dense.stride(1) == 1
+        and dense.dtype == matrix.dtype == torch.float32
+    ):
+        found = torch.embedding_bag(
+            dense,
+            matrix.col_indices(),
+            matrix.crow_indices(),
+            mode=0,  # the sum
+            per_sample_weights=matrix.values(),
+            include_last_offset=True,
+        )[0]
+        return found if bias is None else found.add_(bias)
     # torch.mm and torch.addmm first fill and copy a result of the same size
     out = dense.new_empty(matrix.shape[0], dense.shape[1])
     if bias is None:

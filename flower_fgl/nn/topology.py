@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flower_fgl.nn.pyg import gcn_norm
+from flower_fgl.nn.layers import gcn_norm
 from flower_fgl.nn.sparse import (
     EdgeOperator,
     EdgePattern,
@@ -76,7 +76,7 @@ class Topology:
         """Return rows (targets), columns (sources) and values of an operator."""
         edges, weight = self.edge_index, self.edge_weight
         if kind == "normalised":
-            edges, value = gcn_norm(edges, weight, self.num_nodes, dtype=self.dtype)
+            edges, value = gcn_norm(edges, weight, self.num_nodes, self.dtype)
             return edges[1], edges[0], value
         if weight is None:
             weight = torch.ones(edges.shape[1], dtype=self.dtype, device=edges.device)

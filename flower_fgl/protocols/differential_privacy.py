@@ -19,7 +19,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from torch import Tensor
 
@@ -164,6 +163,8 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     """
     if not releases:
         return 0.0
+    from scipy.optimize import brentq  # takes 0.25 s; most runs have no noise
+
     mu = SENSITIVITY * math.sqrt(releases) / noise
 
     def excess(value: float) -> float:

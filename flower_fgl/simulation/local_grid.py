@@ -18,7 +18,7 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
-from flower_fgl.client_apps.dispatch import error_reply
+from flower_fgl.client_apps.dispatch import error_reply, freeze_graphs
 from flower_fgl.core.flower_internals import (
     FlowerRun,
     TaskIdentity,
@@ -32,9 +32,6 @@ from flower_fgl.core.options import Scalar
 __all__ = ["LocalGrid", "OneRunGrid", "carry", "frozen_objects", "task_identity"]
 
 _Record = ArrayRecord | ConfigRecord | MetricRecord
-MANY, PATIENT = 200, 10_000
-"""Clients from which the search for cyclic garbage waits for so many new objects: one
-exchange creates thousands, and nearly all of them are freed without a search."""
 
 
 class OneRunGrid(Grid):
@@ -134,9 +131,7 @@ class LocalGrid(OneRunGrid):
         kind = items[0][0].metadata.message_type if items else ""
         if kind == MessageType.TRAIN and self._has_to_freeze:
             self._has_to_freeze = False
-            gc.freeze()  # the graphs and operators of all clients are built
-            if len(self.contexts) >= MANY:
-                gc.set_threshold(PATIENT, *gc.get_threshold()[1:])
+            freeze_graphs(len(self.contexts))
         return replies
 
     def send_and_receive(
@@ -190,10 +185,7 @@ def carry(content: RecordDict, known: dict[int, _Record] | None = None) -> Recor
 
 @contextmanager
 def frozen_objects() -> Iterator[None]:
-    """Exclude the objects that exist now from the search for cyclic garbage.
-
-    With the graphs of 1,000 clients a search takes 0.4 s, and an exchange starts several.
-    """
+    """Exclude the objects that exist now from the search for cyclic garbage."""
     thresholds = gc.get_threshold()
     gc.freeze()
     try:

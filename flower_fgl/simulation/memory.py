@@ -87,7 +87,7 @@ def estimate_memory(
         parts["graphs"] = min(needed, at_most)
         if is_host:
             parts["training"] = _step_bytes(config, store, largest)
-            if not is_ray:
+            if not is_ray or config.clients_per_node > 1:
                 parts["stacked graphs"] = _stacked_bytes(config, sizes, largest)
     if row.network:
         return MemoryEstimate(parts)

@@ -103,7 +103,7 @@ def run_one(
         if not has_cluster:
             fitting = fitting_workers(config.threads, client_gpus, workers)
         require_memory(config, engine="ray", workers=fitting, is_cluster=has_cluster)
-        warn_of_many_clients(config, config.clients)
+        warn_of_many_clients(config, config.num_nodes)
         # the local engine logs them itself
         open_store(config, config.clients).log_notes()
     folder = (
@@ -212,7 +212,7 @@ def _run_ray(
         result = launch(
             app_dir,
             run_config=values,
-            num_clients=config.clients,
+            num_clients=config.num_nodes,
             home=home,
             client_cpus=config.threads,
             client_gpus=client_gpus,

@@ -13,11 +13,10 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Error, Message
 
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
@@ -30,113 +29,19 @@ from flower_fgl.client_apps.runtime.state import (
 from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.extensions import adopt, registered
-from flower_fgl.core.flower_internals import (
-    ProtoRecordDict,
-    plain_array,
-    plain_content,
-    plain_metrics,
-    plain_record,
-    recorddict_from_proto,
-    recorddict_to_proto,
-    reply_with,
-    set_message_id,
-)
+from flower_fgl.core.flower_internals import answer_message
 from flower_fgl.core.options import Scalar
+from flower_fgl.protocols.parcels import Parcel
 from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
 from flower_fgl.simulation.resources import REMEDY, require_cluster
 from flower_fgl.strategies.rounds.messenger import dead_worker
 
-__all__ = ["ClientHost", "Parcel", "Worker", "WorkerGrid", "WorkerStates"]
-__all__ += ["host_of", "start_workers"]
+__all__ = ["ClientHost", "Worker", "WorkerGrid", "WorkerStates", "host_of"]
+__all__ += ["start_workers"]
 
 PULL_SECONDS = 0.01
 """Seconds for which a pull waits for the next worker."""
-
-
-Packed = bytes | tuple[int, tuple[Any, ...]]
-"""A record: protobuf, or the position of its layout and its numbers or bytes."""
-Layout = tuple[Any, ...]
-"""Names of metrics; or name, dtype, shape and stype of every array."""
-Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """Messages or replies of several clients; a record that they share is held once.
-
-    ``records`` are in the form that crosses the process boundary, ``layouts`` the names
-    and shapes that they have in common. A letter is ``(partition-id, message type, group,
-    names, error)``: ``names`` maps the names of its records to positions in ``records``;
-    ``error`` is the code and reason of a failed reply.
-    """
-
-    records: list[Packed]
-    letters: list[Letter]
-    layouts: list[Layout]
-
-    @classmethod
-    def pack(cls, messages: Iterable[tuple[int, Message]]) -> Parcel:
-        """Pack messages by partition-id."""
-        records: list[Packed] = []
-        positions: dict[int, int] = {}
-        letters: list[Letter] = []
-        layouts: dict[Layout, int] = {}
-        for partition_id, message in messages:
-            meta = message.metadata
-            error, names = None, {}
-            if message.has_error():
-                error = message.error.code, str(message.error.reason)
-            else:
-                for name, record in message.content.items():
-                    if id(record) not in positions:
-                        positions[id(record)] = len(records)
-                        records.append(_pack_record(record, layouts))
-                    names[name] = positions[id(record)]
-            kind, group = meta.message_type, meta.group_id
-            letters.append((partition_id, kind, group, names, error))
-        return cls(records, letters, list(layouts))
-
-    def contents(self) -> Iterator[RecordDict]:
-        """Unpack the content of every message; messages share their common records."""
-        records = [_unpack_record(packed, self.layouts) for packed in self.records]
-        for _, _, _, names, _ in self.letters:
-            yield plain_content({name: records[at] for name, at in names.items()})
-
-
-def _pack_record(record: Any, layouts: dict[Layout, int]) -> Packed:
-    """Pack one record."""
-    layout: Layout
-    values: tuple[Any, ...]
-    if isinstance(record, ArrayRecord):
-        layout = tuple(
-            (name, array.dtype, tuple(array.shape), array.stype)
-            for name, array in record.items()
-        )
-        values = tuple(array.data for array in record.values())
-        return layouts.setdefault(layout, len(layouts)), values
-    has_lists = list in map(type, record.values())
-    if isinstance(record, MetricRecord) and record and not has_lists:
-        layout, values = tuple(record.keys()), tuple(record.values())
-        return layouts.setdefault(layout, len(layouts)), values
-    packed: bytes = recorddict_to_proto(RecordDict({"": record})).SerializeToString()
-    return packed
-
-
-def _unpack_record(packed: Packed, layouts: Sequence[Layout]) -> Any:
-    """Unpack one record."""
-    if isinstance(packed, bytes):
-        return recorddict_from_proto(ProtoRecordDict.FromString(packed))[""]
-    place, values = packed
-    layout = layouts[place]
-    if layout and isinstance(layout[0], str):
-        return plain_metrics(dict(zip(layout, values, strict=True)))
-    return plain_record(
-        {
-            name: plain_array(dtype, shape, data, stype)
-            for (name, dtype, shape, stype), data in zip(layout, values, strict=True)
-        }
-    )
 
 
 class ClientHost:
@@ -272,12 +177,14 @@ class WorkerGrid(OneRunGrid):
             parcel: Parcel = ray.get(call)
         except ray.exceptions.RayError as error:
             for key, message in sent:
-                self._ready[key] = _reply(key, message, Error(0, worker.died(error)))
+                self._ready[key] = answer_message(
+                    message, key, Error(0, worker.died(error))
+                )
             return
         pairs = zip(sent, parcel.contents(), parcel.letters, strict=True)
         for (key, message), content, (*_, failure) in pairs:
             answer = content if failure is None else Error(*failure)
-            self._ready[key] = _reply(key, message, answer)
+            self._ready[key] = answer_message(message, key, answer)
 
 
 def host_of(partition_id: int, num_clients: int, num_hosts: int) -> int:
@@ -285,14 +192,6 @@ def host_of(partition_id: int, num_clients: int, num_hosts: int) -> int:
     stacks = num_stacks(num_clients)
     stack = partition_id % stacks if num_hosts <= stacks else partition_id
     return stack % num_hosts
-
-
-def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
-    """Build the reply to a message."""
-    set_message_id(sent, key)
-    if isinstance(answer, RecordDict):
-        return reply_with(sent, answer)
-    return Message(answer, reply_to=sent)
 
 
 class WorkerStates:

@@ -19,7 +19,7 @@ from flower_fgl.algorithms.dense import (
     student_loss,
 )
 from flower_fgl.core.seeds import seeded
-from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.ensemble import Ensemble
 
 __all__ = ["Batch", "Distiller"]
@@ -72,7 +72,7 @@ class Distiller:
                 self.num_features,
                 settings.feature_length,
             )
-        self.optimizer = torch.optim.SGD(
+        self.optimizer = optimizers.SGD(
             student.parameters(), lr=settings.student_lr, momentum=MOMENTUM
         )
 
@@ -113,7 +113,7 @@ class Distiller:
         shape = (settings.batch, settings.noise_channels)
         noise = torch.randn(shape, generator=self.draw).requires_grad_()
         labels = torch.randint(self.num_classes, (settings.batch,), generator=self.draw)
-        optimizer = torch.optim.Adam(
+        optimizer = optimizers.Adam(
             [*network.parameters(), noise], lr=settings.generator_lr, betas=BETAS
         )
         lowest, best = torch.inf, torch.empty(0)

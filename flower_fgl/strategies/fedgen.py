@@ -18,7 +18,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedgen import FedGenSettings
-from flower_fgl.nn import GraphInput
+from flower_fgl.nn import GraphInput, optimizers
 from flower_fgl.nn.ensemble import Ensemble
 from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
@@ -63,7 +63,7 @@ class FedGen(FedAvg):
                 hidden_channels=settings.generator_channels,
             )
         self.network.requires_grad_(requires_grad=False)
-        self.optimizer = torch.optim.Adam(
+        self.optimizer = optimizers.Adam(
             self.generator.parameters(),
             lr=settings.server_lr,
             weight_decay=WEIGHT_DECAY,

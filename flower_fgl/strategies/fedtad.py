@@ -23,7 +23,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedtad import FedTADSettings
-from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.ensemble import Ensemble
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedtad import ReliableWeights
@@ -67,7 +67,7 @@ class FedTAD(FedAvg):
             )
         rate = self.config.method_config.server_lr
         self.optimizers = {
-            name: torch.optim.Adam(
+            name: optimizers.Adam(
                 part.parameters(), lr=rate, weight_decay=DECAY, fused=True
             )
             for name, part in self._parts().items()

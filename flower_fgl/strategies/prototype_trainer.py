@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from flower_fgl.algorithms.prototypes.universal import PrototypeGenerator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.nn import optimizers
 from flower_fgl.runs.checkpoints import Snapshot
 
 __all__ = ["PrototypeTrainer", "copy_moments", "load_moments"]
@@ -58,7 +59,7 @@ class PrototypeTrainer:
     ) -> None:
         with seeded(derive_seed(seed, 0, SERVER, "prototypes")):
             self.generator = PrototypeGenerator(*table, is_normalised=is_normalised)
-        self.optimizer = torch.optim.Adam(
+        self.optimizer = optimizers.Adam(
             self.generator.parameters(),
             lr=lr,
             weight_decay=weight_decay,

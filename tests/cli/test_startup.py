@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -178,6 +179,32 @@ def test_argument_errors_load_no_tensor_library(
     assert errors.startswith("Error: ")
     assert USER_ERRORS[arguments] in errors
     assert not {"torch", "torch_geometric"} & {*loaded}
+
+
+def test_a_plain_run_loads_neither_pyg_nor_the_compiler_nor_pandas(
+    tmp_path: Path,
+) -> None:
+    """Each of them takes about as long to import as torch, or a third of that."""
+    program = (
+        "import sys; from flower_fgl.cli.main import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "print('loaded', *{n.partition('.')[0] for n in sys.modules},"
+        " *[n for n in sys.modules if n == 'torch._dynamo'])"
+    )
+    run = ["run", "--rounds", "1", "--quiet", "--set", "batch-size=8"]
+    for method in ("fedavg", "fedpg"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *run, "--method", method],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        loaded = set(done.stdout.splitlines()[-1].split())
+        assert "torch" in loaded
+        heavy = {"torch_geometric", "torch._dynamo", "pandas", "sympy", "jinja2"}
+        assert not heavy & loaded
 
 
 def test_an_interrupt_while_torch_is_loaded_is_no_traceback(

@@ -17,6 +17,7 @@ from flower_fgl.algorithms.opfgl.local_statistics import (
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.opfgl import (
+    GlobalTraining,
     OPFGLClientApp,
     distillation_weights,
     knowledge_of,
@@ -26,6 +27,7 @@ from flower_fgl.client_apps.opfgl import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.methods import parse_config
@@ -176,7 +178,7 @@ def test_stage_1_is_the_same_on_every_client_without_validation_nodes(
 ) -> None:
     app = OPFGLClientApp()
     first, second = (
-        app.train_global(client_of(toy, val=[], partition_id=pid), graph)[0]
+        app.train_global(Group(client_of(toy, val=[], partition_id=pid), 1), graph)[0]
         for pid in (0, 2)
     )
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
@@ -185,17 +187,45 @@ def test_stage_1_is_the_same_on_every_client_without_validation_nodes(
     assert first(inputs).argmax(dim=1).tolist() == [0, 1]
 
 
+def test_stage_1_is_continued_for_a_client_that_needs_a_later_check(
+    toy: NodeDataset, graph: PseudoGraph
+) -> None:
+    """Dropout draws the same, whatever other clients needed before, or draw meanwhile."""
+    client = client_of(toy)
+    client = replace(client, config=replace(client.config, dropout=0.5))
+    whole, halved = (GlobalTraining(client, graph) for _ in range(2))
+    halved.check(0)
+    torch.rand(3)
+    states = [list(one.check(1)[0].values()) for one in (whole, halved)]
+    assert same(*states)
+    assert not same(states[0], list(whole.check(0)[0].values()))
+
+
+def test_stage_1_is_trained_anew_for_another_pseudo_graph(
+    toy: NodeDataset, graph: PseudoGraph
+) -> None:
+    client, app = client_of(toy), OPFGLClientApp()
+    other = replace(graph, labels=graph.labels.flip(0))
+    first, second, third = (
+        [p.detach() for p in app.train_global(Group(client, 1), one)[0].parameters()]
+        for one in (graph, other, graph)
+    )
+    assert same(first, third)
+    assert not same(first, second)
+
+
 def test_the_student_starts_from_the_teacher_and_the_first_distillation_is_zero(
     toy: NodeDataset, graph: PseudoGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first loss of stage 2 is the cross-entropy alone, however large γ is."""
     client = client_of(toy, beta=1e4, gamma_max=1e6)
     app = OPFGLClientApp()
-    teacher, _ = app.train_global(client, graph)
+    teacher, _ = app.train_global(Group(client, 1), graph)
     seen = first_loss(app, client, teacher, monkeypatch)
     data = client.data.training
     logits = teacher(data.inputs)[data.index]
-    torch.testing.assert_close(seen, F.cross_entropy(logits, data.labels).item())
+    # targets of 1e4 are added up and cancel
+    assert seen == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-5)
 
 
 def first_loss(
@@ -206,12 +236,12 @@ def first_loss(
 ) -> float:
     losses: list[float] = []
 
-    def run_stage(client: Any, model: Any, loss: Any, **rest: Any) -> float:
-        losses.append(loss().item())
-        return 0.0
+    def train(group: Any, model: Any, loss_of: Any, **rest: Any) -> Any:
+        losses.extend(loss_of(group)(model).tolist())
+        return model, losses
 
-    monkeypatch.setattr(app, "_run_stage", run_stage)
-    app.train_personal(client, teacher)
+    monkeypatch.setattr(Group, "train_to_best", train)
+    app.train_personal(Group(client, 1), teacher)
     return losses[0]
 
 
@@ -222,7 +252,7 @@ def test_distillation_raises_the_first_loss_of_a_fresh_student(
     for beta in (0.0, 1.0):
         client = client_of(toy, variant="hre-nd-dist", beta=beta, gamma_max=10.0)
         app = OPFGLClientApp()
-        teacher, _ = app.train_global(client, graph)
+        teacher, _ = app.train_global(Group(client, 1), graph)
         losses.append(first_loss(app, client, teacher, monkeypatch))
     assert losses[1] > losses[0]
 
@@ -252,8 +282,7 @@ def weights_after(client: Client, graph: PseudoGraph) -> list[Tensor]:
     app = OPFGLClientApp()
     from flower_fgl.protocols.opfgl import GraphDownload
 
-    fit = app.personalise(client, 1, GraphDownload(graph))
-    assert fit.model is not None
+    fit = app.fit_group(Group(client, 1), [GraphDownload(graph)])
     return [p.detach() for p in fit.model.parameters()]
 
 
@@ -274,7 +303,7 @@ def test_variants_give_different_models_and_global_gives_that_of_stage_1(
         for second in made[i + 1 :]:
             assert not same(first, second)
     client = client_of(unbalanced, val=[])
-    stage_1 = OPFGLClientApp().train_global(client, graph)[0]
+    stage_1 = OPFGLClientApp().train_global(Group(client, 1), graph)[0]
     assert same(made[-1], [p.detach() for p in stage_1.parameters()])
 
 
@@ -306,7 +335,7 @@ def test_backbones_may_differ_in_kind_and_width(
     models = "gcn:2x16,sgc:2x8,appnp:2x4:k2"
     for pid, width in enumerate((16, 8, 4)):
         client = client_of(toy, partition_id=pid, model=models)
-        model, _ = OPFGLClientApp().train_global(client, graph)
+        model, _ = OPFGLClientApp().train_global(Group(client, 1), graph)
         assert model.hidden_channels == width
 
 

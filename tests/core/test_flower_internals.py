@@ -13,6 +13,7 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
+    Error,
     Message,
     MetricRecord,
     RecordDict,
@@ -20,6 +21,7 @@ from flwr.app import (
 
 from flower_fgl.core import flower_internals
 from flower_fgl.core.flower_internals import (
+    answer_message,
     message_like,
     plain_array,
     plain_content,
@@ -27,7 +29,6 @@ from flower_fgl.core.flower_internals import (
     plain_record,
     recorddict_to_proto,
     reply_with,
-    set_message_id,
 )
 from flower_fgl.simulation.local_grid import task_identity
 
@@ -125,9 +126,11 @@ def test_messages_are_those_of_flowers_constructor() -> None:
         sent = Message(content, 5, "train", group_id="3", dst_task_id=8)
         other = Message(content, 6, "train", group_id="3", dst_task_id=8)
         like = message_like(sent, content, dst_node_id=6)
-        set_message_id(sent, "m")
+        reply = answer_message(sent, "m", content)
         expected = Message(content, reply_to=sent)
-        reply = reply_with(sent, content)
+        failed = answer_message(sent, "m", Error(2, "no power"))
+    assert failed.error.reason == "no power"
+    assert about(failed) == about(expected)
     for made, right in ((like, other), (reply, expected)):
         assert vars(made).keys() == vars(right).keys()
         assert about(made) == about(right)

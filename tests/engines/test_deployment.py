@@ -107,6 +107,35 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
         assert line in log
 
 
+@pytest.mark.engines
+@pytest.mark.timeout(400)
+def test_supernodes_that_host_clients_give_the_numbers_of_the_local_engine(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "rounds": 2}
+    expected = simulate("fedavg", clients=12, output_dir=str(tmp_path), **settings)
+    values = run_config_of(
+        method="fedavg",
+        dataset="synthetic",
+        clients=12,
+        seed=0,
+        settings={**settings, "clients_per_node": 6, "run_dir": str(tmp_path / "run")},
+    )
+    states = tmp_path / "states"
+    nodes = [
+        # one keeps states in files, and one in memory
+        f'partition-id=0 num-partitions=2 worker-idle=600 state-dir="{states}"',
+        "partition-id=1 num-partitions=2",
+    ]
+    with deployment(tmp_path / "deployment", nodes) as stage:
+        assert stage.run(values) == "finished:completed", stage.logs()
+    assert "handled without a worker" not in stage.logs()
+    run = Run.load(tmp_path / "run")
+    assert run.summary["engine"] == "deployment"
+    assert numbers(run) == numbers(expected)
+    assert len(list(states.glob("*.safetensors"))) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("idle", [0, 600])

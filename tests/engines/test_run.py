@@ -135,6 +135,21 @@ def test_ray_gives_the_numbers_of_the_local_engine(
         assert line in log
 
 
+@pytest.mark.engines
+@pytest.mark.timeout(300)
+def test_nodes_that_host_clients_give_the_numbers_of_the_local_engine(
+    tmp_path: Path,
+) -> None:
+    done = flower_fgl(
+        "run", "--engine", "ray", *quick(clients=12), "--set", "clients-per-node=6",
+        "--set", "stacked=true", "--set", f"output-dir={tmp_path}/ray",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    ray = Run.load(run_folder(done.stdout))
+    again = {k: v for k, v in flatten_config(ray.config) if k != "run-dir"}
+    assert numbers(run_local(again)) == numbers(ray)
+
+
 PAIRS = """
 from flower_fgl.simulation.run import run_one
 from tests.engines.test_run import numbers

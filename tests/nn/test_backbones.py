@@ -15,6 +15,7 @@ from torch_geometric.io import read_planetoid_data
 
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.nn import MODELS, Backbone, GraphInput, SparseOperator, build_model
+from tests.nn.pyg_layers import as_pyg
 
 MakeGraph = Callable[..., GraphInput]
 # gine reads features of edges, which these graphs lack: see test_gine.py
@@ -36,7 +37,12 @@ def build(name: str, **changes: Any) -> Backbone:
 
 def plain_forward(model: Any, name: str, x: Tensor, edges: Tensor) -> Tensor:
     """Run a backbone's parameters through PyG's own forward passes, without dropout."""
-    encoder, classifier = model.encoder, model.classifier
+    options = {}
+    if name in ("sgc", "ssgc"):
+        options["K"] = len(model.coefficients) - 1
+    if name == "ssgc":
+        options["alpha"] = model.alpha
+    encoder, classifier = as_pyg(model.encoder, **options), as_pyg(model.classifier)
     out: Tensor
     if name in ("gcn", "graphsage", "gat", "gin"):
         for conv in encoder:

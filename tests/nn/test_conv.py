@@ -7,7 +7,7 @@ import torch
 
 from flower_fgl.nn import GraphInput, conv
 from flower_fgl.nn.decoupled import recursive_attention
-from flower_fgl.nn.pyg import GATConv
+from flower_fgl.nn.layers import GATConv
 
 MakeGraph = Callable[..., GraphInput]
 

@@ -285,9 +285,11 @@ def test_a_network_larger_than_the_memory_can_be_measured() -> None:
 
 def test_layers_of_pyg_leave_no_file_behind(tmp_path: Path) -> None:
     code = (
-        "import tempfile, os\nfrom flower_fgl.nn import build_model\n"
-        "for name in ('gcn', 'graphsage'):\n"
-        "    build_model(name, in_channels=2, hidden_channels=2, num_classes=2, "
+        "import tempfile, os\nfrom flower_fgl import register\n"
+        "from flower_fgl.nn import build_model\n"
+        "from torch_geometric.nn import GraphSAGE\n"
+        "register(backbone=GraphSAGE, name='mine')\n"
+        "build_model('mine', in_channels=2, hidden_channels=2, num_classes=2, "
         "num_layers=2, dropout=0.0)\n"
         "print(*os.listdir(tempfile.gettempdir()))"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import scipy.sparse
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets.transforms.canonical import csr_tensor
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model, state_shapes
@@ -39,17 +37,8 @@ class Wide(nn.Module):
         return self.map(x)
 
 
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
-    monkeypatch.setattr(extensions, "_registered", empty)
-    return
-
-
 def test_a_network_of_pyg_embeds_and_a_linear_map_classifies() -> None:
     from torch_geometric.nn import GraphSAGE
-
-    from flower_fgl.nn import pyg  # noqa: F401  imports PyG without its warning
 
     register(backbone=GraphSAGE, name="pyg-sage")
     torch.manual_seed(0)

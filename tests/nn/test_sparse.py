@@ -257,6 +257,31 @@ def test_weights_laid_out_by_columns_train_as_before(name: str) -> None:
         assert torch.equal(tensor, found[1][key])
 
 
+@pytest.mark.parametrize("width", [1, 15, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_any_width_equal_dense_ones(width: int, dtype: torch.dtype) -> None:
+    row, column, value = entries(30, 50, 200)
+    row[row == 7] = 8  # an empty row
+    value = value.to(dtype)
+    operator = SparseOperator.from_entries(row, column, value, (30, 50))
+    matrix = torch.zeros(30, 50, dtype=dtype)
+    matrix.index_put_((row, column), value, accumulate=True)
+    draw = torch.Generator().manual_seed(2)
+    dense = torch.randn(50, width, generator=draw, dtype=dtype)
+    bias = torch.randn(width, generator=draw, dtype=dtype)
+    for rows in (dense, dense.t().contiguous().t(), dense.repeat(1, 2)[:, :width]):
+        rows = rows.detach().requires_grad_()
+        for shift in (None, bias):
+            out = operator.matmul(rows, shift)
+            expected = matrix @ rows + (0 if shift is None else shift)
+            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+            pull = torch.randn(out.shape, generator=draw, dtype=dtype)
+            mine, theirs = (
+                torch.autograd.grad(o, rows, pull)[0] for o in (out, expected)
+            )
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_a_linear_transpose_equals_the_sorted_one_to_the_bit() -> None:
     row, column, value = entries(30, 20, 200)
     sorted_one = csr_matrix(row, column, value, (30, 20))

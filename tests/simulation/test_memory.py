@@ -267,7 +267,7 @@ def test_a_ray_run_of_many_clients_begins_with_this_line(
     values = {"clients": 201, "partition": "uniform", "output-dir": str(tmp_path)}
     with caplog.at_level(logging.WARNING), pytest.raises(pytest.fail.Exception):
         run_one(values, engine="ray", workers=1)
-    assert "Flower's simulation of 201 clients" in caplog.text
+    assert "Flower's simulation of 201 nodes" in caplog.text
 
 
 MEASURE = """

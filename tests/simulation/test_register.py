@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,6 @@ from torch_geometric.data import Data
 import flower_fgl
 from flower_fgl import METHODS, register, simulate, to_npz
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
 from flower_fgl.datasets.sources.registry import SOURCES, Source, Statistics
 from flower_fgl.methods import Method, parse_config
@@ -31,13 +29,6 @@ from tests.support.owners import run_owners
 from tests.support.short_runs import SMALL, comparable
 
 RUN: dict[str, Any] = {"rounds": 2, "hidden_channels": 8}
-
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
-    monkeypatch.setattr(extensions, "_registered", empty)
-    return
 
 
 @pytest.fixture

@@ -29,10 +29,11 @@ from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
+from flower_fgl.protocols.parcels import Parcel
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation import local
 from flower_fgl.simulation.local_grid import task_identity
-from flower_fgl.simulation.workers import Parcel, Worker, WorkerStates, host_of
+from flower_fgl.simulation.workers import Worker, WorkerStates, host_of
 from tests.engines.test_run import environment, numbers
 from tests.support.short_runs import SMALL, shortened
 

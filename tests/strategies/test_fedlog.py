@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.fedlog.matching import RandomNets
 from flower_fgl.client_apps.fedlog import FedLogClientApp
 from flower_fgl.client_apps.fedlog_training import LocalLearner
 from flower_fgl.core.errors import RunError
@@ -265,6 +266,37 @@ def test_a_client_that_failed_in_round_0_takes_part_later(
     run = simulate("fedlog", **small, fedlog=SHORT)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3]
     assert [f["partition_id"] for f in run.rounds[0]["failures"]] == [1]
+
+
+def test_clients_of_a_process_draw_the_random_networks_once(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn = []
+    draw = RandomNets.draw
+
+    def counted(*args: Any, **options: Any) -> RandomNets:
+        drawn.append(options["generator"].initial_seed())
+        return draw(*args, **options)
+
+    monkeypatch.setattr(RandomNets, "draw", counted)
+    values = {**small, "clients": 9, "synthetic": {**small["synthetic"], "nodes": 300}}
+    rows, draws = [], []
+    for stacked in ("auto", "false"):
+        run = simulate(
+            "fedlog",
+            **{**values, "output_dir": str(tmp_path / stacked)},
+            stacked=stacked,
+            fedlog={**SHORT, "prompt_epochs": 4},
+        )
+        rows.append({r["partition_id"]: r["loss"] for r in run.clients
+                     if r["round"] == 0 and "loss" in r})  # fmt: skip
+        draws.append(list(drawn))
+        drawn.clear()
+    assert len(rows[0]) == 9
+    assert rows[0] == pytest.approx(rows[1], rel=1e-4)
+    assert [len(seeds) for seeds in draws] == [2 * 4, 9 * 4]  # two stacks
+    assert len(set(draws[0])) == 4
+    assert set(draws[0]) == set(draws[1])
 
 
 QUICK = {"nodes_per_class": 5, "prompt_epochs": 10, "prompt_networks": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -91,8 +92,9 @@ class PromptTask:
 class RandomNets:
     """N randomly initialised GraphSAGE networks with linear classifiers, as one.
 
-    First layer: ``own`` and ``around`` (N·128, d), the weights of a node and of its
-    neighbours' mean, and ``bias`` (N·128,), grouped by network. Second layer: ``own_2``
+    First layer: ``own`` and ``around`` (d, N·128), the weights of a node and of its
+    neighbours' mean, and ``bias`` (N·128,), grouped by network. Products with features read
+    these weights row by row. Second layer: ``own_2``
     and ``around_2`` (N, 128, 64), ``bias_2`` (N, 64). ``classifier`` (N, 64, C),
     ``classifier_bias`` (N, C).
     """
@@ -114,21 +116,24 @@ class RandomNets:
         num_features: int,
         num_classes: int,
         device: torch.device | None = None,
+        *,
+        generator: torch.Generator | None = None,
     ) -> RandomNets:
         """Initialise as :class:`torch.nn.Linear` does, uniform in ±1/√(inputs).
 
-        Draws from torch's global generator.
+        Draws from a generator on the CPU, by default torch's global one.
         """
 
         def uniform(shape: tuple[int, ...], inputs: int) -> Tensor:
-            values = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5)
+            bound = inputs**-0.5
+            values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
             return values.to(device).requires_grad_()
 
         d, wide = num_features, number * HIDDEN
         return cls(
             number,
-            uniform((wide, d), d),
-            uniform((wide, d), d),
+            uniform((d, wide), d),
+            uniform((d, wide), d),
             uniform((wide,), d),
             uniform((number, HIDDEN, OUT), HIDDEN),
             uniform((number, HIDDEN, OUT), HIDDEN),
@@ -136,6 +141,24 @@ class RandomNets:
             uniform((number, OUT, num_classes), OUT),
             uniform((number, num_classes), OUT),
         )
+
+    def part(self, start: int, stop: int) -> RandomNets:
+        """Return some of the networks, from ``start`` up to ``stop``."""
+        if (start, stop) == (0, self.number):
+            return self
+        wide = slice(start * HIDDEN, stop * HIDDEN)
+        first = (self.own[:, wide], self.around[:, wide], self.bias[wide])
+        deep = (self.own_2, self.around_2, self.bias_2)
+        top = (self.classifier, self.classifier_bias)
+        few = [t.detach().requires_grad_() for t in first]
+        few += [t[start:stop].detach().requires_grad_() for t in (*deep, *top)]
+        return RandomNets(stop - start, *few)
+
+    @cached_property
+    def turned(self) -> tuple[Tensor, Tensor]:
+        """W + W' and W − W' of the first layer, constant."""
+        with torch.no_grad():
+            return self.own + self.around, self.own - self.around
 
     @property
     def encoder(self) -> tuple[Tensor, ...]:
@@ -162,9 +185,9 @@ class RandomNets:
         """
         graph = task.graph
         h = graph.filtered_linear(
-            None, self.around, self.bias, kind="mean", coefficients=AROUND
+            None, self.around.t(), self.bias, kind="mean", coefficients=AROUND
         )
-        return h + graph.linear(None, self.own)
+        return h + graph.linear(None, self.own.t())
 
     def true_loss(self, task: PromptTask, first: Tensor) -> Tensor:
         """Return Σ_n ℓ_true of the training nodes in their graph, FedLoG Eq. (12).
@@ -190,6 +213,24 @@ class RandomNets:
         around = torch.einsum("vnh,nho->vno", prompt, self.around_2)
         return self.second(node, around, labels)
 
+    def pair_products(self, x: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``(x + p)(W + W')`` and ``(x − p)(W − W')``, (m, N·128), Eq. (12).
+
+        Nodes may be those of many clients: each product reads the large weights once.
+        """
+        plus, minus = self.turned
+        return (x + prompts) @ plus, (x - prompts) @ minus
+
+    def slope_of_prompts(self, to_a: Tensor, to_b: Tensor) -> Tensor:
+        """Return the derivative by the prompts (m, d), from those by the products."""
+        plus, minus = self.turned
+        return to_a @ plus.T - to_b @ minus.T
+
+    @staticmethod
+    def goes_by_nodes(task: PromptTask, x: Tensor) -> bool:
+        """Return whether :meth:`mismatch` multiplies over nodes, not over features."""
+        return has_few_nodes(task.num_rows, len(x), x.shape[1])
+
     def mismatch(
         self,
         task: PromptTask,
@@ -198,6 +239,7 @@ class RandomNets:
         labels: Tensor,
         *,
         is_whole: bool = True,
+        products: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
 
@@ -205,7 +247,8 @@ class RandomNets:
         ``labels`` (m,), are nodes, prompts and classes of ℓ_syn; differentiable in the
         prompts. Networks share no weights, so the gradient of the summed loss is that of
         each. MSE is the mean over the entries of a matrix. Unless ``is_whole``, a summand
-        that does not depend on the prompts may be missing.
+        that does not depend on the prompts may be missing. ``products`` are those of
+        :meth:`pair_products`, if they are known; the result then depends on them, too.
 
         Notes
         -----
@@ -220,11 +263,10 @@ class RandomNets:
         slopes, *true = torch.autograd.grad(
             self.true_loss(task, first), (first, *self.encoder[2:]), retain_graph=True
         )
-        by_nodes = has_few_nodes(len(slopes), len(x), x.shape[1])
-        plus = (self.own + self.around).detach().requires_grad_(not by_nodes)
-        minus = (self.own - self.around).detach().requires_grad_(not by_nodes)
+        by_nodes = products is not None or self.goes_by_nodes(task, x)
+        plus, minus = (t.detach().requires_grad_(not by_nodes) for t in self.turned)
         both, apart = x + prompts, x - prompts
-        a, b = F.linear(both, plus), F.linear(apart, minus)
+        a, b = (both @ plus, apart @ minus) if products is None else products
         one, other, *made = torch.autograd.grad(
             self.pair_loss(a, b, labels),
             (*((a, b) if by_nodes else (plus, minus)), *self.encoder[2:]),
@@ -240,8 +282,6 @@ class RandomNets:
         if by_nodes:
             parts.append(own.square().mean() + around.square().mean())
         else:
-            # row-major, as the gradients that they are compared with
-            own, around = own.contiguous(), around.contiguous()
             parts.append(2 * F.mse_loss(one, (own + around) / 2))
             parts.append(2 * F.mse_loss(other, (own - around) / 2))
         return self.number * torch.stack(parts).sum()

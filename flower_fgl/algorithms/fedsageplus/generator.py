@@ -12,7 +12,7 @@ from flower_fgl.algorithms.fedsageplus.graph_mending import HiddenNodes, MendedG
 from flower_fgl.nn import GraphInput, GraphSAGE
 from flower_fgl.nn.conv import sage
 from flower_fgl.nn.graph_union import select_rows
-from flower_fgl.nn.pyg import SAGEConv
+from flower_fgl.nn.layers import SAGEConv
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["FeatureGenerator", "NeighbourGenerator", "closest_rows"]
@@ -100,7 +100,8 @@ class NeighbourGenerator(nn.Module):
 
     def embed(self, graph: GraphInput) -> Tensor:
         """Return z, of shape (N, p)."""
-        first, second = self.encoder
+        encoder: Any = self.encoder
+        first, second = encoder
         hidden = sage(first, graph).relu()
         return sage(second, graph, hidden).relu()
 

@@ -1,13 +1,33 @@
-"""Distillation in the second stage on the client, O-pFGL Eqs. (18) and (19)."""
+"""Loss of the second stage on the client, O-pFGL Eqs. (17)-(19)."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
-import torch.nn.functional as F  # noqa: N812 (its usual name)
+import torch
 from torch import Tensor
 
-__all__ = ["class_weights", "distillation_loss", "node_weights"]
+from flower_fgl.nn.sparse import apply_function
+
+__all__ = [
+    "SoftTargets",
+    "class_weights",
+    "node_weights",
+    "personal_loss",
+    "soft_targets",
+]
+
+
+class SoftTargets(NamedTuple):
+    """Targets of the second stage, constant: one loss is ``least − Σ_i T_i · log p_i``.
+
+    ``rows`` T (..., N, C) are the targets of each node, zero for a node without loss, and
+    ``least`` (...) is the part of the loss that does not depend on the student.
+    """
+
+    rows: Tensor
+    least: Tensor
 
 
 def node_weights(
@@ -31,24 +51,74 @@ def node_weights(
     return (beta * (soft @ factor)).clamp(min=low, max=high)
 
 
-def distillation_loss(
-    student_logits: Tensor, teacher_log_probs: Tensor, weights: Tensor
-) -> Tensor:
-    """Fit the student's predictions to the teacher's, O-pFGL Eq. (18).
+def soft_targets(
+    index: Tensor,
+    labels: Tensor,
+    teacher_log_probs: Tensor,
+    *,
+    gamma: Tensor | None = None,
+    class_weight: Tensor | None = None,
+) -> SoftTargets:
+    """Add up the targets of cross-entropy and distillation, O-pFGL Eqs. (17) and (18).
 
-    ``L = (1/N) Σ_i γ_i KL(teacher ‖ student)`` from the student's logits (N, C), with
-    gradient, the teacher's log-softmax (N, C), and γ, ``weights`` (N,).
+    ``L = Σ_i a_i CE(y_i, p_i) + (1/N) Σ_i γ_i KL(q_i ‖ p_i)`` for the student's
+    probabilities p. Both terms are linear in log p, with the targets ``T_i = a_i e_{y_i}
+    + γ_i q_i / N``.
+
+    Parameters
+    ----------
+    index, labels : Tensor of shape (n,), int64
+        Training nodes and their classes.
+    teacher_log_probs : Tensor of shape (N, C), float32
+        log q of the teacher.
+    gamma : Tensor of shape (N,), float32, optional
+        γ of Eq. (19); by default there is no distillation.
+    class_weight : Tensor of shape (C,), float32, optional
+        Weights of the classes in the cross-entropy, a weighted mean; by default equal.
 
     Notes
     -----
-    1. The paper prints the sum over nodes and KL(student, teacher). Its published code
-       takes the mean and the direction used here.
+    1. The paper prints the sum over nodes and KL(student, teacher) in Eq. (18). Its
+       published code takes the mean and the direction used here.
     """
-    log_probs = F.log_softmax(student_logits, dim=1)
-    divergence = F.kl_div(
-        log_probs, teacher_log_probs, reduction="none", log_target=True
-    )
-    return (weights * divergence.sum(dim=1)).mean()
+    share = torch.ones_like(labels, dtype=teacher_log_probs.dtype)
+    if class_weight is not None:
+        share = class_weight[labels].to(share)
+    rows = torch.zeros_like(teacher_log_probs)
+    rows[index, labels] = share / share.sum()
+    least = rows.new_zeros(())
+    if gamma is not None:
+        taught = gamma[:, None] / len(gamma) * teacher_log_probs.exp()
+        rows = rows + taught
+        least = (taught * teacher_log_probs).nan_to_num(nan=0.0).sum()  # 0 · log 0
+    return SoftTargets(rows, least)
+
+
+def personal_loss(logits: Tensor, targets: SoftTargets) -> Tensor:
+    """Return the loss of the second stage, O-pFGL Eq. (17), for each client: (...).
+
+    ``logits`` are (..., N, C); differentiable once. One exponential serves the loss and
+    its gradient ``(Σ_c T_ic) p_i − T_i``.
+    """
+    return apply_function(_SoftCrossEntropy, logits, *targets)
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, rows: Tensor, least: Tensor) -> Tensor:
+        weight = rows.sum(dim=-1, keepdim=True)
+        z = logits - logits.amax(dim=-1, keepdim=True)
+        # before z.exp_(), which needs no memory of its own
+        fitted = (rows * z).sum(dim=(-2, -1))
+        total = z.exp_().sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(z.mul_(weight / total).sub_(rows))
+        return least + (weight * total.log()).sum(dim=(-2, -1)) - fitted
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return grad[..., None, None] * slope, None, None
 
 
 def class_weights(counts: Tensor) -> Tensor:

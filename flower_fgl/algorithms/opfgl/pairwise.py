@@ -8,6 +8,7 @@ from main memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,12 +53,14 @@ def pair_scores(
     return apply_function(_PairScores, pool, left, right, weight, scale, shift, head)
 
 
-def pair_similarity(x: Tensor, weight: Tensor) -> Tensor:
+def pair_similarity(
+    x: Tensor, weight: Tensor, known: list[Tensor] | None = None
+) -> Tensor:
     """Return :func:`~flower_fgl.algorithms.opfgl.objective.smoothness_loss` of X' and A'.
 
     Differentiable in both.
     """
-    return apply_function(_PairSimilarity, x, weight)
+    return apply_function(_PairSimilarity, x, weight, [] if known is None else known)
 
 
 class _PairScores(torch.autograd.Function):
@@ -189,31 +192,22 @@ def _zero_where_negative(grad: Tensor, value: Tensor) -> None:
 
 class _PairSimilarity(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        s, width = x.shape
+    def forward(ctx: Any, x: Tensor, weight: Tensor, known: list[Tensor]) -> Tensor:
         total = weight.sum()
         if not float(total):
             ctx.is_empty = True
             ctx.save_for_backward(x, weight)
             return x.new_zeros(())
         ctx.is_empty = False
-        similarity = x.new_zeros((s, s))
-        to_x = torch.zeros_like(x)
-        for rows in _blocks(s, s * width, x.device):
-            later = slice(rows.start, s)  # pairs with j before the block are done
-            difference = x[rows, None] - x[later]
-            block = (difference.square() / -2).exp_()
-            similarity[rows, later] = block.mean(dim=-1)
-            if ctx.needs_input_grad[0]:
-                # the diagonal block contains both (i, j) and (j, i)
-                block.mul_(difference).mul_(weight[rows, later, None])
-                to_x[rows] -= block.sum(dim=1)
-                to_x[rows.stop :] += block[:, rows.stop - rows.start :].sum(dim=0)
-        similarity = similarity.triu(1)
-        similarity += similarity.T.clone()
+        to_x = None
+        if known and not ctx.needs_input_grad[0]:
+            (similarity,) = known
+        else:
+            similarity, to_x = _similarity(x, weight, ctx.needs_input_grad[0])
+            # each unordered pair occurs twice in the sum
+            to_x *= 2 / (x.shape[1] * total)
+            known[:] = [similarity]
         value = (weight * similarity).sum() / total
-        # each unordered pair occurs twice in the sum
-        to_x *= 2 / (width * total)
         ctx.save_for_backward(to_x, (similarity - value) / total)
         return value
 
@@ -222,5 +216,47 @@ class _PairSimilarity(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         to_x, to_weight = ctx.saved_tensors
         if ctx.is_empty:
-            return torch.zeros_like(to_x), torch.zeros_like(to_weight)
-        return grad * to_x, grad * to_weight
+            return torch.zeros_like(to_x), torch.zeros_like(to_weight), None
+        return None if to_x is None else grad * to_x, grad * to_weight, None
+
+
+def _similarity(x: Tensor, weight: Tensor, needs_slope: bool) -> tuple[Tensor, Tensor]:
+    """Return κ (s, s), and half the derivative of Σ_ij A_ij κ_ij by X' times d, if needed.
+
+    The last is zero otherwise.
+    """
+    s, width = x.shape
+    similarity, to_x = x.new_zeros((s, s)), torch.zeros_like(x)
+    if s * s * width <= BLOCK:  # few calls: one product with the matrix of the pairs
+        first, second, across = _all_pairs(s, x.device, x.dtype)
+        difference = across.T @ x  # x_i − x_j of i < j, exactly
+        block = difference.square().mul_(-0.5).exp_()
+        similarity[first, second] = block.mean(dim=-1)
+        if needs_slope:
+            block.mul_(difference).mul_(weight[first, second, None])
+            to_x.addmm_(across, block, alpha=-1)
+    else:
+        for rows in _blocks(s, s * width, x.device):
+            later = slice(rows.start, s)  # pairs with j before the block are done
+            difference = x[rows, None] - x[later]
+            block = (difference.square() / -2).exp_()
+            similarity[rows, later] = block.mean(dim=-1)
+            if needs_slope:
+                # the diagonal block contains both (i, j) and (j, i)
+                block.mul_(difference).mul_(weight[rows, later, None])
+                to_x[rows] -= block.sum(dim=1)
+                to_x[rows.stop :] += block[:, rows.stop - rows.start :].sum(dim=0)
+        similarity = similarity.triu(1)
+    return similarity + similarity.T, to_x
+
+
+@lru_cache(maxsize=8)
+def _all_pairs(
+    s: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return i and j of all pairs i < j, and the matrix (s, pairs) with 1 and −1 there."""
+    first, second = torch.triu_indices(s, s, 1, device=device)
+    place = torch.arange(len(first), device=device)
+    across = torch.zeros((s, len(first)), dtype=dtype, device=device)
+    across[first, place], across[second, place] = 1, -1
+    return first, second, across

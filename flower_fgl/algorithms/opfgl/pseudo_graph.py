@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.opfgl.class_statistics import check_statistics
 from flower_fgl.algorithms.opfgl.objective import (
+    ClassTargets,
     alignment_loss,
     link_weights,
     propagated,
@@ -31,6 +33,9 @@ __all__ = [
     "generate",
     "pseudo_counts",
 ]
+
+FEW_NODES = 16
+"""Pseudo-nodes up to which the link predictor computes all pairs at once, by autograd."""
 
 PERIOD, LINK_STEPS = 50, 10
 """In each 50 steps, the first 10 train the link predictor, the others the features."""
@@ -88,7 +93,9 @@ class LinkPredictor(nn.Module):
 
     def __init__(self, num_features: int, hidden_channels: int) -> None:
         super().__init__()
-        self.first = nn.Linear(2 * num_features, hidden_channels, bias=False)
+        first = nn.Linear(2 * num_features, hidden_channels, bias=False).weight
+        halves = first.detach().chunk(2, dim=1)
+        self.first = nn.Parameter(torch.cat(halves))  # (2h, d): those of x_i, of x_j
         self.second = nn.Linear(hidden_channels, hidden_channels, bias=False)
         self.last = nn.Linear(hidden_channels, 1)
         self.scale = nn.Parameter(torch.ones(2, hidden_channels))
@@ -97,8 +104,13 @@ class LinkPredictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return z of shape (s, s), symmetric, for features of shape (s, d)."""
-        for_left, for_right = self.first.weight.chunk(2, dim=1)
-        left, right = x @ for_left.T, x @ for_right.T
+        left, right = (x @ self.first.T).chunk(2, dim=1)
+        if 1 < len(x) <= FEW_NODES:  # as printed: fewer calls than the blocks of pairs
+            pairs = (left[:, None] + right).flatten(0, 1)
+            pairs = self._normalised(pairs, 0) @ self.second.weight.T
+            scores = (self._normalised(pairs, 1) @ self.last.weight[0]).view(len(x), -1)
+            few: Tensor = (scores + scores.T) / 2 + self.last.bias
+            return few
         left, right = left - left.mean(dim=0), right - right.mean(dim=0)
         variance = left.square().mean(dim=0) + right.square().mean(dim=0)
         slope = self.scale[0] / (variance + EPSILON).sqrt()
@@ -113,6 +125,11 @@ class LinkPredictor(nn.Module):
         )
         out: Tensor = (scores + scores.T) / 2 + self.last.bias
         return out
+
+    def _normalised(self, pairs: Tensor, layer: int) -> Tensor:
+        """Apply batch normalisation and ReLU to rows (s², h)."""
+        scale, shift = self.scale[layer], self.shift[layer]
+        return F.batch_norm(pairs, None, None, scale, shift, True).relu()
 
 
 def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
@@ -179,11 +196,14 @@ class PseudoGraphGenerator:
             )
         self.settings, self.depth = settings, depth
         held = (counts > 0)[:, None]
-        self.mean = mean.masked_fill(~held, 0.0)
-        self.deviation = variance.masked_fill(~held, 0.0).sqrt()
-        self.counts = counts
         self.labels = torch.repeat_interleave(
             torch.arange(len(number), device=number.device), number
+        )
+        self.targets = ClassTargets.of(
+            self.labels,
+            mean.masked_fill(~held, 0.0),
+            variance.masked_fill(~held, 0.0).sqrt(),
+            counts,
         )
         shape = (len(self.labels), num_features)
         start = torch.randn(shape, generator=generator).to(mean)
@@ -191,8 +211,14 @@ class PseudoGraphGenerator:
         with seeded(int(torch.randint(2**62, (), generator=generator))):
             links = LinkPredictor(num_features, settings.hidden_channels)
         self.links = links.to(mean)
-        self._for_links = torch.optim.Adam(links.parameters(), lr=settings.lr_links)
-        self._for_features = torch.optim.Adam([self.features], lr=settings.lr_features)
+        self._similarity: list[Tensor] = []
+        self._for_links, self._for_features = (
+            torch.optim.Adam(parameters, lr=lr, fused=True)
+            for parameters, lr in (
+                (links.parameters(), settings.lr_links),
+                ([self.features], settings.lr_features),
+            )
+        )
 
     def adjacency(self) -> Tensor:
         """Return A', of shape (s, s), see :func:`link_weights`."""
@@ -214,10 +240,10 @@ class PseudoGraphGenerator:
         optimizer.zero_grad()
         adjacency = self.adjacency()
         hops = propagated(self.features, adjacency, self.depth)
-        align = alignment_loss(
-            hops, self.labels, self.mean, self.deviation, self.counts
-        )
-        smooth = smoothness_loss(self.features, adjacency)
+        align = alignment_loss(hops, self.targets)
+        smooth = smoothness_loss(self.features, adjacency, self._similarity)
+        if not is_link_step:
+            self._similarity.clear()
         options = self.settings
         signed = options.smooth_sign * options.smoothness_weight * smooth
         (options.alignment_weight * align + signed).backward()  # type: ignore[no-untyped-call]
@@ -245,7 +271,7 @@ def generate(
     smoothness before each step, without weights: (steps, 2).
     """
     trainer = PseudoGraphGenerator(*statistics, settings=settings, **options)
-    losses = trainer.mean.new_zeros((settings.steps, 2))
+    losses = trainer.features.new_zeros((settings.steps, 2), requires_grad=False)
     for number in range(settings.steps):
         align, smooth = trainer.step(number)
         losses[number, 0], losses[number, 1] = align, smooth

@@ -28,6 +28,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import (
     ClientData,
     file_stamps,
+    node_place,
     open_client_data,
 )
 from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
@@ -163,6 +164,7 @@ class Session:
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
     nodes: dict[tuple[Any, ...], NodeSettings] = field(default_factory=dict)
+    _hosted: MemoryStates | None = field(default=None, init=False)
     _last: tuple[dict[str, Scalar], RunConfig] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -266,8 +268,30 @@ class Session:
             data.graph.drawn_from,
         )
 
+    @contextlib.contextmanager
+    def hosted_states(self, context: Context) -> Iterator[None]:
+        """Keep the states of the clients that a node hosts together, as one state.
+
+        They are stored when the block ends, if a client has changed its own. PayloadError
+        if another process has stored them in the meantime.
+        """
+        place, _ = node_place(context.node_config)
+        store = self.states(self.config(context), context)
+        together = store.load(context, place)
+        self._hosted = memory = MemoryStates()
+        memory.restore(context.run_id, together.split())
+        try:
+            yield
+        finally:
+            self._hosted = None
+        if memory.is_changed:
+            together.join(memory.of_run(context.run_id))
+            store.save(context, place, together)
+
     def states(self, config: RunConfig, context: Context) -> StateStore:
         """Choose the store of client states; an owner's folder is from its node config."""
+        if self._hosted is not None:
+            return self._hosted
         if self.memory is not None:
             return self.memory
         folder = state_folder(context.node_config, config.state_dir)

@@ -22,6 +22,7 @@ import torch
 from filelock import FileLock
 from flwr.app import ConfigRecord, Context
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 from torch import Tensor
 
@@ -35,6 +36,10 @@ __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateS
 __all__ += ["part_of", "read_state", "write_state"]
 
 Entry = TypeVar("Entry")
+MASKED = "secure/masked-round"
+"""Tensor of a state: the last round with a masked upload."""
+TOGETHER = "clients"
+"""Exchange that a state of several clients claims."""
 ANSWERED = "answered/"
 """Prefix of the values that hold the last answered round of each exchange."""
 
@@ -120,6 +125,33 @@ class ClientState:
             start + name: t.detach().clone() for name, t in tensors.items()
         }
 
+    def split(self) -> dict[int, ClientState]:
+        """Return the states of clients that are stored as this one, by partition-id."""
+        found: dict[int, ClientState] = {}
+        for kind in ("tensors", "values"):
+            for path, entry in getattr(self, kind).items():
+                number, _, name = path.partition("/")
+                if number.isdigit():
+                    state = found.setdefault(int(number), ClientState())
+                    getattr(state, kind)[name] = entry
+        return found
+
+    def join(self, states: Mapping[int, ClientState]) -> None:
+        """Become the state of several clients, by partition-id, see :meth:`split`.
+
+        ``round`` is the latest of them. It claims to be the next version of what it was:
+        a store refuses it if another process has stored that version.
+        """
+        version = int(self.values.get(ANSWERED + TOGETHER, 0)) + 1
+        self.tensors, self.values = {}, {}
+        for number, state in states.items():
+            self.tensors |= {f"{number}/{n}": t for n, t in state.tensors.items()}
+            self.values |= {f"{number}/{n}": v for n, v in state.values.items()}
+        rounds = [int(state.values.get("round", 0)) for state in states.values()]
+        self.values["round"] = max(rounds, default=0)
+        self.values[ANSWERED + TOGETHER] = version
+        self.claimed = TOGETHER
+
     def set_hashed_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
         """Replace a group, and set the value of this name to a hash of the tensors."""
         self.set_group(prefix, tensors)
@@ -186,6 +218,7 @@ class MemoryStates(StateStore):
 
     def __init__(self) -> None:
         self._states: dict[tuple[int, int], ClientState] = {}
+        self.is_changed = False
 
     def load(self, context: Context, partition_id: int) -> ClientState:
         """Return a shallow copy, so that a failed message leaves the stored state as is."""
@@ -195,6 +228,7 @@ class MemoryStates(StateStore):
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Store the state object."""
         self._states[context.run_id, partition_id] = state
+        self.is_changed = True
 
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
@@ -292,9 +326,11 @@ class FileStates(StateStore):
         # a late worker must not undo what the client has since trained in another process
         path = self._path(context, partition_id)
         with self._locked(path):
-            kept, new = _round_of(path), int(state.values.get("round", 0))
-            if state.claimed:
-                _merge_answers(path, state)
+            stored = _stored(path)
+            kept = None if stored is None else int(stored[0].get("round", 0))
+            new = int(state.values.get("round", 0))
+            if state.claimed and stored is not None:
+                _merge_answers(*stored, state)
                 if kept is not None and kept > new:
                     raise PayloadError(
                         f'round {new} of the exchange "{state.claimed}" is refused: '
@@ -313,12 +349,16 @@ class FileStates(StateStore):
         newest = (new - 1) // self.keep_every * self.keep_every
         rounds = (newest - self.keep_every, newest)
         points = [_kept_at(path, number) for number in rounds if number > 0]
-        for point in points:
-            if kept <= int(point.stem[-6:]) and not point.exists():
-                keep_file(path, point)
-        for old in path.parent.glob(f"{path.stem}.at-*.safetensors"):
-            if old not in points:
-                old.unlink()
+        missing = [
+            point
+            for point in points
+            if kept <= int(point.stem[-6:]) and not point.exists()
+        ]
+        for point in missing:
+            keep_file(path, point)
+        if missing:  # a search of the folder would read the names of all clients
+            for number in range(rounds[0] - self.keep_every, 0, -self.keep_every):
+                _kept_at(path, number).unlink(missing_ok=True)
 
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
@@ -331,7 +371,8 @@ class FileStates(StateStore):
 
     def _restore(self, source: Path, path: Path, server_round: int) -> None:
         """Replace a client's state by that of a round in the interrupted run."""
-        newest = _round_of(source)
+        stored = _stored(source)
+        newest = None if stored is None else int(stored[0].get("round", 0))
         if source != path and source.exists():
             keep_file(source, source)  # the interrupted run needs no secrets
         if _kept_at(source, server_round).exists():
@@ -360,19 +401,30 @@ class FileStates(StateStore):
 def read_state(path: Path) -> ClientState:
     """Read a file of :func:`write_state`; RunError if it is missing or damaged."""
     try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            values = _values(file)
+        try:  # as arrays they are read in a third of the time
+            return _read_state(path, "np")
+        except TypeError:  # NumPy has no bfloat16
+            return _read_state(path, "pt")
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"Cannot read client state {path}: {error}.") from error
-    return ClientState(tensors, values)
+
+
+def _read_state(path: Path, framework: str) -> ClientState:
+    """Read a file of :func:`write_state` as arrays or tensors."""
+    with safe_open(path, framework) as file:
+        tensors = {n: torch.as_tensor(file.get_tensor(n)) for n in file.keys()}  # noqa: SIM118 (not a dict)
+        return ClientState(tensors, _values(file))
 
 
 def write_state(path: Path, state: ClientState, *, is_synced: bool = False) -> None:
     """Write a client's state atomically, readable only by the owner of the process."""
     tensors = {n: t.detach().cpu().contiguous() for n, t in state.tensors.items()}
     # safetensors' own writer reports a full disk by another error, and keeps a part
-    data = save(tensors, {"values": json.dumps(state.values)})
+    about = {"values": json.dumps(state.values)}
+    try:  # arrays are packed in a third of the time
+        data = save_arrays({n: t.numpy() for n, t in tensors.items()}, about)
+    except TypeError:  # NumPy has no bfloat16
+        data = save(tensors, about)
     write_file(path, data, is_private=True, is_synced=is_synced)
 
 
@@ -381,18 +433,14 @@ def _kept_at(path: Path, server_round: int) -> Path:
     return path.with_name(f"{path.stem}.at-{server_round:06d}.safetensors")
 
 
-def _merge_answers(path: Path, state: ClientState) -> None:
+def _merge_answers(
+    stored: Mapping[str, Scalar], last: Tensor | None, state: ClientState
+) -> None:
     """Take over what other processes have answered since ``state`` was loaded.
 
-    PayloadError if one has answered the round that ``state`` claims, or a later one.
+    ``stored`` and ``last`` are those of :func:`_stored`. PayloadError if one has answered
+    the round that ``state`` claims, or a later one.
     """
-    masked = "secure/masked-round"
-    try:
-        with safe_open(path, "pt") as file:
-            stored = _values(file)
-            last = file.get_tensor(masked) if masked in file.keys() else None  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, ValueError):
-        return
     key = ANSWERED + state.claimed
     if int(stored.get(key, -1)) >= int(state.values[key]):
         raise PayloadError(
@@ -404,16 +452,18 @@ def _merge_answers(path: Path, state: ClientState) -> None:
             own = int(state.values.get(name, value))
             state.values[name] = max(int(value), own)
     if last is not None:
-        state.tensors[masked] = torch.maximum(last, state.tensors.get(masked, last))
+        state.tensors[MASKED] = torch.maximum(last, state.tensors.get(MASKED, last))
 
 
-def _round_of(path: Path) -> int | None:
-    """Read the round of a state file, ``None`` if it is missing or unreadable."""
-    if not path.exists():
-        return None
+def _stored(path: Path) -> tuple[dict[str, Scalar], Tensor | None] | None:
+    """Read the values of a state file, and the last round that was masked.
+
+    ``None`` if the file is missing or unreadable.
+    """
     try:
         with safe_open(path, "pt") as file:
-            return int(_values(file).get("round", 0))
+            last = file.get_tensor(MASKED) if MASKED in file.keys() else None  # noqa: SIM118 (not a dict)
+            return _values(file), last
     except (OSError, SafetensorError, ValueError):
         return None
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.score_names import is_better, kind_of_score
-from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.computation_graph import receptive_field
 
 if TYPE_CHECKING:
     from flower_fgl.nn.neighbor_sampling import NeighborSampler
 
 __all__ = [
+    "Checks",
     "DataLoss",
     "TrainingSet",
     "clip_steps",
@@ -147,24 +148,46 @@ def make_optimizer(
     Parameters listed in the model's attribute ``undecayed`` have no weight decay.
     """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "sgd": torch.optim.SGD,
+        "adam": optimizers.Adam,
+        "adamw": optimizers.AdamW,
+        "sgd": optimizers.SGD,
     }
     rate = config.lr if lr is None else lr
-    # a fused step copies column-major parameters; SGD is as fast without it
-    is_fused = config.optimizer != "sgd" or all(
-        parameter.is_contiguous() for parameter in model.parameters()
-    )
-    options = {"lr": rate, "weight_decay": config.weight_decay, "fused": is_fused}
+    options = {"lr": rate, "weight_decay": config.weight_decay, "fused": True}
     exempt = {id(parameter) for parameter in getattr(model, "undecayed", ())}
     decayed = [p for p in model.parameters() if id(p) not in exempt]
     optimizer = kinds[config.optimizer](decayed, **options)  # type: ignore[arg-type]
     if exempt:
         others = [p for p in model.parameters() if id(p) in exempt]
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
+    turn_for_steps(optimizer)
     clip_steps(optimizer, config)
     return optimizer
+
+
+def turn_for_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Transpose column-major parameters for the time of a step, without copies.
+
+    A fused step would copy them, their gradients and moments to row-major order and back.
+    """
+    turned = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.dim() == 2 and not parameter.is_contiguous()
+    ]
+
+    def turn(*_: object) -> None:
+        for parameter in turned:
+            grad = parameter.grad
+            parameter.data = parameter.data.t()
+            parameter.grad = None if grad is None else grad.t()
+            state = optimizer.state[parameter]
+            state |= {key: t.t() for key, t in state.items() if t.dim() == 2}
+
+    if turned:
+        optimizer.register_step_pre_hook(turn)
+        optimizer.register_step_post_hook(turn)
 
 
 def clip_steps(optimizer: torch.optim.Optimizer, config: RunConfig) -> None:
@@ -235,6 +258,30 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in model.state_dict().items()}
 
 
+class Checks:
+    """The validation checks of one training: the best weights, and when to stop.
+
+    ``kept`` are the weights of the best check, the earliest one of equal checks; ``None``
+    before a check above 0 (an error may be 0). ``patience`` counts checks without
+    improvement; 0 never stops.
+    """
+
+    def __init__(self, patience: int, score: str = "accuracy") -> None:
+        self._patience, self._score = patience, score
+        self._best = float("nan") if kind_of_score(score).is_lower else 0.0
+        self._waited = 0
+        self.kept: dict[str, Tensor] | None = None
+
+    def note(self, value: float, state: Callable[[], dict[str, Tensor]]) -> bool:
+        """Take the score of a check and the weights; return whether to stop."""
+        if is_better(self._score, value, self._best):
+            self._best, self.kept, self._waited = value, state(), 0
+        elif self.kept is not None or not math.isnan(value):  # no nodes, or diverged
+            self._waited += 1
+            return self._waited == self._patience
+        return False
+
+
 def train_and_check(
     model: nn.Module,
     train: Callable[[int], float],
@@ -247,26 +294,19 @@ def train_and_check(
 ) -> float:
     """Train with early stopping, and restore the weights of the best validation score.
 
-    The model ends with the weights of the best check, the earliest one of equal checks.
-    If no check is above 0, it ends with the last weights; an error may be 0. ``train``
-    takes a number of epochs and returns the loss; ``validate`` returns the ``score``, NaN
-    without validation nodes: training then never stops early. The last of the ``epochs``
-    is checked too. ``patience`` counts checks without improvement; 0 never stops. The
-    result is the loss of the last trained epoch; NaN without epochs.
+    The model ends with the weights of the best check, see :class:`Checks`, or with the
+    last weights. ``train`` takes a number of epochs and returns the loss; ``validate``
+    returns the ``score``, NaN without validation nodes: training then never stops early.
+    The last of the ``epochs`` is checked too. The result is the loss of the last trained
+    epoch; NaN without epochs.
     """
-    best, kept, waited = float("nan") if kind_of_score(score).is_lower else 0.0, None, 0
-    loss = float("nan")
+    checks, loss = Checks(patience, score), float("nan")
     for start in range(0, epochs, check_every):
         loss = train(min(check_every, epochs - start))
-        value = validate()
-        if is_better(score, value, best):
-            best, kept, waited = value, state_of(model), 0
-        elif kept is not None or not math.isnan(value):  # NaN: no nodes, or diverged
-            waited += 1
-            if waited == patience:
-                break
-    if kept is not None:
-        load_state(model, kept)
+        if checks.note(validate(), lambda: state_of(model)):
+            break
+    if checks.kept is not None:
+        load_state(model, checks.kept)
     return loss
 
 

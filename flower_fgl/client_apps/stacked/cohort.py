@@ -12,22 +12,28 @@ from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
 from flower_fgl.client_apps.runtime.session import memo_bytes
+from flower_fgl.client_apps.runtime.training import Checks
 from flower_fgl.client_apps.stacked.group import (
+    GraphLoss,
     Group,
     GroupFit,
     Rows,
     RowsLoss,
     cross_entropy,
+    take_steps,
 )
 from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
 from flower_fgl.client_apps.stacked.scores import Column, score_segments
 from flower_fgl.core.metrics import AbsentClasses, Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
-from flower_fgl.nn.stacked import StackedInput, split_state, stack_model
+from flower_fgl.nn.stacked import StackedInput, pad_rows, split_state, stack_model
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["Cohort", "StackedData"]
+
+MOST_LEFT = 0.9
+"""Share of a stack's clients up to which those that still train get their own stack."""
 
 
 class StackedData:
@@ -150,6 +156,10 @@ class Uniform:
         return out
 
 
+def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
 class Cohort(Group):
     """Clients that train together in one exchange, as one stack.
 
@@ -192,6 +202,10 @@ class Cohort(Group):
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""
         return split_state(tensors, len(self))
+
+    def pad(self, parts: Sequence[Tensor]) -> Tensor:
+        """Stack tensors of each client, a row per node, with rows of zeros."""
+        return pad_rows(parts, self.data.inputs[0].num_rows)
 
     def join(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Stack the tensors of each client."""
@@ -252,13 +266,7 @@ class Cohort(Group):
         epochs = self.config.local_epochs if epochs is None else epochs
         optimizer = StackedOptimizer(model, self.clients)
         fields = {} if size else self.data.fields(model.reach)
-        seeds = [client.seed(self.server_round, purpose) for client in self.clients]
-        draws = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
-        sizes = [client.data.inputs[0].num_nodes for client in self.clients]
-        uniform = Uniform(draws, sizes, fields)
-        for module in model.modules():
-            if isinstance(module, Backbone):
-                module.uniform = uniform
+        uniform = self._draw_for(model, self._draws(purpose), fields)
         drawn_for = "batches" if purpose == "training" else f"batches of {purpose}"
         order = self.generators(drawn_for) if size else []
         model.train()
@@ -280,6 +288,92 @@ class Cohort(Group):
         optimizer.save(is_shared=self._is_whole)
         steps = self.data.steps(size)
         return [value / steps for value in total.tolist()]
+
+    def _draws(self, purpose: str) -> list[torch.Generator]:
+        """Return the generator of each client's dropout, on its device."""
+        assert self.server_round is not None
+        seeds = [client.seed(self.server_round, purpose) for client in self.clients]
+        return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+
+    def _draw_for(
+        self,
+        model: Backbone,
+        draws: Sequence[torch.Generator],
+        fields: Mapping[int, Sequence[Tensor]],
+    ) -> Uniform:
+        """Let the dropout of a network draw from the clients' generators."""
+        sizes = [client.data.inputs[0].num_nodes for client in self.clients]
+        uniform = Uniform(draws, sizes, fields)
+        for module in model.modules():
+            if isinstance(module, Backbone):
+                module.uniform = uniform
+        return uniform
+
+    def train_to_best(
+        self, model: Backbone, loss_of: Callable[[Group], GraphLoss], *, lr: float,
+        purpose: str,
+    ) -> tuple[Backbone, list[float]]:  # fmt: skip
+        """Train by whole-graph steps, see :meth:`Group.train_to_best`.
+
+        A client that has stopped leaves the stack, alone or with the next ones.
+        """
+        config = self.config
+        draws = self._draws(purpose)
+        checks = [Checks(config.patience) for _ in self.clients]
+        ends: list[dict[str, Tensor]] = [{} for _ in self.clients]
+        losses = [math.nan] * len(self)
+        stack, places, stopped = self, list(range(len(self))), set[int]()
+        optimizer = StackedOptimizer(model, self.clients, lr=lr)
+        every = config.check_every or config.local_epochs
+        for start in range(0, config.local_epochs, every):
+            uniform = stack._draw_for(model, [draws[place] for place in places], {})
+            loss = loss_of(stack)
+
+            def step_loss(
+                model: Backbone, loss: GraphLoss = loss, uniform: Uniform = uniform
+            ) -> Tensor:
+                uniform.restart()
+                return loss(model)
+
+            steps = min(every, config.local_epochs - start)
+            found = take_steps(model, step_loss, optimizer, steps)
+            states = stack.split(model.state_dict())
+            for row, (place, value) in enumerate(
+                zip(places, stack.validate(model), strict=True)
+            ):
+                if place in stopped:
+                    continue
+                losses[place], ends[place] = found[row], states[row]
+                copy = partial(_copied, states[row])
+                if checks[place].note(value, copy):
+                    ends[place] = copy()
+                    stopped.add(place)
+            if len(stopped) == len(self):
+                break
+            left = [row for row, place in enumerate(places) if place not in stopped]
+            if len(left) <= MOST_LEFT * len(places):
+                places = [places[row] for row in left]
+                clients = [self.clients[place] for place in places]
+                stack = Cohort(clients, StackedData(clients), self.server_round or 0)
+                model = stack.build_model([states[row] for row in left])
+                optimizer = optimizer.part(model, left)
+        kept = [one.kept or end for one, end in zip(checks, ends, strict=True)]
+        return self.build_model(kept), losses
+
+    @torch.inference_mode()
+    def validate(self, model: Backbone) -> list[float]:
+        """Return each client's accuracy on its validation nodes, NaN without any."""
+        model.eval()
+        hits, total = torch.zeros(len(self)), torch.zeros(len(self))
+        for inputs, columns in zip(self.data.inputs, self.data.columns, strict=True):
+            column = columns.get("val")
+            if column:
+                rows = model(inputs).flatten(0, 1).index_select(0, column.index)
+                right = column.client[rows.argmax(dim=1) == column.labels]
+                hits += torch.bincount(right, minlength=len(self)).cpu()
+                total += torch.tensor(column.counts)
+        accuracy: list[float] = (hits.double() / total.double()).tolist()
+        return accuracy
 
     @torch.inference_mode()
     def evaluate(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -18,7 +18,14 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.state import part_of
-from flower_fgl.client_apps.runtime.training import DataLoss, TrainingSet, load_state
+from flower_fgl.client_apps.runtime.training import (
+    DataLoss,
+    TrainingSet,
+    load_state,
+    make_optimizer,
+    train_and_check,
+)
+from flower_fgl.core.seeds import seeded
 from flower_fgl.protocols.fedavg import Weights
 
 if TYPE_CHECKING:
@@ -28,12 +35,14 @@ if TYPE_CHECKING:
     from flower_fgl.protocols.base import Payload
 
 __all__ = [
+    "GraphLoss",
     "Group",
     "GroupClientApp",
     "GroupFit",
     "Rows",
     "RowsLoss",
     "cross_entropy",
+    "take_steps",
 ]
 
 
@@ -113,24 +122,29 @@ RowsLoss = Callable[[Tensor, Rows], Tensor]
 """Loss that replaces the cross-entropy of a step: takes logits (t, C) of the rows and the
 rows, returns one loss per client, (K,)."""
 
+GraphLoss = Callable[["Backbone"], Tensor]
+"""Loss of a whole step: takes the network, returns one loss per client, (K,)."""
+
 
 @dataclass(frozen=True)
 class GroupFit:
     """Result of the local training of K clients.
 
-    ``records`` returns ``to_record()`` of all uploads, packed at once. ``terms`` of each
-    client and ``logits`` (K, n, C), of one client (N, C), are those of :class:`Fit`.
-    ``states`` are those of the models that clients keep, if these are not just the rows of
-    the state of ``model``.
+    ``records`` returns ``to_record()`` of all uploads, packed at once; ``seconds`` are
+    parts of the time of all clients together that are reported separately. ``model`` is
+    ``None`` in an exchange that trains no model. ``terms`` of each client and ``logits``
+    (K, n, C), of one client (N, C), are those of :class:`Fit`. ``states`` are those of the
+    models that clients keep, if these are not just the rows of the state of ``model``.
     """
 
-    model: Backbone
+    model: Backbone | None
     uploads: Sequence[Payload]
     losses: Sequence[float]
     records: Callable[[], list[RecordDict]] | None = None
     terms: Sequence[Mapping[str, float]] = ()
     logits: Tensor | None = None
     states: Sequence[Mapping[str, Tensor]] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Group:
@@ -241,6 +255,57 @@ class Group:
         )
         return [loss]
 
+    def train_to_best(
+        self, model: Backbone, loss_of: Callable[[Group], GraphLoss], *, lr: float,
+        purpose: str,
+    ) -> tuple[Backbone, list[float]]:  # fmt: skip
+        """Train by whole-graph steps; keep each client's best validation check.
+
+        ``local-epochs``, ``check-every`` and ``patience`` apply to each client, as in
+        :func:`train_and_check`. The optimizer starts anew.
+
+        Parameters
+        ----------
+        model : Backbone
+            Network of :meth:`build_model`; it may be changed.
+        loss_of : callable
+            Returns the loss of a group; it may be called again for some of the clients.
+        lr : float
+            Learning rate.
+        purpose : str
+            Part of the seeds of dropout.
+
+        Returns
+        -------
+        tuple of Backbone and list of float
+            The network, and the last loss of each client.
+        """
+        assert self.server_round is not None
+        client, loss = self.clients[0], loss_of(self)
+        optimizer = make_optimizer(model, self.config, lr=lr)
+
+        def train(steps: int) -> float:
+            return take_steps(model, loss, optimizer, steps)[0]
+
+        with seeded(client.seed(self.server_round, purpose), self.device):
+            value = train_and_check(
+                model,
+                train,
+                lambda: client.validate(model),
+                epochs=self.config.local_epochs,
+                check_every=self.config.check_every or self.config.local_epochs,
+                patience=self.config.patience,
+            )
+        return model, [value]
+
+    def pad(self, parts: Sequence[Tensor]) -> Tensor:
+        """Stack tensors of each client, a row per node, as representations are."""
+        return parts[0]
+
+    def validate(self, model: Backbone) -> list[float]:
+        """Return each client's score, see :meth:`Client.validate`."""
+        return [self.clients[0].validate(model)]
+
     def of_step(self, data_loss: RowsLoss | None) -> DataLoss | None:
         """Return a loss of one client as :meth:`Client.train` takes it."""
         if data_loss is None:
@@ -305,6 +370,13 @@ class GroupClientApp(FglClientApp):
     compares both for every method: they must compute the same, up to rounding.
     """
 
+    group_action: ClassVar[str] = ""
+    """Action whose messages are handled for many clients at once, by default the training
+    of every round. Like ``stacked`` it counts only for the class that declares it; that
+    class need not be ``stacked``."""
+    group_is_once: ClassVar[bool] = False
+    """Whether that exchange takes place before round 1 only."""
+
     def stack_key(self, client: Client, download: Any) -> Hashable:
         """Return what else the clients of one stack must have in common."""
         return ()
@@ -322,11 +394,35 @@ class GroupClientApp(FglClientApp):
             result.losses[0],
             terms=result.terms[0] if result.terms else {},
             logits=result.logits,
+            seconds=result.seconds,
         )
 
     @abstractmethod
     def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
         """Train the clients; a broadcast is one object for all of them."""
+
+
+class Steps(Protocol):
+    """An optimizer of one client or of a stack."""
+
+    def step(self) -> Any:
+        """Update the weights by their gradients."""
+
+
+def take_steps(
+    model: Backbone, loss: GraphLoss, optimizer: Steps, number: int
+) -> list[float]:
+    """Take optimizer steps in training mode; return the last loss of each client."""
+    model.train()
+    value, parameters = torch.zeros(1), list(model.parameters())
+    for _ in range(number):
+        for parameter in parameters:
+            parameter.grad = None
+        value = loss(model)
+        value.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    found: list[float] = value.tolist()
+    return found
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

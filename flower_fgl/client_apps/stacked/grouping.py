@@ -8,6 +8,7 @@ from typing import Any
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.optimizer import step_counts
 from flower_fgl.core.config import RunConfig
+from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.stacked import can_stack
 
@@ -44,7 +45,7 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
             config.main_score == "auroc"
         ),
         "check-every stops the training of each client at another epoch": (
-            config.check_every
+            config.check_every and not METHODS[config.method].stacks_checks
         ),
         "num-neighbors draws the graph of every step of each client": (
             config.num_neighbors

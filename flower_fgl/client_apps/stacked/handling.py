@@ -7,13 +7,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
+from flower_fgl.client_apps.base import FglClientApp, Fit, Opened, once
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import part_of
@@ -93,7 +93,8 @@ class Stacker:
         faster, and training messages that cannot be stacked are refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
-        if kinds == {MessageType.TRAIN}:
+        action = own_action(app)
+        if kinds == {f"{MessageType.TRAIN}.{action}" if action else MessageType.TRAIN}:
             return self._train(app, items, is_forced=is_forced)
         if kinds == {MessageType.EVALUATE}:
             return self._evaluate(app, items, is_forced=is_forced)
@@ -104,7 +105,7 @@ class Stacker:
     ) -> dict[int, Answer]:
         """Train the clients that can be stacked."""
         config = app.session.config(items[0][1])
-        if not is_stackable(app):
+        if not (is_stackable(app) or own_action(app)):
             reason = f"{config.method} has no stacked form"
         else:
             reason = why_not_run(config, items[0][1].node_config)
@@ -119,7 +120,8 @@ class Stacker:
             download = broadcasts.read(client, content)
             return download, app.stack_key(client, download)
 
-        opened, keys, refused = self._open(app, dict(enumerate(items)), read)
+        last = once if app.group_is_once else None
+        opened, keys, refused = self._open(app, dict(enumerate(items)), read, last)
         answers = _refused(refused, is_forced)
         for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
             try:
@@ -142,6 +144,7 @@ class Stacker:
         app: FglClientApp,
         items: Mapping[int, Item],
         read: Callable[[Client, RecordDict], tuple[Any, Hashable] | str],
+        last: Callable[[Client], int] | None = None,
     ) -> tuple[list[Placed], list[Any], dict[int, str]]:
         """Open clients; return those to stack, their keys, and reasons against others.
 
@@ -151,7 +154,7 @@ class Stacker:
         for place, (message, context) in items.items():
             clock = time.perf_counter()
             try:
-                client, store, number = app.open_once(message, context)
+                client, store, number = app.open_once(message, context, last=last)
                 key = self._backbones.key(client)
                 found = key if isinstance(key, str) else read(client, message.content)
             except Exception as error:  # handled one by one, it fails in the usual way
@@ -208,15 +211,19 @@ class Stacker:
         server_round, data = opened[0].server_round, self._data(clients)
         cohort = Cohort(clients, data, server_round, is_whole=is_whole)
         result = app.fit_group(cohort, [one.download for one in opened])
-        seconds = {"train": (time.perf_counter() - clock) / len(opened)}
+        spent = time.perf_counter() - clock - sum(result.seconds.values())
+        parts = {"train": max(0.0, spent), **result.seconds}
+        seconds = {name: value / len(opened) for name, value in parts.items()}
         found: Sequence[dict[str, Scores] | None] = [None] * len(opened)
-        if round_settings(opened[0].message.content)["evaluate"]:
+        tensors: Mapping[str, Tensor] = {}
+        if result.model is not None:
+            tensors = result.model.state_dict()
+        if tensors and round_settings(opened[0].message.content)["evaluate"]:
             clock = time.perf_counter()
-            found = cohort.evaluate(result.model, result.logits)
+            found = cohort.evaluate(cast(Backbone, result.model), result.logits)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
-        tensors = result.model.state_dict()
         states = result.states or split_state(tensors, len(opened))
-        is_good = finite_clients(tensors)
+        is_good = finite_clients(tensors) if tensors else [True] * len(opened)
         contents: Sequence[RecordDict | None] = [None] * len(opened)
         if result.records is not None and not app.changes_uploads(cohort.config):
             contents = result.records()
@@ -226,7 +233,8 @@ class Stacker:
                 trained = states[number]
                 if not is_good[number]:
                     refuse_non_finite(split_state(tensors, len(opened))[number])
-                keep_model(one.client, trained, is_shared=is_whole)
+                if trained:
+                    keep_model(one.client, trained, is_shared=is_whole)
                 scores = found[number]
                 terms = result.terms[number] if result.terms else {}
                 fit = Fit(
@@ -304,8 +312,9 @@ class Stacker:
                 copies = [replace(client, config=config) for client in clients]
                 trained = Cohort(copies, data, opened[0].server_round + 1)
                 result = app.fit_group(trained, [one.download[0] for one in opened])
-                answers |= _diverged(opened, result.model)
-                values = trained.evaluate(result.model, result.logits)
+                model = cast(Backbone, result.model)
+                answers |= _diverged(opened, model)
+                values = trained.evaluate(model, result.logits)
             else:
                 states = opened[0].download[1] if mode == "global" else cohort.stored()
                 values = cohort.evaluate(cohort.build_model(states))
@@ -338,6 +347,11 @@ def _diverged(opened: Sequence[Placed], model: Backbone) -> dict[int, Answer]:
 def is_stackable(app: FglClientApp) -> bool:
     """Return whether the class of a client half itself declares ``stacked``."""
     return bool(vars(type(app)).get("stacked"))
+
+
+def own_action(app: FglClientApp) -> str:
+    """Return the ``group_action`` that the class of a client half itself declares."""
+    return str(vars(type(app)).get("group_action", ""))
 
 
 def _holds_backbone(client: Client) -> bool:

@@ -50,15 +50,21 @@ def in_order(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 
 class StackedOptimizer:
-    """The clients' optimizer on stacked weights (K, ...); see :func:`step_counts`."""
+    """The clients' optimizer on stacked weights (K, ...); see :func:`step_counts`.
 
-    def __init__(self, model: nn.Module, clients: Sequence[Client]) -> None:
-        self._clients = clients
+    With a learning rate ``lr`` it starts without moments, and none are kept.
+    """
+
+    def __init__(
+        self, model: nn.Module, clients: Sequence[Client], *, lr: float | None = None
+    ) -> None:
+        self._clients, self._lr = clients, lr
         self._parameters = dict(model.named_parameters())
-        self._is_kept = clients[0].config.optimizer_state == "keep"
+        self._is_kept = lr is None and clients[0].config.optimizer_state == "keep"
         has_moments = clients[0].config.optimizer != "sgd"
         known: dict[int, float] = {}
-        counts = [step_counts(client, known) for client in clients]
+        counts = [step_counts(client, known) if self._is_kept else ()
+                  for client in clients]  # fmt: skip
         bounds = [0]
         for _, run in groupby(counts):
             bounds.append(bounds[-1] + len(list(run)))
@@ -80,7 +86,7 @@ class StackedOptimizer:
                 v for n, v in part.items() if id(self._parameters[n]) in exempt
             ]
         views.undecayed = undecayed  # type: ignore[assignment]
-        self._optimizer = make_optimizer(views, clients[0].config)
+        self._optimizer = make_optimizer(views, clients[0].config, lr=lr)
         for part, (low, high) in zip(self._views, self._runs, strict=True):
             before = dict(counts[low])
             steps = {}
@@ -118,6 +124,22 @@ class StackedOptimizer:
                             row.copy_(t)
                 bases[key, name] = base
         return bases
+
+    def part(self, model: nn.Module, places: Sequence[int]) -> StackedOptimizer:
+        """Continue with some clients, whose weights are those of a smaller ``model``.
+
+        Only for an optimizer with its own ``lr``: all its clients took the same steps.
+        """
+        clients = [self._clients[place] for place in places]
+        other = StackedOptimizer(model, clients, lr=self._lr)
+        for (key, name), base in other._bases.items():
+            parameter = self._parameters[name]
+            rows = in_order(self._bases[key, name], parameter)[places]
+            in_order(base, parameter).copy_(rows)
+        for found, steps in zip(other._steps, self._steps, strict=True):
+            for name, step in steps.items():
+                found[name].copy_(step)
+        return other
 
     def step(self) -> None:
         """Update all weights by their gradients, and reset the gradients."""

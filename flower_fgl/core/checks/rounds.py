@@ -25,6 +25,11 @@ def check_rounds(settings: GeneralSettings, method: Any) -> None:
             f"upload-noise = {settings.upload_noise:g} is a multiple of upload-clip, which "
             "is 0: set upload-clip."
         )
+    if settings.clients_per_node > 1 and not settings.clients:
+        raise ConfigError(
+            f"clients-per-node = {settings.clients_per_node} needs the number of all "
+            "clients: set clients."
+        )
     _check_sampling(settings, method)
     if settings.upload_noise_model == "distributed":
         _check_distributed(settings)

@@ -31,8 +31,8 @@ from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
 from flower_fgl.strategies.rounds.silence import note_replies
 
-__all__ = ["Exchange", "KeyStore", "Messenger", "Recorder", "Upload", "dead_worker"]
-__all__ += ["send_receive"]
+__all__ = ["SILENT", "Exchange", "KeyStore", "Messenger", "Recorder", "Upload"]
+__all__ += ["dead_worker", "pull", "send_receive"]
 
 log = logging.getLogger(__name__)
 
@@ -399,7 +399,7 @@ def send_receive(
         if not key
     ]
     while waiting:
-        got, broken = _pull(grid, list(waiting))
+        got, broken = pull(grid, list(waiting))
         failures += [Failure(waiting.pop(key), text) for key, text in broken.items()]
         for reply in got:
             pid = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -441,7 +441,7 @@ def metrics_of(reply: Message) -> MetricRecord:
     return metrics
 
 
-def _pull(grid: Grid, ids: Sequence[str]) -> tuple[list[Message], dict[str, str]]:
+def pull(grid: Grid, ids: Sequence[str]) -> tuple[list[Message], dict[str, str]]:
     """Pull replies; return them, and why others cannot be decoded, by message id.
 
     Flower decodes all replies of a pull together and loses all of them if one is
@@ -483,7 +483,7 @@ def _stop_on_dead_worker(grid: Grid, failures: Iterable[Failure]) -> None:
 
     In a deployment a client may write any text into its error reply.
     """
-    if type(grid).__name__ not in SIMULATION_GRIDS:
+    if type(getattr(grid, "carrier", grid)).__name__ not in SIMULATION_GRIDS:
         return
     for failure in failures:
         text = failure.reason.lower()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 from flower_fgl.algorithms.fedlog import matching
 from flower_fgl.algorithms.fedlog.matching import HIDDEN, OUT, PromptTask, RandomNets
@@ -14,12 +16,39 @@ from flower_fgl.algorithms.fedlog.prompts import (
     blend_generators,
     make_generator,
     prompt_pairs,
-    train_prompt_generator,
+    train_prompt_generators,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.pyg import SAGEConv
 
 D, C = 5, 3
+
+
+def train_prompt_generator(
+    generator: torch.nn.Module,
+    task: PromptTask,
+    *,
+    epochs: int,
+    networks: int,
+    lr: float,
+    batch_size: int = 0,
+) -> float:
+    """Train the generator of one client, with draws of torch's global generator."""
+    seed = int(torch.randint(2**31, ()))
+
+    def draw(epoch: int) -> RandomNets:
+        generator = torch.Generator().manual_seed(seed + epoch)
+        return RandomNets.draw(networks, D, C, generator=generator)
+
+    (loss,) = train_prompt_generators(
+        [generator],
+        [task],
+        epochs=epochs,
+        networks=draw,
+        seeds=lambda place, epoch: seed + 1000 * (place + 1) + epoch,
+        lr=lr,
+        batch_sizes=[batch_size],
+    )
+    return loss
 
 
 def random_task(*, is_sparse: bool = False) -> PromptTask:
@@ -37,8 +66,8 @@ def one_network(nets: RandomNets, number: int) -> tuple[list[SAGEConv], Tensor, 
     rows = slice(number * HIDDEN, (number + 1) * HIDDEN)
     first, second = SAGEConv(D, HIDDEN), SAGEConv(HIDDEN, OUT)
     with torch.no_grad():
-        first.lin_r.weight.copy_(nets.own[rows])
-        first.lin_l.weight.copy_(nets.around[rows])
+        first.lin_r.weight.copy_(nets.own[:, rows].T)
+        first.lin_l.weight.copy_(nets.around[:, rows].T)
         first.lin_l.bias.copy_(nets.bias[rows])
         second.lin_r.weight.copy_(nets.own_2[number].T)
         second.lin_l.weight.copy_(nets.around_2[number].T)
@@ -78,9 +107,7 @@ def test_batched_networks_equal_single_networks(
         total = total + sum(F.mse_loss(a, b.detach()) for a, b in parts)
     true_loss = nets.true_loss(task, nets.first(task))
     assert true_loss.item() == pytest.approx(losses[0].item(), rel=1e-5)
-    a = F.linear(x + prompts, nets.own + nets.around)
-    b = F.linear(x - prompts, nets.own - nets.around)
-    pair_loss = nets.pair_loss(a, b, labels)
+    pair_loss = nets.pair_loss(*nets.pair_products(x, prompts), labels)
     assert pair_loss.item() == pytest.approx(losses[1].item(), rel=1e-5)
     mismatch = nets.mismatch(task, x, prompts, labels)
     assert mismatch.item() == pytest.approx(total.item(), rel=1e-4)
@@ -92,6 +119,15 @@ def test_batched_networks_equal_single_networks(
     part = nets.mismatch(task, x, prompts, labels, is_whole=False)
     assert (part.item() < 0.99 * mismatch.item()) == by_nodes
     torch.testing.assert_close(torch.autograd.grad(part, prompts)[0], slope)
+    if by_nodes:  # the same from products that were computed before
+        with torch.no_grad():
+            made = nets.pair_products(x, prompts)
+        known = tuple(t.requires_grad_() for t in made)
+        whole = nets.mismatch(task, x, prompts, labels, products=known)
+        assert whole.item() == pytest.approx(mismatch.item(), rel=1e-6)
+        direct, *to_products = torch.autograd.grad(whole, (prompts, *known))
+        again = direct + nets.slope_of_prompts(*to_products)
+        torch.testing.assert_close(again, slope, rtol=1e-4, atol=1e-8)
 
 
 def test_products_over_nodes_are_chosen_where_they_are_fewer() -> None:
@@ -192,7 +228,7 @@ def test_a_step_descends_the_sum_of_equations_11_and_12(
     generator.zero_grad()
     prompts = generator(x)
     features = sum(((p - a) ** 2).sum() for p, a in zip(prompts, around, strict=True))
-    nets, gradients = RandomNets.draw(2, D, C, x.device), torch.zeros(())
+    nets, gradients = RandomNets.draw(2, D, C), torch.zeros(())
     for number in range(2):
         _, target = slow_loss(nets, number, task.graph, task.index, task.labels)
         pairs, rows = prompt_pairs(x, prompts), torch.arange(len(x))
@@ -228,14 +264,14 @@ def test_networks_in_groups_give_the_same_training(
 
 
 def _constant_nets(
-    number: int, num_features: int, num_classes: int, device: torch.device
+    number: int, num_features: int, num_classes: int, **_: Any
 ) -> RandomNets:
     draw = torch.Generator().manual_seed(7)
-    shapes = [(HIDDEN, num_features), (HIDDEN, num_features), (HIDDEN,)]
+    shapes = [(num_features, HIDDEN), (num_features, HIDDEN), (HIDDEN,)]
     first = [torch.randn(s, generator=draw) / 3 for s in shapes]
     deep = [(HIDDEN, OUT), (HIDDEN, OUT), (OUT,), (OUT, num_classes), (num_classes,)]
     rest = [torch.randn(s, generator=draw) / 9 for s in deep]
-    parts = [t.repeat(number, *[1] * (t.dim() - 1)) for t in first]
+    parts = [t.repeat(*[1] * (t.dim() - 1), number) for t in first]
     parts += [t.expand(number, *t.shape).clone() for t in rest]
     return RandomNets(number, *(t.requires_grad_() for t in parts))
 
@@ -262,7 +298,7 @@ def test_the_task_of_a_batch_reads_only_its_surroundings(is_sparse: bool) -> Non
     found = nets.true_loss(batch, nets.first(batch))
     assert found.item() == pytest.approx(sum(w[0].item() for w in wanted), rel=1e-5)
     slopes = torch.autograd.grad(found, nets.encoder)
-    slow = torch.cat([gradients[0] for _, gradients in wanted])
+    slow = torch.cat([gradients[0] for _, gradients in wanted]).T
     torch.testing.assert_close(slopes[0], slow, rtol=1e-4, atol=1e-7)
 
 
@@ -306,6 +342,43 @@ def test_a_generator_learns_from_batches(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len({tuple(places.tolist()) for places in used}) > 50  # drawn anew
     assert error(3, len(inputs)) == error(3, 0)  # all nodes: no draw, the same numbers
     assert len(used) == 60
+
+
+@pytest.mark.parametrize("by_nodes", [False, True])
+def test_clients_together_train_as_each_alone(
+    by_nodes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has no training node with a neighbour, one draws batches."""
+    monkeypatch.setattr(matching, "has_few_nodes", lambda *_: by_nodes)
+    lone = GraphInput(torch.randn(3, D), torch.zeros((2, 0), dtype=torch.int64))
+    first = torch.tensor([0, 1])
+    tasks = [random_task(), PromptTask(lone, first, first, C), random_task()]
+    sizes = [0, 0, 1]
+
+    def train(places: list[int]) -> list[list[Tensor]]:
+        torch.manual_seed(3)
+        generators = [make_generator(D) for _ in tasks]
+        losses = train_prompt_generators(
+            [generators[place] for place in places],
+            [tasks[place] for place in places],
+            epochs=3,
+            networks=lambda epoch: RandomNets.draw(
+                4, D, C, generator=torch.Generator().manual_seed(epoch)
+            ),
+            seeds=lambda place, epoch: 100 * places[place] + epoch,
+            lr=0.01,
+            batch_sizes=[sizes[place] for place in places],
+        )
+        return [
+            [torch.tensor(loss), *(p.detach() for p in generators[place].parameters())]
+            for loss, place in zip(losses, places, strict=True)
+        ]
+
+    together, alone = train([0, 1, 2]), [train([place])[0] for place in range(3)]
+    assert together[1][0] == 0
+    for found, expected in zip(together, alone, strict=True):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_without_a_node_that_has_neighbours_nothing_is_trained() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.opfgl import pairwise
 from flower_fgl.algorithms.opfgl.objective import (
+    ClassTargets,
     alignment_loss,
     link_weights,
     propagated,
@@ -64,7 +65,7 @@ def test_the_link_predictor_is_the_mlp_with_batch_norm_over_all_pairs(
         nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1),
     )  # fmt: skip
     state = {
-        "0.weight": links.first.weight, "1.weight": links.scale[0],
+        "0.weight": torch.cat(links.first.chunk(2), dim=1), "1.weight": links.scale[0],
         "1.bias": links.shift[0], "3.weight": links.second.weight,
         "4.weight": links.scale[1], "4.bias": links.shift[1],
         "6.weight": links.last.weight, "6.bias": links.last.bias,
@@ -120,37 +121,47 @@ def test_a_hard_adjacency_is_zero_or_one_with_the_gradient_of_the_weight(
 
 def test_propagation_normalises_the_graph_with_its_loops(generator):
     raw = torch.rand(4, 4, generator=generator).triu(1)
-    a = raw + raw.T
-    x = torch.randn(4, 3, generator=generator)
+    a = (raw + raw.T).requires_grad_()
+    x = torch.randn(4, 3, generator=generator, requires_grad=True)
     looped = a + torch.eye(4)
     root = torch.diag(looped.sum(dim=1).rsqrt())
     hop = root @ looped @ root
     want = torch.cat([x, hop @ x, hop @ hop @ x], dim=1)
-    torch.testing.assert_close(propagated(x, a, 2), want)
+    got = propagated(x, a, 2)
+    torch.testing.assert_close(got, want)
+    pull = torch.randn(4, 9, generator=generator)
+    mine, theirs = (torch.autograd.grad(out, (x, a), pull) for out in (got, want))
+    torch.testing.assert_close(mine[0], theirs[0])
+    # A' is symmetric: only the sum of both entries of a pair matters
+    mine_sum, their_sum = (to_a + to_a.T for _, to_a in (mine, theirs))
+    torch.testing.assert_close(mine_sum, their_sum)
 
 
 def test_the_alignment_loss_is_that_of_a_slow_loop(generator, target):
     labels = torch.tensor([0, 0, 0, 1, 2, 2])
-    x = torch.randn(6, 2 * D, generator=generator)
+    x = torch.randn(6, 2 * D, generator=generator, requires_grad=True)
     mean, deviation = target
-    want = 0.0
+    want = torch.zeros(())
     for c in range(C):
         own = x[labels == c]
         term = F.mse_loss(own.mean(dim=0), mean[c])
         if len(own) > 1:
             term = term + F.mse_loss(own.std(dim=0), deviation[c])
-        want += float(COUNTS[c]) / 100 * float(term)
-    got = alignment_loss(x, labels, mean, deviation, COUNTS)
-    assert float(got) == pytest.approx(want, rel=1e-5)
+        want = want + float(COUNTS[c]) / 100 * term
+    got = alignment_loss(x, ClassTargets.of(labels, mean, deviation, COUNTS))
+    torch.testing.assert_close(got, want)
+    (mine,), (theirs,) = (torch.autograd.grad(loss, x) for loss in (got, want))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_a_class_without_pseudo_nodes_aligns_nothing() -> None:
     mean, deviation = torch.tensor([[3.0], [99.0]]), torch.ones(2, 1)
     one, labels = torch.tensor([[1.0]]), torch.tensor([0])
     counts = torch.tensor([1, 3])
-    loss = alignment_loss(one, labels, mean, deviation, counts)
+    loss = alignment_loss(one, ClassTargets.of(labels, mean, deviation, counts))
     assert float(loss) == pytest.approx((3 - 1) ** 2 / 4)
-    alone = alignment_loss(one, labels, mean[:1], deviation[:1], counts[:1])
+    few = ClassTargets.of(labels, mean[:1], deviation[:1], counts[:1])
+    alone = alignment_loss(one, few)
     assert float(alone) == pytest.approx((3 - 1) ** 2)
 
 
@@ -160,7 +171,9 @@ def slow_objective(
     """Eqs. (10) to (12) with loops over pairs; alignment and smoothness."""
     size = len(x)
     pairs = [torch.cat([x[i], x[j]]) for i in range(size) for j in range(size)]
-    rows = torch.stack([links.first.weight @ pair for pair in pairs])
+    rows = torch.stack(
+        [torch.cat(links.first.chunk(2), dim=1) @ pair for pair in pairs]
+    )
     for layer in (0, 1):
         variance = (rows - rows.mean(0)).square().mean(0)
         rows = (rows - rows.mean(0)) / (variance + 1e-5).sqrt()
@@ -220,7 +233,8 @@ def test_a_step_descends_the_whole_loss(target, number: int, sign: int) -> None:
 
 def test_equal_nodes_of_a_class_leave_the_alignment_gradient_finite(target):
     x = torch.ones(4, 2 * D, requires_grad=True)
-    loss = alignment_loss(x, torch.tensor([0, 0, 1, 2]), *target, COUNTS)
+    labels = torch.tensor([0, 0, 1, 2])
+    loss = alignment_loss(x, ClassTargets.of(labels, *target, COUNTS))
     (to_x,) = torch.autograd.grad(loss, x)
     assert to_x.isfinite().all()
     assert to_x.any()
@@ -287,9 +301,7 @@ def test_the_gradient_of_the_features_goes_through_the_adjacency(target):
     whole = trainer.features.grad.clone()
     x = trainer.result().features.requires_grad_()
     fixed = trainer.adjacency().detach()
-    loss = alignment_loss(
-        propagated(x, fixed, 1), trainer.labels, trainer.mean, trainer.deviation, COUNTS
-    )
+    loss = alignment_loss(propagated(x, fixed, 1), trainer.targets)
     (without,) = torch.autograd.grad(loss, x)
     assert whole.any()
     assert not torch.allclose(whole, 10 * without, rtol=0.01)

@@ -50,6 +50,35 @@ def model_of(dropout: float = 0.0) -> Backbone:
     )
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_column_major_weights_are_stepped_in_place_as_row_major_ones(name: str) -> None:
+    config = parse_config({"optimizer": name, "clip-gradient": 0.7})
+    draw = torch.Generator().manual_seed(0)
+    start, pulls = (
+        torch.randn(5, 3, generator=draw),
+        torch.randn(6, 5, 3, generator=draw),
+    )
+    found = []
+    for is_turned in (False, True):
+        model = torch.nn.Linear(3, 5)
+        model.weight.data = start.t().contiguous().t() if is_turned else start.clone()
+        strides, place = model.weight.stride(), model.weight.data_ptr()
+        moments: dict[str, Tensor] = {}
+        for half in pulls.chunk(2):  # the second half continues from kept moments
+            optimizer = make_optimizer(model, config)
+            restore_optimizer(model, optimizer, moments)
+            for pull in half:
+                optimizer.zero_grad()
+                (model.weight * pull).sum().backward()
+                optimizer.step()
+            moments = optimizer_tensors(model, optimizer)
+        assert (model.weight.stride(), model.weight.data_ptr()) == (strides, place)
+        assert all(t.stride() == strides for t in moments.values() if t.dim() == 2)
+        found.append({**moments, "weight": model.weight.detach()})
+    for key, tensor in found[0].items():
+        torch.testing.assert_close(found[1][key], tensor)
+
+
 def test_training_is_plain_cross_entropy_descent(
     data: TrainingSet, config: RunConfig
 ) -> None:

@@ -17,6 +17,7 @@ from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
+from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.handling import (
     Stacker,
     finite_clients,
@@ -33,7 +34,7 @@ from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.rounds.describe_exchange import discover
 from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
-from tests.support.short_runs import SMALL, comparable, shortened
+from tests.support.short_runs import SHORT, SMALL, comparable, shortened
 
 LONGER = {**SMALL, "rounds": 9}
 
@@ -56,8 +57,8 @@ STACKED = [
     "local",
     "moon",
 ]
-ONE_SHOT = ["co-boosting", "dense"]
-"""Methods of one round whose clients train as FedAvg's."""
+ONE_SHOT = ["co-boosting", "dense", "opfgl"]
+"""Methods of one round; the clients of the first two train as FedAvg's."""
 CLIENTS = 5
 TOLERANCE = 1e-5
 TOLERANCES = {"scorer/weight": 1e-4}
@@ -491,6 +492,62 @@ def test_refreshed_copies_are_trained_together(
         output_dir=str(tmp_path),
     )
     assert sum(sizes) == 16
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"opfgl": {"beta": 2.0, "gamma_max": 3.0}},
+        {"opfgl": {"variant": "hre-nd-dist"}, "dropout": 0.4},
+        {"opfgl": {"variant": "ft-imb"}, "setting": "inductive"},
+        {"opfgl": {"variant": "global"}, "optimizer": "sgd"},
+        {"split": "60/0/40", "local_epochs": 8},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_clients_that_stop_at_different_checks_equal_one_by_one(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    validate = Cohort.validate
+
+    def counted(self: Cohort, model: Any) -> list[float]:
+        sizes.append(len(self))
+        return validate(self, model)
+
+    monkeypatch.setattr(Cohort, "validate", counted)
+    monkeypatch.setitem(SHORT, "opfgl", {})
+    rates = {"lr-global": 0.01, "lr-personal": 0.03, "server-steps": 60}
+    synthetic = {**SMALL["synthetic"], "nodes": 400}
+    values = {"rounds": 1, "min_class_count": 1, "local_epochs": 60, "check_every": 2}
+    values |= {
+        "patience": 5,
+        "synthetic": synthetic,
+        **settings,
+        "opfgl": {**rates, **settings.get("opfgl", {})},
+    }
+    with (
+        stage("opfgl", "true", values) as one,
+        stage("opfgl", "false", values) as other,
+    ):
+        metrics = []
+        for each in (one, other):
+            each.replies(1)
+            assert each.strategy.complete_round(1)
+            log = each.strategy.loop.log
+            scores = {pid: found["local"]["val"].accuracy
+                      for pid, found in log._scores.items()}  # fmt: skip
+            metrics.append({"clients": log._clients, "scores": scores})
+        found, expected = map(numbers, metrics)
+        assert len(expected) == 3 * CLIENTS  # losses, numbers of nodes, accuracies
+        assert found == pytest.approx(expected, abs=1e-4, nan_ok=True)
+        for pid, state in other.states().items():
+            mine = one.states()[pid].tensors
+            assert mine.keys() == state.tensors.keys()
+            for name, tensor in state.tensors.items():
+                torch.testing.assert_close(mine[name], tensor, atol=1e-4, rtol=1e-4)
+    if settings.get("opfgl", {}).get("variant") != "global" and "split" not in settings:
+        assert len(set(sizes)) > 2  # clients left their stacks
 
 
 def numbers(rows: Any, place: str = "") -> dict[str, Any]:
