@@ -183,9 +183,15 @@ class FglClientApp(ClientApp, ABC):
         Backbone or None
             ``None`` if the client has no model.
         """
-        epochs = client.config.final_local_epochs
-        short = replace(client.config, local_epochs=epochs)
+        short = self.refresh_config(client.config)
         return self.fit(replace(client, config=short), server_round, download).model
+
+    def refresh_config(self, config: RunConfig) -> RunConfig:
+        """Return the settings with which a copy is trained to evaluate it.
+
+        By default ``local-epochs`` is ``final-local-epochs``, see :meth:`refreshed_model`.
+        """
+        return replace(config, local_epochs=config.final_local_epochs)
 
     def received_model(self, client: Client, download: Any) -> Backbone | None:
         """Return the model of a download before it is trained, to evaluate it.

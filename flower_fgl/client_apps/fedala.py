@@ -110,13 +110,13 @@ class FedALAClientApp(FedAvgClientApp):
     stacked = True
     fit = GroupClientApp.fit
 
-    def stack_key(self, client: Client) -> tuple[bool, bool]:
+    def stack_key(self, client: Client, download: Weights) -> tuple[bool, bool]:
         """Separate clients without an old model, and without blending weights."""
         return client.state.has_group("model"), client.state.has_group("blend")
 
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train as FedAvg, but from the blended weights."""
-        has_old, has_weights = self.stack_key(group.clients[0])
+        has_old, has_weights = self.stack_key(group.clients[0], downloads[0])
         if has_old:
             blended = self.learn(group, downloads, is_first=not has_weights)
             downloads = [

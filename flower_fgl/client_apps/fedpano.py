@@ -27,44 +27,36 @@ step 16                                          ``PersonalNet``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor, nn
+from torch import Tensor
 
-from flower_fgl.algorithms.fedpano.generator import (
-    gaussian_copies,
-    mean_distance,
-    spread,
-    synthesise,
-)
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedpano_modules import (
-    Parts,
     assemble_modules,
     build_parts,
     training_part,
 )
+from flower_fgl.client_apps.fedpano_stacked import StackedTrainer
+from flower_fgl.client_apps.fedpano_training import Trainer
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import make_optimizer
-from flower_fgl.core.errors import FglError
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["FedPANOClientApp", "Trainer"]
+__all__ = ["FedPANOClientApp"]
 
 Client = AnyClient[FedPANOSettings]
 
 LOSSES = ("generic", "own", "generator", "synthetic")
 """L^s, L^c, L^g and L^ĉ of Eq. (9)."""
-GAUSSIAN_STD = 0.1
-"""Standard deviation of the noise on training nodes with ``augment = gaussian`` (nG)."""
 
 
-class FedPANOClientApp(FglClientApp):
+class FedPANOClientApp(GroupClientApp):
     """Train the shared parts and the client's own classifier, with synthetic nodes.
 
     Notes
@@ -84,6 +76,7 @@ class FedPANOClientApp(FglClientApp):
        on CS.
     """
 
+    stacked = True
     down = Weights
     up = Weights
 
@@ -104,6 +97,50 @@ class FedPANOClientApp(FglClientApp):
         loss = sum(terms[name] for name in LOSSES if name in terms)
         upload = Weights(parts.shared.state_dict())
         return Fit(parts.personal, upload, loss, terms=terms)
+
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients with dropout or moments, or on a part of a graph."""
+        config = client.config
+        if config.dropout:
+            return "fedpano draws dropout for a part of the graph"
+        if config.optimizer != "sgd" and config.optimizer_state == "keep":
+            return "fedpano keeps the moments of three optimizers"
+        key = ("fedpano", "is small")
+
+        def reads_little() -> bool:
+            part = training_part(client, build_parts(client).personal)
+            return (
+                2 * part.around.matrix.shape[1] < client.data.training.inputs.num_nodes
+            )
+
+        is_small = client.cached(key, reads_little)
+        return "its training reads less than half of its graph" if is_small else ""
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Train many clients; :meth:`fit` trains one."""
+        trainer = StackedTrainer(group, downloads)
+        terms = trainer.train(group.config.local_epochs)
+        parts = trainer.parts
+        if parts.generator is not None and parts.shared.generator is None:
+            states = group.split(parts.generator.state_dict())
+            for client, tensors in zip(group.clients, states, strict=True):
+                client.state.set_group("generator", tensors)
+        values = {name: value.tolist() for name, value in terms.items()}
+        rows = [
+            dict(zip(values, row, strict=True))
+            for row in zip(*values.values(), strict=True)
+        ]
+        rows = rows or [{} for _ in group.clients]
+        losses = [float(sum(row[n] for n in LOSSES if n in row)) for row in rows]
+        shared = parts.shared.state_dict()
+        return GroupFit(
+            parts.personal,
+            [Weights(state) for state in group.split(shared)],
+            losses,
+            partial(Weights.stacked_records, shared, len(group)),
+            rows,
+            states=trainer.states(),
+        )
 
     def build(self, client: Client) -> Backbone:
         """Build the network that predicts."""
@@ -132,142 +169,3 @@ class FedPANOClientApp(FglClientApp):
             "test": (h[test], data.labels[0][test]),
             "train": (h[data.training.index], labels),
         }
-
-
-class Trainer:
-    """Local training of one client in one round, steps 5 to 7 of Algorithm 1.
-
-    The client's state stores optimizer moments with ``optimizer-state = "keep"``; the
-    ``parts`` are trained in place.
-    """
-
-    def __init__(self, client: Client, parts: Parts, server_round: int) -> None:
-        self.client, self.parts = client, parts
-        self.method_config: FedPANOSettings = client.config.method_config
-        data = client.data.training
-        self.labels = data.labels
-        self.own_labels = torch.searchsorted(parts.classes, data.labels)
-        self.predicted = self.labels if parts.own is None else self.own_labels
-        self.part = training_part(client, parts.personal)
-        self.noise = client.generator(server_round, "noise")
-        fitted = [parts.shared.encoder, parts.shared.classifier, parts.own]
-        self.modules: dict[str, nn.Module] = {
-            "fit": nn.ModuleList(module for module in fitted if module is not None),
-            "classifier": parts.personal.classifier,
-        }
-        if parts.generator is not None:
-            self.modules["generator"] = parts.generator
-        self.optimizers = {
-            name: make_optimizer(module, client.config)
-            for name, module in self.modules.items()
-        }
-        for name, optimizer in self.optimizers.items():
-            group = f"optimizer/{name}"
-            client.restore_moments(group, self.modules[name], optimizer)
-
-    def run(self, epochs: int) -> dict[str, float]:
-        """Train for full-batch steps of each kind; return the losses of the last epoch.
-
-        They are named as in ``LOSSES``, with the ``spread`` of the synthetic nodes; only
-        those that the variant has.
-        """
-        self.parts.personal.train()
-        terms: dict[str, Tensor] = {}
-        h = self.represent() if epochs else torch.empty(0)
-        for epoch in range(1, epochs + 1):
-            terms = self.step_parts(h)
-            is_last = epoch == epochs
-            steps_again = self.method_config.classifier_steps > 1
-            if not is_last or self.method_config.use_generator or steps_again:
-                with torch.set_grad_enabled(not is_last):
-                    h = self.represent()
-            if self.method_config.use_generator:
-                terms |= self.augment(h.detach())
-            elif steps_again:
-                self.step_again(h.detach())
-        for name, optimizer in self.optimizers.items():
-            group = f"optimizer/{name}"
-            self.client.keep_moments(group, self.modules[name], optimizer)
-        return {name: float(value) for name, value in terms.items()}
-
-    def represent(self) -> Tensor:
-        """Return h of the training nodes and their neighbours: (M, H)."""
-        return self.parts.personal.embed_nodes(self.part.inputs)
-
-    def step_parts(self, h: Tensor) -> dict[str, Tensor]:
-        """Step on θ^g, θ^s and θ^c by ``L^s + L^c``, Eqs. (2) and (5)."""
-        nodes = h[self.part.index]
-        terms = {}
-        if self.parts.shared.classifier is not None:
-            logits = self.parts.shared.classifier(nodes)
-            terms["generic"] = F.cross_entropy(logits, self.labels)
-        if self.parts.own is not None:
-            terms["own"] = F.cross_entropy(self.parts.own(nodes), self.own_labels)
-        self.step("fit", torch.stack(list(terms.values())).sum())
-        return {name: value.detach() for name, value in terms.items()}
-
-    def step_again(self, h: Tensor) -> None:
-        """Step on the predicting classifier by L^c, in place of L^ĉ; h: constant."""
-        logits = self.modules["classifier"](h[self.part.index])
-        self.step("classifier", F.cross_entropy(logits, self.predicted))
-
-    def augment(self, h: Tensor) -> dict[str, Tensor]:
-        """Train φ, then the classifier on synthetic nodes; h: (M, H), constant."""
-        terms = {}
-        if self.parts.generator is not None:
-            nodes = h[self.part.index]
-            terms = self.step_generator(nodes, self.part.around.matmul(h))
-        return terms | self.step_classifier(self.synthetic(h))
-
-    @torch.no_grad()
-    def synthetic(self, h: Tensor) -> Tensor:
-        """Generate ĥ (n, m, H) by Eq. (6) or variant nG from h of :meth:`represent`.
-
-        FglError if the generator returns non-finite values for finite ``h``.
-        """
-        nodes = h[self.part.index]
-        noise = self.draw_noise()
-        if self.parts.generator is None:
-            return gaussian_copies(nodes, noise)
-        around = self.part.around.matmul(h)
-        made = synthesise(self.parts.generator, nodes, around, noise)
-        if not bool(made.isfinite().all()) and bool(h.isfinite().all()):
-            raise FglError(
-                "the node generator returned non-finite values; the client keeps its "
-                "state from before the round. Try a smaller lr."
-            )
-        return made
-
-    def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
-        """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""
-        generator = self.modules["generator"]
-        made = synthesise(generator, nodes, around, self.draw_noise())
-        loss = mean_distance(nodes, made)
-        self.step("generator", loss)
-        return {"generator": loss.detach()}
-
-    def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
-        """Step on the predicting classifier by L^ĉ, Eq. (8); made: (n, m, H)."""
-        logits = self.modules["classifier"](made.flatten(0, 1))
-        labels = self.predicted.repeat_interleave(self.method_config.m)
-        loss = F.cross_entropy(logits, labels)
-        self.step("classifier", loss)
-        return {"synthetic": loss.detach(), "spread": spread(made)}
-
-    def draw_noise(self) -> Tensor:
-        """Draw ε: (n, m, 2H) for Eq. (6), (n, m, H) for variant nG."""
-        width = self.parts.shared.encoder.hidden_channels
-        method_config = self.method_config
-        is_context = self.parts.generator is not None
-        shape = (len(self.labels), method_config.m, 2 * width if is_context else width)
-        noise = torch.randn(shape, generator=self.noise)
-        noise *= method_config.noise_std if is_context else GAUSSIAN_STD
-        if is_context and method_config.noise_on == "agg":
-            noise[..., :width] = 0
-        return noise.to(self.labels.device)
-
-    def step(self, name: str, loss: Tensor) -> None:
-        """Take a step of one optimizer."""
-        self.optimizers[name].zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizers[name].step()

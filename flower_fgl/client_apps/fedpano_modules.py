@@ -24,7 +24,8 @@ from flower_fgl.nn.computation_graph import receptive_field
 from flower_fgl.nn.normalize import RepNorm
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["Parts", "TrainingPart", "assemble_modules", "build_parts", "training_part"]
+__all__ = ["Parts", "TrainingPart", "assemble_modules", "build_parts"]
+__all__ += ["every_classifier", "training_part"]
 
 Client = AnyClient[FedPANOSettings]
 
@@ -86,14 +87,19 @@ def build_parts(client: Client) -> Parts:
 
 
 def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
-    """Draw θ_i^c as rows of a classifier of all classes that is the same on all clients."""
-    with seeded(derive_seed(client.config.seed, 0, SERVER, "own classifier")):
-        every = nn.Linear(width, client.data.num_classes)
+    """Return θ_i^c as rows of :func:`every_classifier`."""
+    every = every_classifier(client, width)
     own = nn.Linear(width, len(classes))
     with torch.no_grad():
         own.weight.copy_(every.weight[classes.cpu()])
         own.bias.copy_(every.bias[classes.cpu()])
     return own
+
+
+def every_classifier(client: Client, width: int) -> nn.Linear:
+    """Draw a classifier of all classes that is the same on all clients."""
+    with seeded(derive_seed(client.config.seed, 0, SERVER, "own classifier")):
+        return nn.Linear(width, client.data.num_classes)
 
 
 def assemble_modules(client: Client, download: Weights) -> Parts:

@@ -25,16 +25,17 @@ prototypes by Eq. (2)                            ``HopAverage``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.attention import (
     AdditiveScorer,
     Scorer,
     UnitRows,
-    deviation_from_uniform,
+    deviations_from_uniform,
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs, annotate, select_pairs
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
@@ -46,10 +47,9 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import (
 from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
 from flower_fgl.algorithms.prototypes.rings import ring_pairs
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpg import FedPGSettings
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
@@ -61,9 +61,11 @@ Client = AnyClient[FedPGSettings]
 
 ROUNDING = 1e-4
 """Relative error of a sum of weights in float32 that still counts as equal."""
+MOST_STACKED_PAIRS = 1 << 24
+"""Pairs of a stack up to which the neighbours of all clients are drawn at once."""
 
 
-class FedPGClientApp(PrototypeClientApp):
+class FedPGClientApp(GroupClientApp, PrototypeClientApp):
     """Train the client's model so that its prototypes stay near the personalized ones.
 
     Notes
@@ -92,97 +94,130 @@ class FedPGClientApp(PrototypeClientApp):
        equal weights.
     """
 
-    def num_hops(self, client: Client) -> int:
-        """Return L + 1."""
-        return int(client.config.method_config.hops) + 1
+    stacked = True
+
+    def download_spec(self, client: Client) -> tuple[int, int, int]:
+        """Return (C, L + 1, p): at most one prototype of each class and hop."""
+        config = client.config
+        hops = config.method_config.hops + 1
+        return client.data.num_classes, hops, config.hidden_channels
 
     def starts_alone(self, client: Client) -> bool:
         """Return whether ``fedpg.init`` is ``own``."""
         return bool(client.config.method_config.init == "own")
 
-    def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
+    def stack_key(self, client: Client, download: Prototypes) -> bool:
+        """Separate clients without prototypes: they take no step on the attention."""
+        return bool(download.present.any())
+
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients whose attention is an MLP."""
+        settings = client.config.method_config
+        is_mlp = settings.attention and has_mlp(client)
+        return "the attention fedpg.scorer = mlp has no stacked form" if is_mlp else ""
+
+    def fit_group(self, group: Group, downloads: Sequence[Prototypes]) -> GroupFit:
         """Train by Eq. (6), annotate, and compute prototypes by Eq. (2)."""
-        method_config = client.config.method_config
-        scorer = open_scorer(client) if method_config.attention else None
-        model = RecordingBackbone(self.personal_model(client, download), scorer)
-        penalty = self.penalty(client, server_round, model, scorer, download)
-        loss = client.train(model, server_round, penalty=penalty)
+        settings: FedPGSettings = group.config.method_config
+        scorer = open_scorer(group) if settings.attention else None
+        own = group.build_own(own_weights=self.starts_alone(group.clients[0]))
+        model = RecordingBackbone(own, scorer)
+        penalty = self.penalty(group, model, scorer, downloads)
+        losses = group.train(model, penalty=penalty)
         model.eval()
+        assert group.server_round is not None
+        rounds = [group.server_round] * len(group)
         with torch.no_grad():
-            logits = model(client.data.inputs[0])
-            annotation = self.annotation(client, logits)
+            logits = model(group.inputs)
+            annotation = self.annotation(group, logits)
             embedding = model.embedding
             average = average_of(
-                client, server_round, annotation, lambda: embedding, is_retrained=True
+                group, rounds, annotation, lambda: embedding, is_retrained=True
             )
             unit = UnitRows(embedding)
             weights = average.weights(unit, scorer)
             values = average.combine(unit, weights)
-        client.state.set_group("annotation", {"classes": annotation.float()})
-        terms = {}
-        counts, least = average.counts, client.config.min_class_count
+        classes = group.split_rows(annotation.float())
+        for client, own_classes in zip(group.clients, classes, strict=True):
+            client.state.set_group("annotation", {"classes": own_classes})
+        terms: list[dict[str, float]] = []
+        counts, least = average.counts, group.config.min_class_count
         if scorer is not None:
-            client.state.set_group("scorer", scorer.state_dict())
+            scorers = group.split(scorer.state_dict())
+            for client, tensors in zip(group.clients, scorers, strict=True):
+                client.state.set_group("scorer", tensors)
             if least <= 1:  # it can be of a single node
-                apart = deviation_from_uniform(weights, average.around)
-                terms["attention-deviation"] = apart
+                around = average.around
+                places = average.clients_of(around.centre)
+                apart = deviations_from_uniform(weights, around, places, len(group))
+                terms = [{"attention-deviation": value} for value in apart.tolist()]
         # the server knows the run's seed and could undo noise drawn from it
-        values = add_noise(values, share=method_config.noise_dims)
+        values = add_noise(values, share=settings.noise_dims)
         if least > 1:
             kept = average.largest_shares(weights) * least <= 1 + ROUNDING
             values, counts = values * kept[..., None], counts * kept
-        upload = LocalPrototypes(values.cpu(), counts.cpu())
-        return Fit(model.backbone, upload, loss, terms=terms, logits=logits)
+        values = values.cpu().view(len(group), *values.shape[-3:])
+        counts = counts.cpu().view(len(group), *counts.shape[-2:])
+        uploads = [LocalPrototypes(*one) for one in zip(values, counts, strict=True)]
+        records = partial(LocalPrototypes.stacked_records, values, counts)
+        return GroupFit(model.backbone, uploads, losses, records, terms, logits)
 
-    def annotation(self, client: Client, logits: Tensor | None) -> Tensor:
-        """Return classes (N,): labels of training items, else predictions, else −1."""
-        data, method_config = client.data.training, client.config.method_config
-        if logits is not None and method_config.annotation == "train+pseudo":
-            return annotate(
-                logits,
-                data.index,
-                data.labels,
-                min_confidence=method_config.pseudo_conf_min,
-            )
-        size = len(client.data.labels[0])
-        annotation = torch.full((size,), -1, device=client.device)
-        annotation[data.index] = data.labels
-        return annotation
+    def annotation(self, group: Group, logits: Tensor | None) -> Tensor:
+        """Return the class of each row: of training items the label, else predicted, or −1.
+
+        The shape is (N,), or (K, n) for a stack, whose padding has −1.
+        """
+        rows, settings = group.rows, group.config.method_config
+        if logits is not None and settings.annotation == "train+pseudo":
+            found = annotate(
+                logits.flatten(0, -2),
+                rows.index,
+                rows.labels,
+                min_confidence=settings.pseudo_conf_min,
+            ).view(logits.shape[:-1])
+            return found if group.real is None else found.masked_fill_(~group.real, -1)
+        found = group.fill(-1)
+        found.view(-1)[rows.index] = rows.labels
+        return found
 
     def penalty(
         self,
-        client: Client,
-        server_round: int,
+        group: Group,
         model: RecordingBackbone,
         scorer: Scorer | None,
-        download: Prototypes,
+        downloads: Sequence[Prototypes],
     ) -> Callable[[], Tensor] | None:
         """Return μ·L_proto of Eq. (6★); ``None`` if μ is 0 or there are no prototypes."""
-        method_config = client.config.method_config
-        mu = method_config.mu
-        if method_config.mu_warmup:
-            mu *= min(1.0, server_round / method_config.mu_warmup)
-        if mu == 0 or not download.present.any():
+        settings: FedPGSettings = group.config.method_config
+        assert group.server_round is not None
+        mu = settings.mu
+        if settings.mu_warmup:
+            mu *= min(1.0, group.server_round / settings.mu_warmup)
+        if mu == 0 or not any(bool(one.present.any()) for one in downloads):
             return None
-        saved = client.state.group("annotation")
-        if saved:
-            annotation = saved["classes"].long().to(client.device)
-        else:
-            annotation = self.annotation(client, None)
-        drawn_in = int(client.state.values.get("round", 0))
-        inputs = client.data.inputs[0]
-        average = average_of(
-            client, drawn_in, annotation, lambda: model.at_rest(inputs)
-        )
-        current = current_rows(client, model)
-        target = download.values.to(client.device)
-        present = download.present.to(client.device)
-        if method_config.proto_loss == "node-mse":
+        saved = group.stored("annotation")
+        annotation = self.annotation(group, None)
+        if any(saved):
+            known = group.split_rows(annotation)
+            parts = zip(saved, known, strict=True)
+            annotation = group.join_rows(
+                [old["classes"].long() if old else new for old, new in parts]
+            )
+        drawn_in = [int(one.state.values.get("round", 0)) for one in group.clients]
+        inputs = group.inputs
+        average = average_of(group, drawn_in, annotation, lambda: model.at_rest(inputs))
+        current = current_rows(group, model)
+        shape = average.counts.shape
+        target = torch.stack([one.values for one in downloads]).to(group.device)
+        target = target.view(*shape, -1)
+        present = torch.stack([one.present for one in downloads]).to(group.device)
+        present = present.view(shape)
+        if settings.proto_loss == "node-mse":
             return lambda: (
                 mu * node_distance(current(), target, present, average.hops, annotation)
             )
         both = present & (average.counts > 0)
-        is_mean = method_config.proto_reduction == "mean"
+        is_mean = settings.proto_reduction == "mean"
         return lambda: (
             mu
             * prototype_distance(
@@ -191,15 +226,15 @@ class FedPGClientApp(PrototypeClientApp):
         )
 
 
-def current_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
+def current_rows(group: Group, model: RecordingBackbone) -> Callable[[], Tensor]:
     """Return a function that returns the current embeddings of all items."""
-    training, config = client.data.training, client.config
-    is_whole = len(training.index) == training.inputs.num_graphs
-    if training.inputs.batch is None or (is_whole and not config.batch_size):
+    inputs, config = group.inputs, group.config
+    is_whole = len(group.rows.index) == inputs.num_graphs
+    if inputs.batch is None or (is_whole and not config.batch_size):
         return lambda: model.embedding
     # A step may embed only a part of the graphs: a mini-batch, or those with a label.
     # The others keep their last embedding, at first without dropout, without gradient.
-    table = model.at_rest(training.inputs)
+    table = model.at_rest(inputs)
 
     def current() -> Tensor:
         nonlocal table
@@ -213,16 +248,26 @@ def current_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tenso
     return current
 
 
-def open_scorer(client: Client) -> Scorer:
-    """Return the client's attention a_k as trained so far."""
-    saved = client.state.group("scorer")
+def has_mlp(client: Client) -> bool:
+    """Return whether the attention a_k is an MLP."""
     # an earlier version had the MLP only, and a resumed client continues with it
-    is_mlp = client.config.method_config.scorer == "mlp" or "hidden.weight" in saved
-    kind = NeighbourScorer if is_mlp else AdditiveScorer
-    with seeded(client.seed(0, "scorer")):
-        scorer: Scorer = kind(client.config.hidden_channels)
-    load_state(scorer, saved)
-    return scorer.to(client.device)
+    is_old = "scorer/hidden.weight" in client.state.tensors
+    return client.config.method_config.scorer == "mlp" or is_old
+
+
+def open_scorer(group: Group) -> Scorer:
+    """Return the attention a_k of each client as trained so far."""
+    first = group.clients[0]
+    kind = NeighbourScorer if has_mlp(first) else AdditiveScorer
+    with seeded(first.seed(0, "scorer")):
+        scorer: Scorer = kind(first.config.hidden_channels)
+    initial = scorer.state_dict()
+    tensors = group.join([state or initial for state in group.stored("scorer")])
+    for name, tensor in tensors.items():
+        owner, _, key = name.rpartition(".")
+        module = scorer.get_submodule(owner)
+        module._parameters[key] = nn.Parameter(tensor.detach().clone())
+    return scorer
 
 
 def rings_of(client: Client) -> list[Pairs]:
@@ -241,48 +286,92 @@ def rings_of(client: Client) -> list[Pairs]:
 
 
 def average_of(
-    client: Client,
-    server_round: int,
+    group: Group,
+    drawn_in: Sequence[int],
     annotation: Tensor,
     embed: Callable[[], Tensor],
     *,
     is_retrained: bool = False,
 ) -> HopAverage:
     """Return the average over the neighbours that enter the prototypes of a round."""
-    method_config, memo = client.config.method_config, client.data.memo
-    key = ("average", client.config.seed, server_round)
+    settings, memo = group.config.method_config, group.memo
+    key = ("average", group.config.seed, *drawn_in)
     # The next training uses the neighbours of the client's last upload, so they are
     # cached; a new process draws the same ones again from the seed.
     kept = memo.get(("average",))
     # Neighbours of graphs depend on the embeddings. The cached ones may come from a copy
     # of the client that was trained only to be evaluated.
-    has_graphs = client.data.training.inputs.batch is not None
+    has_graphs = group.inputs.batch is not None
     is_stale = is_retrained and has_graphs
     if kept and not is_stale and kept[0] == key and torch.equal(kept[1], annotation):
         found: HopAverage = kept[2]
         return found
-    same_class = method_config.neighbor_filter == "same-class"
     if has_graphs:
         pairs = similar_pairs(
             embed(),
             annotation,
-            hops=method_config.hops,
-            rho=method_config.rho,
-            decay=method_config.rho_decay,
-            limit=method_config.neighbor_limit,
-            same_class=same_class,
-            mode=method_config.hop_mode,
-            is_ranked=method_config.graph_similarity == "quantile",
+            hops=settings.hops,
+            rho=settings.rho,
+            decay=settings.rho_decay,
+            limit=settings.neighbor_limit,
+            same_class=settings.neighbor_filter == "same-class",
+            mode=settings.hop_mode,
+            is_ranked=settings.graph_similarity == "quantile",
         )
     else:
-        pairs = select_pairs(
-            rings_of(client),
-            annotation,
-            same_class=same_class,
-            limit=method_config.neighbor_limit,
-            generator=client.generator(server_round, "neighbours"),
-            mode=method_config.hop_mode,
-        )
-    made = HopAverage(pairs, annotation, client.data.num_classes)
+        pairs = draw_pairs(group, drawn_in, annotation)
+    made = HopAverage(pairs, annotation, group.num_classes)
     memo[("average",)] = (key, annotation, made)
     return made
+
+
+def draw_pairs(
+    group: Group, drawn_in: Sequence[int], annotation: Tensor
+) -> list[Pairs]:
+    """Draw the neighbours of each client's nodes, numbered by flattened rows."""
+    settings, width = group.config.method_config, annotation.shape[-1]
+    rounds = zip(group.clients, drawn_in, strict=True)
+    generators = [client.generator(number, "neighbours") for client, number in rounds]
+    select = partial(
+        select_pairs,
+        same_class=settings.neighbor_filter == "same-class",
+        limit=settings.neighbor_limit,
+        mode=settings.hop_mode,
+    )
+    if group.real is None:
+        rings = rings_of(group.clients[0])
+        return select(rings, annotation, generator=generators[0])
+    key = ("rings", settings.hops, settings.hop_mode)
+    if key not in group.memo:
+        group.memo[key] = stacked_rings(group, annotation.numel())
+    if group.memo[key] is not None:
+        return select(group.memo[key], annotation.flatten(), generator=generators)
+    parts = zip(group.clients, group.split_rows(annotation), generators, strict=True)
+    drawn = [select(rings_of(c), own, generator=one) for c, own, one in parts]
+    return shifted(drawn, width)
+
+
+def stacked_rings(group: Group, num_rows: int) -> list[Pairs] | None:
+    """Return the pairs of each hop of all clients; ``None`` if they are too many."""
+    settings = group.config.method_config
+    rings = ring_pairs(
+        group.inputs.edge_index,
+        num_rows,
+        settings.hops,
+        mode=settings.hop_mode,
+        most_pairs=MOST_STACKED_PAIRS,
+    )
+    number = sum(len(pairs.centre) for pairs in rings)
+    is_listed = all(pairs.unlisted is None for pairs in rings)
+    return rings if is_listed and number <= MOST_STACKED_PAIRS else None
+
+
+def shifted(parts: Sequence[Sequence[Pairs]], width: int) -> list[Pairs]:
+    """Join each hop of all clients; client k has the rows from k · ``width``."""
+    return [
+        Pairs(
+            torch.cat([one.centre + k * width for k, one in enumerate(hop)]),
+            torch.cat([one.neighbour + k * width for k, one in enumerate(hop)]),
+        )
+        for hop in zip(*parts, strict=True)
+    ]

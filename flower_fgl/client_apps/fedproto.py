@@ -72,18 +72,13 @@ class PrototypeClientApp(FglClientApp):
     down = Prototypes
     up = LocalPrototypes
 
-    def num_hops(self, client: Client) -> int:
-        """Return the number of prototypes per class."""
-        return 1
-
     def starts_alone(self, client: Client) -> bool:
         """Return whether the initial weights are the client's own."""
         return False
 
     def download_spec(self, client: Client) -> tuple[int, int, int]:
-        """Return (C, H, p): at most one prototype of each class and hop."""
-        classes = client.data.num_classes
-        return classes, self.num_hops(client), client.config.hidden_channels
+        """Return (C, 1, p): at most one prototype of each class."""
+        return client.data.num_classes, 1, client.config.hidden_channels
 
     def personal_model(self, client: Client, download: Prototypes) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""

@@ -15,11 +15,11 @@ h_i          the head, names that begin with ``classifier.``
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group
+from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedrep import FedRepSettings
 from flower_fgl.nn import Backbone
 
@@ -47,13 +47,8 @@ class FedRepClientApp(FedPerClientApp):
         model.requires_grad_()
         return losses
 
-    def refreshed_model(
-        self, client: Client, server_round: int, download: Any
-    ) -> Backbone | None:
+    def refresh_config(self, config: RunConfig) -> RunConfig:
         """Train head and body for ``final-local-epochs`` each."""
-        config = client.config
-        method_config = replace(
-            config.method_config, head_epochs=config.final_local_epochs
-        )
-        short = replace(client, config=replace(config, method_config=method_config))
-        return super().refreshed_model(short, server_round, download)
+        epochs = config.final_local_epochs
+        settings = replace(config.method_config, head_epochs=epochs)
+        return super().refresh_config(replace(config, method_config=settings))

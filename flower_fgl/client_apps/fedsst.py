@@ -21,9 +21,10 @@ from flower_fgl.algorithms.fedsst import (
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.fedsst import FedSSTSettings
-from flower_fgl.nn import GIN, Backbone
+from flower_fgl.nn import GIN
 from flower_fgl.protocols.described import DescribedWeights
 
 __all__ = ["FedSSTClientApp"]
@@ -52,13 +53,10 @@ class FedSSTClientApp(HiddenLayersClientApp):
         """Return the shapes of the shared layers and of the client's weight."""
         return super().download_spec(client), {"weight": (1,)}
 
-    def refreshed_model(
-        self, client: Client, server_round: int, download: DescribedWeights
-    ) -> Backbone | None:
-        """Train a copy for ``final-local-epochs``."""
-        fixed = replace(client.config.method_config, adapts_epochs=False)
-        plain = replace(client, config=replace(client.config, method_config=fixed))
-        return super().refreshed_model(plain, server_round, download)
+    def refresh_config(self, config: RunConfig) -> RunConfig:
+        """Train a copy for ``final-local-epochs``, whatever the download says."""
+        fixed = replace(config.method_config, adapts_epochs=False)
+        return super().refresh_config(replace(config, method_config=fixed))
 
     def fit(self, client: Client, server_round: int, download: DescribedWeights) -> Fit:
         """Train, measure the signal and mix the upload."""

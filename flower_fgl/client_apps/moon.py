@@ -78,7 +78,7 @@ class MoonClientApp(FedAvgClientApp):
     stacked = True
     fit = GroupClientApp.fit
 
-    def stack_key(self, client: Client) -> bool:
+    def stack_key(self, client: Client, download: Weights) -> bool:
         """Separate clients in their first round: they have no previous model."""
         return client.state.has_group("model")
 
@@ -86,7 +86,10 @@ class MoonClientApp(FedAvgClientApp):
         """Train from the received weights with the contrastive term."""
         model = RecordingBackbone(group.receive(downloads, self.build))
         term = None
-        if self.stack_key(group.clients[0]) and group.config.method_config.mu:
+        if (
+            self.stack_key(group.clients[0], downloads[0])
+            and group.config.method_config.mu
+        ):
             term = self.contrast(group, model)
         losses = group.train(model, penalty=term)
         state = model.backbone.state_dict()

@@ -25,6 +25,6 @@ def bound(h: Tensor, how: RepNorm) -> Tensor:
     if how == "tanh":
         return h.tanh()
     if how == "l2":
-        length: Tensor = torch.linalg.vector_norm(h, dim=1, keepdim=True)
+        length: Tensor = torch.linalg.vector_norm(h, dim=-1, keepdim=True)
         return h / (length + (length == 0))
     return h

@@ -351,7 +351,7 @@ def _read_array(name: str, array: Array) -> Tensor:
         size, expected = len(array.data) - start, dtype.itemsize * math.prod(shape)
         if size != expected:
             raise PayloadError(f"{size} bytes for {dtype} of shape {shape}")
-        if array.dtype != str(dtype) or tuple(array.shape) != shape:
+        if array.dtype != dtype_name(dtype) or tuple(array.shape) != shape:
             raise PayloadError(
                 f"declared as {array.dtype} of shape {array.shape}, holds {dtype} of "
                 f"shape {shape}"

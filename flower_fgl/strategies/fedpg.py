@@ -27,7 +27,6 @@ personalize by Eq. (5)                           ``personalise_prototypes``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +36,6 @@ from flower_fgl.algorithms.prototypes.universal import (
     class_spread,
     contrastive_loss,
     draw_context,
-    fused_share,
-    fusion_sets,
     personalise_prototypes,
     topology_loss,
 )
@@ -124,18 +121,15 @@ class FedPG(FglStrategy):
         )
         present = counts > 0
         if method_config.personalized:
-            threshold = method_config.threshold
-            is_fresh = torch.tensor([pid in uploads for pid in self.latest])
-            made = personalise_prototypes(
+            made, share = personalise_prototypes(
                 universal,
                 values,
                 counts,
                 alpha=method_config.alpha,
-                threshold=threshold,
-                is_fresh=is_fresh,
+                threshold=method_config.threshold,
+                is_fresh=torch.tensor([pid in uploads for pid in self.latest]),
             )
-            sets = fusion_sets(values, threshold=threshold, is_fresh=is_fresh)
-            self.log(**{"fused-pairs": fused_share(sets, present)})
+            self.log(**{"fused-pairs": share})
         else:
             made = universal * present[..., None]
         self.personal = {
@@ -172,25 +166,24 @@ class FedPG(FglStrategy):
         tensors = {
             f"trainer/{name}": tensor for name, tensor in trainer.tensors.items()
         }
-        values: dict[str, Any] = {"order": {"clients": list(self.latest)}}
-        for pid, upload in self.latest.items():
-            held, own, name = upload.payload, self.personal[pid], f"client-{pid}"
-            tensors[f"{name}/upload/values"] = held.values
-            tensors[f"{name}/upload/counts"] = held.counts
-            tensors[f"{name}/personal/values"] = own.values
-            tensors[f"{name}/personal/present"] = own.present
-            values[name] = {"num_examples": upload.num_examples}
-        return Snapshot(tensors, values)
+        held = self.latest.values()
+        if self.latest:
+            one, own = (up.payload for up in held), self.personal
+            values, counts = LocalPrototypes.stack(one)
+            tensors |= {"upload/values": values, "upload/counts": counts}
+            for name in ("values", "present"):
+                parts = [getattr(own[pid], name) for pid in self.latest]
+                tensors[f"personal/{name}"] = torch.stack(parts)
+        numbers = {str(pid): up.num_examples for pid, up in self.latest.items()}
+        return Snapshot(tensors, {"clients": numbers})
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore P̈, θ, Adam's moments, the latest uploads and every Ṗ."""
         self.trainer.load_state(state.part("trainer"))
         self.latest, self.personal = {}, {}
-        for pid in state.part("order").values["clients"]:
-            held = state.part(f"client-{pid}")
-            upload, own = held.part("upload").tensors, held.part("personal").tensors
-            self.latest[pid] = Upload(
-                LocalPrototypes(upload["values"], upload["counts"]),
-                held.values["num_examples"],
-            )
-            self.personal[pid] = Prototypes(own["values"], own["present"])
+        uploads, personal = (state.part(n).tensors for n in ("upload", "personal"))
+        for k, (pid, number) in enumerate(state.part("clients").values.items()):
+            held = LocalPrototypes(uploads["values"][k], uploads["counts"][k])
+            self.latest[int(pid)] = Upload(held, number)
+            own = Prototypes(personal["values"][k], personal["present"][k])
+            self.personal[int(pid)] = own

@@ -9,8 +9,9 @@ from torch import Tensor
 from flower_fgl.algorithms.fedpano.generator import NodeGenerator
 from flower_fgl.algorithms.fedpano.shared import SharedParts
 from flower_fgl.client_apps import fedpano_modules
-from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
+from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
 from flower_fgl.client_apps.fedpano_modules import assemble_modules, build_parts
+from flower_fgl.client_apps.fedpano_training import Trainer
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState

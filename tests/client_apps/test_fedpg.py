@@ -14,7 +14,7 @@ from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.client_apps.stacked.group import Rows
+from flower_fgl.client_apps.stacked.group import Group, Rows
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.transforms.canonical import undirected_simple
@@ -116,9 +116,11 @@ def test_without_pseudo_labels_only_training_nodes_are_counted() -> None:
 def penalty_of(**settings: Any) -> tuple[RecordingBackbone, Any, Client]:
     app, client = FedPGClientApp(), make_client(**settings)
     download = answer(two_rounds(client, app)[1])
-    scorer = open_scorer(client) if client.config.method_config.attention else None
+    scorer = (
+        open_scorer(Group(client)) if client.config.method_config.attention else None
+    )
     model = RecordingBackbone(app.personal_model(client, download), scorer)
-    return model, app.penalty(client, 3, model, scorer, download), client
+    return model, app.penalty(Group(client, 3), model, scorer, [download]), client
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_the_prototype_term_is_proportional_to_its_weight() -> None:
         download = answer(LocalPrototypes(torch.ones(C, 3, WIDTH), torch.ones(C, 3)))
         model.eval()
         model.embed(client.data.inputs[0])
-        term = app.penalty(other, 3, model, model.extra, download)
+        term = app.penalty(Group(other, 3), model, model.extra, [download])
         values.append(float(term().detach()))
     assert values[1] == pytest.approx(2 * values[0])
 
@@ -166,7 +168,7 @@ def test_mu_grows_during_its_warm_up() -> None:
     model.eval()
     model.embed(client.data.inputs[0])
     values = [
-        float(app.penalty(client, number, model, None, download)().detach())
+        float(app.penalty(Group(client, number), model, None, [download])().detach())
         for number in (5, 10, 20)
     ]
     assert values[0] == pytest.approx(values[1] / 2)
@@ -175,12 +177,14 @@ def test_mu_grows_during_its_warm_up() -> None:
 
 def test_attention_is_trained_and_kept() -> None:
     client = make_client()
-    fresh = open_scorer(client).state_dict()
+    fresh = open_scorer(Group(client)).state_dict()
     two_rounds(client, FedPGClientApp())
     kept = client.state.group("scorer")
     assert set(kept) == set(fresh)
     assert kept["weight"].abs().sum() > 0  # it starts at zero
-    assert torch.equal(open_scorer(client).state_dict()["weight"], kept["weight"])
+    assert torch.equal(
+        open_scorer(Group(client)).state_dict()["weight"], kept["weight"]
+    )
 
 
 @pytest.mark.parametrize("scorer", ["additive", "mlp"])
@@ -212,7 +216,7 @@ def test_a_client_with_the_attention_of_an_earlier_version_keeps_it() -> None:
     two_rounds(client, FedPGClientApp())
     other = make_client()
     other.state = client.state
-    scorer = open_scorer(other)
+    scorer = open_scorer(Group(other))
     assert isinstance(scorer, NeighbourScorer)
     kept = client.state.group("scorer")
     assert torch.equal(scorer.out.weight, kept["out.weight"])

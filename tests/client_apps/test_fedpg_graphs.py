@@ -15,6 +15,7 @@ from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import METHODS, parse_config
@@ -141,9 +142,9 @@ def test_hops_without_similar_graphs_are_left_out() -> None:
 def test_the_prototype_term_of_graphs_has_a_gradient() -> None:
     app, client = FedPGClientApp(), make_client()
     download = answer(two_rounds(client, app)[1])
-    scorer = open_scorer(client)
+    scorer = open_scorer(Group(client))
     model = RecordingBackbone(app.personal_model(client, download), scorer)
-    penalty = app.penalty(client, 3, model, scorer, download)
+    penalty = app.penalty(Group(client, 3), model, scorer, [download])
     assert penalty is not None
     model.train()
     model.embed(client.data.inputs[0])
@@ -224,7 +225,7 @@ def test_a_batch_replaces_its_graphs_rows_and_carries_the_gradient() -> None:
     client = make_client(general={"batch-size": 4, "dropout": 0.0})
     model = RecordingBackbone(client.build_model(initialise=True))
     whole = model.at_rest(client.data.inputs[0])
-    current = current_rows(client, model)
+    current = current_rows(Group(client), model)
     batch = torch.tensor([5, 2, 11])
     with torch.no_grad():
         for parameter in model.parameters():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from flower_fgl.nn.sparse import SparseOperator
+from flower_fgl.nn.stacked import map_each
 
 __all__ = [
     "NodeGenerator",
@@ -21,12 +24,25 @@ TINY = 1e-12
 
 
 class NodeGenerator(nn.Sequential):
-    """The generator φ: two linear layers, with ReLU and Tanh; 3·H² + 2·H parameters."""
+    """The generator φ: two linear layers, with ReLU and Tanh; 3·H² + 2·H parameters.
+
+    With weights of K clients, (K, H, 2H) and (K, H, H), the input is (K, n, m, 2H).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__(
             nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh()
         )
+
+    def forward(self, context: Tensor) -> Tensor:
+        """Generate nodes (..., H) from contexts (..., 2H)."""
+        first, second = cast(nn.Linear, self[0]), cast(nn.Linear, self[2])
+        if first.weight.dim() == 2:
+            out: Tensor = super().forward(context)  # type: ignore[no-untyped-call]
+            return out
+        h = map_each(context.flatten(1, 2), first.weight.mT, first.bias).relu()
+        h = map_each(h, second.weight.mT, second.bias).tanh()
+        return h.view(*context.shape[:-1], -1)
 
 
 def synthesise(
@@ -42,44 +58,50 @@ def synthesise(
         h_u of the training nodes, and means over their neighbours, zero without
         neighbours.
     noise : Tensor of shape (n, m, 2H), float32
-        ε, independent for each of the m copies. The result ĥ is (n, m, H).
+        ε, independent for each of the m copies. The result ĥ is (n, m, H). For K clients
+        all have one more dimension K.
 
     Notes
     -----
     1. The paper's ``a ‖ b + ε`` is ambiguous. Here the noise covers the generator's whole
        input; noise with zeros in the first half is added to the neighbours' mean only.
     """
-    context = torch.cat([nodes, around], dim=1)
-    out: Tensor = generator(context[:, None] + noise)
+    context = torch.cat([nodes, around], dim=-1)
+    out: Tensor = generator(context[..., None, :] + noise)
     return out
 
 
 def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
     """Generate synthetic nodes (n, m, H) without a generator, ``h_u + ε``, FedPANO-nG."""
-    return nodes[:, None] + noise
+    return nodes[..., None, :] + noise
 
 
-def mean_distance(nodes: Tensor, synthetic: Tensor) -> Tensor:
+def mean_distance(
+    nodes: Tensor, synthetic: Tensor, share: Tensor | None = None
+) -> Tensor:
     """Return the mean distance of synthetic nodes to their origin, FedPANO Eq. (7).
 
     ``1/n Σ_u 1/m Σ_j ‖h_u − ĥ_{u,j}‖``, not squared, of h_u (n, H), constant, and ĥ (n,
-    m, H).
+    m, H). For K clients both have one more dimension K; ``share`` (K, n) is then the
+    weight of each node, 1/n or 0 for padding, and the result is (K,).
     """
-    squares = (synthetic - nodes[:, None]).square().sum(dim=-1)
-    return (squares + TINY).sqrt().mean()
+    squares = (synthetic - nodes[..., None, :]).square().sum(dim=-1)
+    each = (squares + TINY).sqrt()
+    return each.mean() if share is None else (each.mean(dim=-1) * share).sum(dim=-1)
 
 
-def spread(synthetic: Tensor) -> Tensor:
+def spread(synthetic: Tensor, share: Tensor | None = None) -> Tensor:
     """Return the mean distance of two synthetic nodes ĥ (n, m, H) of one training node.
 
     A generator that copies h_u and ignores the noise minimises Eq. (7). The spread is
-    then 0. It is computed from the first two of each node, and 0 if m is 1.
+    then 0. It is computed from the first two of each node, and 0 if m is 1. K clients and
+    ``share`` are as in :func:`mean_distance`.
     """
-    if synthetic.shape[1] == 1:
-        return synthetic.new_zeros(())
-    apart = synthetic[:, 0] - synthetic[:, 1]
+    if synthetic.shape[-2] == 1:
+        return synthetic.new_zeros(synthetic.shape[:-3])
+    apart = synthetic[..., 0, :] - synthetic[..., 1, :]
     distance: Tensor = torch.linalg.vector_norm(apart, dim=-1)
-    return distance.mean()
+    return distance.mean() if share is None else (distance * share).sum(dim=-1)
 
 
 def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperator:

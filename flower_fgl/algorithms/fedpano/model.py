@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.models import build_model
 from flower_fgl.nn.normalize import RepNorm, bound
 
-__all__ = ["PersonalNet", "build_encoder"]
+__all__ = ["PersonalNet", "StackedPersonalNet", "build_encoder"]
 
 
 def build_encoder(name: str, **sizes: Any) -> Backbone:
@@ -70,3 +70,16 @@ class PersonalNet(Backbone):
             own = own.index_select(1, self.classes)
         logits = own.new_full((len(own), self.num_classes), -math.inf)
         return logits.index_copy(1, self.classes, own)
+
+
+class StackedPersonalNet(PersonalNet):
+    """The networks of K clients, with classifiers of all C classes.
+
+    ``classes`` (K, C), bool, are those that each client predicts.
+    """
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes: logits (K, n, C), -inf for classes that a client has not."""
+        classifier = cast(nn.Linear, self.classifier)
+        every = graph.linear(h, classifier.weight, classifier.bias)
+        return every.masked_fill(~self.classes[:, None], -math.inf)

@@ -15,7 +15,7 @@ __all__ = [
     "AdditiveScorer",
     "Scorer",
     "UnitRows",
-    "deviation_from_uniform",
+    "deviations_from_uniform",
     "segment_softmax",
 ]
 
@@ -29,21 +29,24 @@ TINY = 1e-12
 class UnitRows:
     """The rows of a matrix (N, p), normalised to unit length in its products.
 
+    The matrices of K clients, (K, n, p), are multiplied each with its own factor: all
+    shapes then have the first dimension K.
+
     Equal to products with ``torch.nn.functional.normalize(rows)``. That takes several
     matrices of the size of x for the gradient; here the lengths scale the other factor.
     """
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
-        length = torch.linalg.vector_norm(rows.detach(), dim=1)
+        length = torch.linalg.vector_norm(rows.detach(), dim=-1)
         self.scale = length.clamp_(min=TINY).reciprocal_()  # (N,)
 
     def normalised(self) -> Tensor:
         """Return the unit rows, (N, p)."""
-        return F.normalize(self.rows, dim=1)
+        return F.normalize(self.rows, dim=-1)
 
     def sum(self, table: Tensor) -> Tensor:
-        """Sum the unit rows with weights (K, N): (K, p)."""
+        """Sum the unit rows with weights (m, N): (m, p)."""
         return apply_function(_UnitSum, table, self.rows, self.scale)
 
     def project(self, weight: Tensor) -> Tensor:
@@ -56,16 +59,16 @@ class _UnitSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
-        scaled = table * scale
+        scaled = table * scale[..., None, :]
         ctx.save_for_backward(scaled, rows, scale)
         return scaled @ rows
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         scaled, rows, scale = ctx.saved_tensors
-        to_table = (grad @ rows.T).mul_(scale)
-        along = (scaled * to_table).sum(0).mul_(scale)  # (y · g) / ‖x‖²
-        to_rows = (scaled.T @ grad).addcmul_(rows, along[:, None], value=-1)
+        to_table = (grad @ rows.mT).mul_(scale[..., None, :])
+        along = (scaled * to_table).sum(-2).mul_(scale)  # (y · g) / ‖x‖²
+        to_rows = (scaled.mT @ grad).addcmul_(rows, along[..., None], value=-1)
         return to_table, to_rows, None
 
 
@@ -74,16 +77,16 @@ class _UnitProjection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
-        out = (weight @ rows.T).mul_(scale)
+        out = (weight @ rows.mT).mul_(scale[..., None, :])
         ctx.save_for_backward(weight, rows, scale, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, rows, scale, out = ctx.saved_tensors
-        scaled = grad * scale
-        along = (scaled * out).sum(0).mul_(scale)
-        to_rows = (scaled.T @ weight).addcmul_(rows, along[:, None], value=-1)
+        scaled = grad * scale[..., None, :]
+        along = (scaled * out).sum(-2).mul_(scale)
+        to_rows = (scaled.mT @ weight).addcmul_(rows, along[..., None], value=-1)
         return scaled @ rows, to_rows, None
 
 
@@ -116,7 +119,7 @@ class Scorer(nn.Module):
 
         ``embedding`` (N, p) is f, and ``around`` are the E pairs of all L = ``num_hops``
         hops. Centre v at the h-th hop has the number (h − 1) N + v. The weights of a
-        centre's pairs sum to 1.
+        centre's pairs sum to 1. For K clients N counts the rows of all, K · n.
         """
         raise NotImplementedError
 
@@ -136,6 +139,7 @@ class AdditiveScorer(Scorer):
     3. All scores start at 0: all neighbours have equal initial weights.
     4. A score is a sum of three numbers per node. A pair therefore costs a few
        operations, and not p.
+    5. ``weight`` (3, p) has the shape (K, 3, p) for K clients.
     """
 
     def __init__(self, width: int) -> None:
@@ -144,7 +148,8 @@ class AdditiveScorer(Scorer):
 
     def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
         """Weight the neighbours of each node, see :meth:`Scorer.forward`."""
-        neighbour, centre, context = embedding.project(self.weight)  # (N,) each
+        parts = embedding.project(self.weight).unbind(-2)
+        neighbour, centre, context = (part.flatten() for part in parts)  # (N,) each
         of_centre = centre.repeat(num_hops)
         return apply_function(_AdditiveSoftmax, neighbour, of_centre, context, around)
 
@@ -193,14 +198,16 @@ class _AdditiveSoftmax(torch.autograd.Function):
         )
 
 
-def deviation_from_uniform(weights: Tensor, pairs: Pairs) -> float:
-    """Measure how far attention is from equal weights.
+def deviations_from_uniform(
+    weights: Tensor, pairs: Pairs, client: Tensor, num_clients: int
+) -> Tensor:
+    """Measure how far the attention of each client is from equal weights: (K,).
 
     The mean of ``|w_vu · n_v − 1|`` over the pairs of centres with n_v > 1 neighbours, for
-    weights w_vu (E,); 0 without such pairs.
+    weights w_vu (E,) of pairs of some ``client`` (E,); 0 without such pairs.
     """
-    count = torch.bincount(pairs.centre)
+    count = torch.bincount(pairs.centre).index_select(0, pairs.centre)
     # with one neighbour the weight is 1, and adds nothing
-    apart = weights * count.index_select(0, pairs.centre) - 1
-    number = int(count[count > 1].sum())
-    return float(apart.abs_().sum()) / number if number else 0.0
+    apart = (weights * count - 1).abs_()
+    number = index_sum((count > 1).to(apart.dtype), client, num_clients)
+    return index_sum(apart, client, num_clients) / number.clamp(min=1)

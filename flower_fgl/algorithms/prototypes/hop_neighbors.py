@@ -166,7 +166,7 @@ def select_pairs(
     *,
     same_class: bool,
     limit: int,
-    generator: torch.Generator,
+    generator: torch.Generator | Sequence[torch.Generator],
     mode: str = "ring",
 ) -> list[Pairs]:
     """Select the pairs for prototypes, N_c^h(v) of FedPG Sec. III-A.
@@ -182,7 +182,8 @@ def select_pairs(
     same_class : bool
         Whether a neighbour must have its centre's class.
     limit, generator : int and torch.Generator
-        Maximum number of neighbours per node and hop, drawn on the CPU.
+        Maximum number of neighbours per node and hop, drawn on the CPU. K generators
+        draw for K clients of N / K nodes each, whose hops have no ``unlisted`` centres.
     mode : {"ring", "within"}
         As in :func:`~flower_fgl.algorithms.prototypes.rings.ring_pairs`; used for
         ``unlisted`` centres.
@@ -195,6 +196,7 @@ def select_pairs(
         pick(pairs, classes, same_class, limit, generator) for pairs in hops[1:]
     ]
     if len(hops) > 2 and hops[2].unlisted is not None:
+        assert isinstance(generator, torch.Generator)
         drawn = draw_two_steps(
             hops[1],
             hops[2].unlisted,
@@ -220,7 +222,7 @@ def pick(
     classes: Tensor,
     same_class: bool,
     limit: int,
-    generator: torch.Generator,
+    generator: torch.Generator | Sequence[torch.Generator],
 ) -> Pairs:
     """Keep the pairs of annotated centres, and draw ``limit`` of those with more."""
     size = len(classes)
@@ -234,7 +236,21 @@ def pick(
     start = torch.searchsorted(places, start)
     degree = start.diff()
     drawn = _true_places(degree > limit)
-    _draw(neighbour, start[drawn], degree[drawn], limit, generator)
+    if isinstance(generator, torch.Generator):
+        numbers = torch.randint(1 << 31, (limit, len(drawn)), generator=generator)
+    else:
+        client = drawn.cpu() * len(generator) // size
+        counts = torch.bincount(client, minlength=len(generator)).tolist()
+        numbers = torch.cat(
+            [
+                torch.randint(1 << 31, (limit, count), generator=one)
+                for count, one in zip(counts, generator, strict=True)
+                if count
+            ]
+            or [torch.empty(limit, 0, dtype=torch.int64)],
+            dim=1,
+        )
+    _draw(neighbour, start[drawn], degree[drawn], numbers)
     count = degree.clamp(max=limit)
     begin = count.cumsum(0) - count
     place = _repeat(start[:-1] - begin, count)
@@ -244,16 +260,14 @@ def pick(
     return Pairs(_repeat(nodes, count), neighbour.index_select(0, place).long())
 
 
-def _draw(
-    neighbour: Tensor,
-    start: Tensor,
-    degree: Tensor,
-    limit: int,
-    generator: torch.Generator,
-) -> None:
-    """Move ``limit`` random neighbours to the start of each list, Fisher-Yates."""
-    shape, step = (limit, len(start)), torch.arange(limit, device=start.device)[:, None]
-    draw = torch.randint(1 << 31, shape, generator=generator).to(start.device)
+def _draw(neighbour: Tensor, start: Tensor, degree: Tensor, numbers: Tensor) -> None:
+    """Move random neighbours to the start of each list, by Fisher-Yates.
+
+    ``numbers`` (limit, lists) are uniform below 2³¹.
+    """
+    shape = numbers.shape
+    step = torch.arange(len(numbers), device=start.device)[:, None]
+    draw = numbers.to(start.device)
     draw *= degree - step
     first = start + step  # (limit, lists)
     other = first + draw.bitwise_right_shift_(31)  # uniform up to degree / 2³¹

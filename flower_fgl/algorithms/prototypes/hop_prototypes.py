@@ -40,8 +40,10 @@ class HopAverage:
     hops : sequence of Pairs
         Hop 0 first, from
         :func:`~flower_fgl.algorithms.prototypes.hop_neighbors.select_pairs`.
-    annotation : Tensor of shape (N,), int64
-        Class of each node, -1 for none; every centre has a class.
+    annotation : Tensor of shape (N,) or (K, n), int64
+        Class of each node, -1 for none; every centre has a class. For K clients, whose
+        pairs are numbered by rows of the flattened (K · n), all results have one more
+        dimension K, and so have the embeddings (K, n, p).
     num_classes : int
 
     Notes
@@ -59,24 +61,44 @@ class HopAverage:
         self.hops = hops
         self._uniform: Tensor | SparseOperator | None = None
         counts, places, centres = [], [], []
-        size = len(annotation)
+        self._width = width = annotation.shape[-1]
+        flat = annotation.flatten()
+        size, rows = len(flat), num_classes * len(hops)
+        self._num_clients = size // width if width else 1
+        # the class of a node among those of all clients
+        cells = flat
+        if annotation.dim() > 1:
+            nodes = torch.arange(size, device=flat.device)
+            cells = flat + num_classes * self.clients_of(nodes)
         for hop, pairs in enumerate(hops):
             degree = pairs.start(size).diff()
-            classes = annotation.index_select(0, pairs.centre)
-            counts.append(torch.bincount(annotation[degree > 0], minlength=num_classes))
-            # position of the pair's weight in a flattened table (classes, hops, nodes)
-            places.append((classes * len(hops) + hop) * size + pairs.neighbour)
+            counts.append(
+                torch.bincount(
+                    cells[degree > 0], minlength=self._num_clients * num_classes
+                )
+            )
+            # position of the pair's weight in a flattened table (K, classes, hops, n)
+            place = (cells.index_select(0, pairs.centre) * len(hops) + hop) * width
+            place += pairs.neighbour
+            if annotation.dim() > 1:
+                place -= width * self.clients_of(pairs.centre)
+            places.append(place)
             centres.append(pairs.centre + (hop - 1) * size)
-        self.counts = torch.stack(counts, dim=1)
+        shape = (*annotation.shape[:-1], num_classes, len(hops))
+        self.counts = torch.stack(counts, dim=1).view(shape)
         # each node at hop 0 has weight 1
-        flat = torch.zeros(self.counts.numel() * size, device=annotation.device)
-        self._own = flat.index_fill_(0, places[0], 1.0)
+        table = torch.zeros(rows * size, device=annotation.device)
+        self._own = table.index_fill_(0, places[0], 1.0)
         nothing = places[0][:0]
         self._place = torch.cat([nothing, *places[1:]])
         self.around = Pairs(
             torch.cat([nothing, *centres[1:]]),
             torch.cat([nothing, *(pairs.neighbour for pairs in hops[1:])]),
         )
+
+    def clients_of(self, nodes: Tensor) -> Tensor:
+        """Return the client of each node, or of each centre in ``around``: 0 to K − 1."""
+        return nodes // self._width % self._num_clients
 
     @property
     def num_bytes(self) -> int:
@@ -91,7 +113,7 @@ class HopAverage:
 
     def weights(self, embedding: UnitRows, scorer: Scorer | None) -> Tensor:
         """Return w_vu of each pair of ``around``, the pairs beyond hop 0, (E,)."""
-        around, size = self.around, len(embedding.rows)
+        around, size = self.around, embedding.scale.numel()
         num_hops = len(self.hops) - 1
         if scorer is None or not len(around.centre):
             share = 1 / around.start(num_hops * size).diff()
@@ -102,8 +124,8 @@ class HopAverage:
     def _table(self, weights: Tensor) -> Tensor:
         """Return the weight of each node in each prototype, (C · (L + 1), N)."""
         table = apply_function(_Scatter, weights, self._place, self._own)
-        centres = self.counts.view(-1, 1).clamp(min=1)
-        return table.view(len(centres), -1) / centres
+        centres = self.counts.flatten(-2)[..., None].clamp(min=1)
+        return table.view(*centres.shape[:-1], self._width) / centres
 
     @torch.no_grad()
     def largest_shares(self, weights: Tensor) -> Tensor:
@@ -115,9 +137,9 @@ class HopAverage:
         missing prototype. ``weights`` is the result of :meth:`weights`.
         """
         table = self._table(weights)
-        if not table.shape[1]:
+        if not table.shape[-1]:
             return table.new_zeros(self.counts.shape)
-        return table.amax(dim=1).view(self.counts.shape)
+        return table.amax(dim=-1).view(self.counts.shape)
 
     def combine(self, embedding: UnitRows, weights: Tensor) -> Tensor:
         """Average embeddings with the result of :meth:`weights`, see :meth:`__call__`."""
@@ -136,7 +158,7 @@ class HopAverage:
         if self._uniform is None:
             table = self._table(self.weights(unit, None))
             self._uniform = table
-            if len(table) > MOST_DENSE_ROWS:
+            if table.dim() == 2 and len(table) > MOST_DENSE_ROWS:
                 self._uniform = SparseOperator(table.to_sparse_csr())
         if isinstance(self._uniform, Tensor):
             made = unit.sum(self._uniform)
@@ -175,11 +197,12 @@ def prototype_distance(
 
     ``L_proto = Σ_{c,h} ‖P_{c,h} − Ṗ_{c,h}‖₂``. ``local`` is P (C, H, p) of the current
     weights, with gradient, ``target`` the constant Ṗ, and ``present`` (C, H) is true
-    where both exist. If it ``is_mean``, the sum is divided by the number of terms.
+    where both exist. If it ``is_mean``, the sum is divided by the number of terms. For K
+    clients all have one more dimension K, and the result is (K,).
     """
-    sq_norm = (local - target)[present].square().sum(dim=-1)
-    total = (sq_norm + TINY).sqrt().sum()
-    return total / max(1, int(present.sum())) if is_mean else total
+    sq_norm = (local - target).square().sum(dim=-1)
+    total = (present * (sq_norm + TINY).sqrt()).sum((-2, -1))
+    return total / present.sum((-2, -1)).clamp(min=1) if is_mean else total
 
 
 def node_distance(
@@ -204,25 +227,40 @@ def node_distance(
     annotation : Tensor of shape (N,), int64
         Class of each node; every centre has a class.
 
+    Returns
+    -------
+    Tensor
+        A scalar. For K clients all arguments have one more dimension K, pairs are
+        numbered by rows of the flattened (K · n), and the result is (K,).
+
     Notes
     -----
     1. The published code selects neighbours by 0/1 masks that it uses as row numbers.
        Here the neighbours themselves are selected.
     """
-    total, unit = embedding.new_zeros(()), F.normalize(embedding, dim=1)
+    width, flat = embedding.shape[-2], annotation.flatten()
+    unit = F.normalize(embedding.flatten(0, -2), dim=1)
+    total = unit.new_zeros(unit.shape[0] // width if width else 1)
+    target = target.flatten(0, -3)  # (K · C, H, p)
+    present = present.flatten(0, -2)
+    classes_per_client = len(target) // len(total)
     for hop, pairs in enumerate(hops):
-        classes = annotation[pairs.centre]
-        keep = present[classes, hop]
-        if bool(keep.any()):
-            goal = target[classes[keep], hop]
-            total = total + F.mse_loss(unit[pairs.neighbour[keep]], goal)
-    return total
+        client = pairs.centre // width if len(total) > 1 else 0 * pairs.centre
+        cells = flat[pairs.centre] + client * classes_per_client
+        keep = present[cells, hop]
+        cells, client = cells[keep], client[keep]
+        apart = F.mse_loss(
+            unit[pairs.neighbour[keep]], target[cells, hop], reduction="none"
+        ).mean(dim=1)
+        number = torch.bincount(client, minlength=len(total)).clamp(min=1)
+        total = total + index_sum(apart, client, len(total)) / number
+    return total.view(embedding.shape[:-2])
 
 
 def add_noise(
     prototypes: Tensor, *, share: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Add Gaussian noise to a random part of each prototype (C, H, p), FedPG Sec. IV-G.
+    """Add Gaussian noise to a random part of each prototype (..., p), FedPG Sec. IV-G.
 
     ``share`` of the dimensions get noise, rounded to a whole number of them.
     ``generator`` draws dimensions and noise in tests; by default the operating system.

@@ -14,14 +14,14 @@ __all__ = [
     "class_spread",
     "contrastive_loss",
     "draw_context",
-    "fused_share",
-    "fusion_sets",
     "mean_prototypes",
     "personalise_prototypes",
     "topology_loss",
 ]
 
 TINY = 1e-12
+BLOCK = 1 << 22
+"""Pairs of clients that are compared at once."""
 
 
 class PrototypeGenerator(nn.Module):
@@ -211,35 +211,6 @@ def mean_prototypes(uploads: Tensor, counts: Tensor) -> Tensor:
     return torch.einsum("kch,kchp->chp", weight, uploads)
 
 
-def fusion_sets(
-    uploads: Tensor, *, threshold: float, is_fresh: Tensor | None = None
-) -> Tensor:
-    """Find the clients whose prototypes each client blends, Ṡ_i of FedPG Eq. (5).
-
-    Arguments are those of :func:`personalise_prototypes`. Entry (i, j, c, h) of the result
-    (K, K, C, H): whether client i uses the prototype of client j; it always uses its own.
-    """
-    unit = F.normalize(uploads, dim=-1)
-    similar = torch.einsum("ichp,jchp->ijch", unit, unit) >= threshold
-    if is_fresh is not None:
-        similar &= is_fresh[None, :, None, None]
-    itself = torch.eye(len(uploads), dtype=torch.bool)
-    similar |= itself[:, :, None, None]  # rounding may put cos(i, i) just below 1
-    return similar
-
-
-def fused_share(sets: Tensor, present: Tensor) -> float:
-    """Measure how often Eq. (5) uses another client's prototype.
-
-    The share of the pairs of two clients that both have a prototype of one class and hop,
-    ``present`` (K, C, H), in which the first uses the second's; NaN without such a pair.
-    """
-    both = present[:, None] & present  # (K, K, C, H)
-    both &= ~torch.eye(len(present), dtype=torch.bool)[:, :, None, None]
-    number = int(both.sum())
-    return int((sets & both).sum()) / number if number else math.nan
-
-
 def personalise_prototypes(
     universal: Tensor,
     uploads: Tensor,
@@ -248,7 +219,7 @@ def personalise_prototypes(
     alpha: float,
     threshold: float,
     is_fresh: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, float]:
     """Blend the universal prototype with those of similar clients, FedPG Eq. (5).
 
     Parameters
@@ -271,6 +242,10 @@ def personalise_prototypes(
     -------
     Tensor of shape (K, C, H, p), float32
         Personalized prototypes, zero where ``counts == 0``.
+    float
+        How often another client's prototype is used: the share of the pairs of two
+        clients that both have a prototype of one class and hop in which the first uses
+        the second's; NaN without such a pair.
 
     Raises
     ------
@@ -289,8 +264,28 @@ def personalise_prototypes(
             "counts must be (clients, classes, hops) = "
             f"{tuple(uploads.shape[:-1])} as in uploads, got {tuple(counts.shape)}."
         )
-    similar = fusion_sets(uploads, threshold=threshold, is_fresh=is_fresh)
-    weight = similar * counts  # (K, K, C, H), zero where client j uploaded nothing
-    weight = weight / weight.sum(dim=1, keepdim=True).clamp(min=1)
-    mixture = torch.einsum("ijch,jchp->ichp", weight, uploads)
-    return (alpha * universal + (1 - alpha) * mixture) * (counts > 0)[..., None]
+    present = counts > 0
+    own = counts.permute(1, 2, 0).flatten(0, 1)  # (C · H, K)
+    cells = uploads.permute(1, 2, 0, 3).flatten(0, 1)  # (C · H, K, p)
+    has = present.permute(1, 2, 0).flatten(0, 1)[..., None].to(cells.dtype)
+    number = own[..., None].to(cells.dtype)
+    columns = torch.cat([cells * number, number, has], dim=-1)
+    unit, sums = F.normalize(cells, dim=-1), []
+    step = max(1, BLOCK // len(uploads) ** 2)
+    for part in zip(torch.split(unit, step), torch.split(columns, step), strict=True):
+        similar = part[0] @ part[0].mT >= threshold  # Ṡ_i of client i, (b, K, K)
+        if is_fresh is not None:
+            similar &= is_fresh
+        # rounding may put cos(i, i) just below 1
+        similar.diagonal(dim1=1, dim2=2).fill_(True)
+        sums.append(similar.to(cells.dtype) @ part[1])
+    total, weight, found = torch.split(
+        torch.cat(sums), [uploads.shape[-1], 1, 1], dim=-1
+    )
+    mixture = total / weight.clamp(min=1)  # zero where no client uploaded any
+    mixture = mixture.view(*uploads.shape[1:3], *mixture.shape[1:]).permute(2, 0, 1, 3)
+    made = (alpha * universal + (1 - alpha) * mixture) * present[..., None]
+    rivals = has.sum(dim=1).double() - 1
+    pairs = float((has.sum(dim=1).double() * rivals).sum())
+    fused = float((found * has).double().sum() - has.double().sum())
+    return made, fused / pairs if pairs else math.nan

@@ -60,7 +60,14 @@ from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.protocols.target_scale import TARGETS
 from flower_fgl.runs.state_files import state_folder
 
-__all__ = ["DataCache", "Session", "choose_device", "data_bytes", "keep_freed_memory"]
+__all__ = [
+    "DataCache",
+    "Session",
+    "choose_device",
+    "data_bytes",
+    "keep_freed_memory",
+    "memo_bytes",
+]
 
 CACHE_BYTES = 2 << 30
 SUMS = "secure-sums"
@@ -123,17 +130,17 @@ class DataCache:
 
 def data_bytes(data: ClientData) -> int:
     """Estimate the memory of features, edges, cached operators and memo, in bytes."""
-    return data.graph_bytes + _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
+    return data.graph_bytes + memo_bytes(data.memo) + memo_bytes(data.training.fields)
 
 
-def _memo_bytes(value: Any) -> int:
+def memo_bytes(value: Any) -> int:
     """Add up the tensors in a memo, and objects with a ``num_bytes``."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return sum(map(_memo_bytes, value))
+        return sum(map(memo_bytes, value))
     return int(getattr(value, "num_bytes", 0))
 
 

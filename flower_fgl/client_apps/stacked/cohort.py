@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
+from flower_fgl.client_apps.runtime.session import memo_bytes
 from flower_fgl.client_apps.runtime.training import Checks
 from flower_fgl.client_apps.stacked.group import (
     GraphLoss,
@@ -59,6 +60,7 @@ class StackedData:
         self._counts = counts.tolist()
         self._training = [data.training for data in datas]
         self._fields: dict[int, dict[int, list[Tensor]]] = {}
+        self.memo: dict[tuple[Any, ...], Any] = {}
         self.columns = [
             {
                 name: Column(
@@ -75,7 +77,7 @@ class StackedData:
     @property
     def num_bytes(self) -> int:
         """Estimate of the memory, in bytes."""
-        return sum(inputs.num_bytes for inputs in self.inputs)
+        return sum(inputs.num_bytes for inputs in self.inputs) + memo_bytes(self.memo)
 
     def fields(self, reach: int | None) -> dict[int, list[Tensor]]:
         """Return the nodes that each layer computes, by place of a client.
@@ -176,6 +178,7 @@ class Cohort(Group):
         super().__init__(clients[0], server_round)
         self.clients, self.inputs, self.rows = clients, data.inputs[0], data.rows
         self.data, self._is_whole = data, is_whole
+        self.memo, self.real = data.memo, data.inputs[0].real
 
     def build_model(
         self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
@@ -211,6 +214,17 @@ class Cohort(Group):
             for name in states[0]
         }
 
+    def split_rows(self, values: Tensor) -> list[Tensor]:
+        """Return the rows of each client without padding."""
+        rows = zip(values.unbind(), self.clients, strict=True)
+        return [row[: client.data.inputs[0].num_nodes] for row, client in rows]
+
+    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """Stack the rows of each client."""
+        out = self.fill(-1)
+        out.view(-1)[self.all_rows.index] = torch.cat(list(parts)).to(self.device)
+        return out
+
     def fit_of_weights(
         self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
     ) -> GroupFit:
@@ -222,7 +236,8 @@ class Cohort(Group):
     @cached_property
     def all_rows(self) -> Rows:
         """All nodes of the training graphs, without labels (-1)."""
-        real = self.data.inputs[0].real
+        assert self.real is not None
+        real = self.real
         index = real.flatten().nonzero().squeeze(1)
         client = real.nonzero()[:, 0]
         return Rows(index, client, torch.full_like(index, -1), len(real))
@@ -361,8 +376,13 @@ class Cohort(Group):
         return accuracy
 
     @torch.inference_mode()
-    def evaluate(self, model: Backbone) -> list[dict[str, Scores]]:
-        """Score each client's model, as :meth:`Client.evaluate` does."""
+    def evaluate(
+        self, model: Backbone, known_logits: Tensor | None = None
+    ) -> list[dict[str, Scores]]:
+        """Score each client's model, as :meth:`Client.evaluate` does.
+
+        ``known_logits`` (K, n, C) are predictions for the training graphs.
+        """
         model.eval()
         config, datas = self.config, [client.data for client in self.clients]
         is_few_shot = config.setting == "few-shot"
@@ -381,7 +401,8 @@ class Cohort(Group):
             used = {name: column for name, column in columns.items() if len(column)}
             if not used:
                 continue
-            logits = model(inputs)
+            is_known = known_logits is not None and inputs is self.data.inputs[0]
+            logits = cast(Tensor, known_logits) if is_known else model(inputs)
             for name, column in used.items():
                 add(name, logits, column)
             if is_few_shot and "test" in used:

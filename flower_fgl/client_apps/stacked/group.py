@@ -132,13 +132,18 @@ class GroupFit:
 
     ``records`` returns ``to_record()`` of all uploads, packed at once; ``seconds`` are
     parts of the time of all clients together that are reported separately. ``model`` is
-    ``None`` in an exchange that trains no model.
+    ``None`` in an exchange that trains no model. ``terms`` of each client and ``logits``
+    (K, n, C), of one client (N, C), are those of :class:`Fit`. ``states`` are those of the
+    models that clients keep, if these are not just the rows of the state of ``model``.
     """
 
     model: Backbone | None
     uploads: Sequence[Payload]
     losses: Sequence[float]
     records: Callable[[], list[RecordDict]] | None = None
+    terms: Sequence[Mapping[str, float]] = ()
+    logits: Tensor | None = None
+    states: Sequence[Mapping[str, Tensor]] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -148,7 +153,9 @@ class Group:
     Its network and training loop are those of the client: receptive fields, links and
     batches of graphs exist only here. Weights and representations have no leading
     dimension. Without ``server_round`` it neither trains nor draws. ``rows`` are all
-    training items, ``inputs`` the training graphs.
+    training items, ``inputs`` the training graphs. ``memo`` holds results that are
+    computed once for these graphs; ``real`` are the rows (K, n) that are no padding, of
+    one client ``None``.
     """
 
     def __init__(
@@ -164,6 +171,8 @@ class Group:
         self.rows = Rows.of_one(items.index, items.labels)
         self.config, self.device = client.config, client.device
         self.num_classes = client.data.num_classes
+        self.memo: dict[tuple[Any, ...], Any] = client.data.memo
+        self.real: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -184,10 +193,19 @@ class Group:
         load_state(model, states if isinstance(states, Mapping) else states[0])
         return model
 
-    def build_own(self) -> Backbone:
-        """Build the models trained last, the initial ones before the first training."""
+    def build_own(self, *, own_weights: bool = False) -> Backbone:
+        """Build the models trained last, the initial ones before the first training.
+
+        The arguments are those of :meth:`Client.own_model`.
+        """
         own = self.stored()
-        if not all(own):
+        if own_weights:
+            own = [
+                state
+                or client.build_model(initialise=True, own_weights=True).state_dict()
+                for state, client in zip(own, self.clients, strict=True)
+            ]
+        elif not all(own):
             initial = self.initial_state()
             own = [state or initial for state in own]
         return self.build_model(own)
@@ -325,6 +343,19 @@ class Group:
         """Stack tensors of each client on the device; the inverse of :meth:`split`."""
         return {name: tensor.to(self.device) for name, tensor in states[0].items()}
 
+    def fill(self, value: int) -> Tensor:
+        """Return an int64 tensor with a number for each row: (K, n), of one client (N,)."""
+        shape = (len(self.all_rows.index),) if self.real is None else self.real.shape
+        return torch.full(shape, value, device=self.device)
+
+    def split_rows(self, values: Tensor) -> list[Tensor]:
+        """Return the rows of each client of (K, n, ...) without padding: (N, ...)."""
+        return [values]
+
+    def join_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """Undo :meth:`split_rows` for int64 numbers; padding gets −1."""
+        return parts[0].to(self.device)
+
     def fit_of_weights(
         self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
     ) -> GroupFit:
@@ -346,15 +377,24 @@ class GroupClientApp(FglClientApp):
     group_is_once: ClassVar[bool] = False
     """Whether that exchange takes place before round 1 only."""
 
-    def stack_key(self, client: Client) -> Hashable:
+    def stack_key(self, client: Client, download: Any) -> Hashable:
         """Return what else the clients of one stack must have in common."""
         return ()
+
+    def why_alone(self, client: Client) -> str:
+        """Return why a client cannot train in a stack, empty if it can."""
+        return ""
 
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train one client."""
         result = self.fit_group(Group(client, server_round), [download])
         return Fit(
-            result.model, result.uploads[0], result.losses[0], seconds=result.seconds
+            result.model,
+            result.uploads[0],
+            result.losses[0],
+            terms=result.terms[0] if result.terms else {},
+            logits=result.logits,
+            seconds=result.seconds,
         )
 
     @abstractmethod

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,7 @@ from flower_fgl.client_apps.stacked.grouping import (
     num_stacks,
     why_not_run,
 )
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.flower_internals import reply_with
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
@@ -114,8 +114,11 @@ class Stacker:
         assert isinstance(app, GroupClientApp)
         broadcasts = Broadcasts(app)
 
-        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable]:
-            return broadcasts.read(client, content), app.stack_key(client)
+        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
+            if reason := app.why_alone(client):
+                return reason
+            download = broadcasts.read(client, content)
+            return download, app.stack_key(client, download)
 
         last = once if app.group_is_once else None
         opened, keys, refused = self._open(app, dict(enumerate(items)), read, last)
@@ -140,12 +143,12 @@ class Stacker:
         self,
         app: FglClientApp,
         items: Mapping[int, Item],
-        read: Callable[[Client, RecordDict], tuple[Any, Hashable] | None],
+        read: Callable[[Client, RecordDict], tuple[Any, Hashable] | str],
         last: Callable[[Client], int] | None = None,
     ) -> tuple[list[Placed], list[Any], dict[int, str]]:
         """Open clients; return those to stack, their keys, and reasons against others.
 
-        ``read`` returns a client's download and a further part of its key, or ``None``.
+        ``read`` returns a client's download and a further part of its key, or a reason.
         """
         opened, keys, refused = [], [], {}
         for place, (message, context) in items.items():
@@ -153,18 +156,17 @@ class Stacker:
             try:
                 client, store, number = app.open_once(message, context, last=last)
                 key = self._backbones.key(client)
-                if isinstance(key, str):
-                    refused[place] = key
-                    continue
-                found = read(client, message.content)
+                found = key if isinstance(key, str) else read(client, message.content)
             except Exception as error:  # handled one by one, it fails in the usual way
                 log.debug("Client of message %d is not stacked: %s", place, error)
                 continue
-            if found is not None:
-                spent = time.perf_counter() - clock
-                parts = (message, context, client, store, number, found[0])
-                opened.append(Placed(*parts, place, spent))
-                keys.append((*key, found[1]))
+            if isinstance(found, str):
+                refused[place] = found
+                continue
+            spent = time.perf_counter() - clock
+            parts = (message, context, client, store, number, found[0])
+            opened.append(Placed(*parts, place, spent))
+            keys.append((*key, found[1]))
         return opened, keys, refused
 
     def _cohorts(
@@ -193,11 +195,11 @@ class Stacker:
         if key not in self._kept:
             datas = [client.data for client in clients]  # kept, so that ids stay theirs
             self._kept[key] = datas, StackedData(clients)
+            total = sum(data.num_bytes for _, data in self._kept.values())
+            while total > CACHE_BYTES and len(self._kept) > 1:
+                _, (_, oldest) = self._kept.popitem(last=False)
+                total -= oldest.num_bytes
         self._kept.move_to_end(key)
-        total = sum(data.num_bytes for _, data in self._kept.values())
-        while total > CACHE_BYTES and len(self._kept) > 1:
-            _, (_, oldest) = self._kept.popitem(last=False)
-            total -= oldest.num_bytes
         return self._kept[key][1]
 
     def _train_cohort(
@@ -218,9 +220,9 @@ class Stacker:
             tensors = result.model.state_dict()
         if tensors and round_settings(opened[0].message.content)["evaluate"]:
             clock = time.perf_counter()
-            found = cohort.evaluate(cast(Backbone, result.model))
+            found = cohort.evaluate(cast(Backbone, result.model), result.logits)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
-        states = split_state(tensors, len(opened))
+        states = result.states or split_state(tensors, len(opened))
         is_good = finite_clients(tensors) if tensors else [True] * len(opened)
         contents: Sequence[RecordDict | None] = [None] * len(opened)
         if result.records is not None and not app.changes_uploads(cohort.config):
@@ -230,13 +232,17 @@ class Stacker:
             try:
                 trained = states[number]
                 if not is_good[number]:
-                    refuse_non_finite(trained)
+                    refuse_non_finite(split_state(tensors, len(opened))[number])
                 if trained:
                     keep_model(one.client, trained, is_shared=is_whole)
                 scores = found[number]
+                terms = result.terms[number] if result.terms else {}
+                fit = Fit(
+                    None, result.uploads[number], result.losses[number], terms=terms
+                )
                 answers[one.place] = app.pack_fit(
                     one,
-                    Fit(None, result.uploads[number], result.losses[number]),
+                    fit,
                     {} if scores is None else {"local": scores},
                     {"load": one.seconds, **seconds},
                     contents[number],
@@ -248,29 +254,39 @@ class Stacker:
     def _evaluate(
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
     ) -> dict[int, Answer]:
-        """Evaluate global models, and models that clients have trained before."""
+        """Evaluate global models, clients' own models, and refreshed copies of them."""
         config = app.session.config(items[0][1])
         if not is_stackable(app) or why_not_run(config, items[0][1].node_config):
             return {}
+        assert isinstance(app, GroupClientApp)
         shared: dict[int, Mapping[str, Tensor]] = {}
+        broadcasts = Broadcasts(app)
+        refreshes = type(app).refreshed_model is FglClientApp.refreshed_model
 
-        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | None:
-            modes = tuple(map(str, round_settings(content)["modes"]))  # type: ignore[arg-type]
-            if "local" in modes and not _holds_backbone(client):
-                return None
-            if "global" not in modes:
-                return None, modes
-            same = id(content["global"])
-            if same not in shared:
-                shapes = client.state_shapes()
-                shared[same] = read_tensors(content, "global", shapes)
-            return shared[same], (same, modes)
+        def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
+            settings = round_settings(content)
+            modes = tuple(map(str, settings["modes"]))  # type: ignore[arg-type]
+            download, same, key = None, 0, None
+            if settings["refresh"] and "local" in modes:
+                if reason := app.why_alone(client):
+                    return reason
+                download = broadcasts.read(client, content)
+                key = (app.stack_key(client, download),)
+            elif "local" in modes and not _holds_backbone(client):
+                return "its model is not a backbone alone"
+            if "global" in modes:
+                same = id(content["global"])
+                if same not in shared:
+                    shapes = client.state_shapes()
+                    shared[same] = read_tensors(content, "global", shapes)
+            return (download, shared.get(same)), (same, modes, key)
 
         settings = [round_settings(message.content) for message, _ in items]
         fitting = {
             place: item
             for place, item in enumerate(items)
-            if not (settings[place]["refresh"] or settings[place].get("mixed"))
+            if not settings[place].get("mixed")
+            and (refreshes or not settings[place]["refresh"])
             and "calibration" not in settings[place]
         }
         opened, keys, _ = self._open(app, fitting, read)
@@ -280,28 +296,52 @@ class Stacker:
         return answers
 
     def _evaluate_cohort(
-        self, app: FglClientApp, opened: Sequence[Placed]
+        self, app: GroupClientApp, opened: Sequence[Placed]
     ) -> dict[int, Answer]:
         """Evaluate one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
         clients = [one.client for one in opened]
-        cohort = Cohort(clients, self._data(clients), 0)
-        modes = round_settings(opened[0].message.content)["modes"]
+        data = self._data(clients)
+        cohort = Cohort(clients, data, 0)
+        settings = round_settings(opened[0].message.content)
         scores: list[dict[str, dict[str, Scores]]] = [{} for _ in opened]
-        for mode in modes:  # type: ignore[union-attr]
-            states = opened[0].download if mode == "global" else cohort.stored()
-            model: Backbone = cohort.build_model(states)
-            for mine, found in zip(scores, cohort.evaluate(model), strict=True):
+        answers: dict[int, Answer] = {}
+        for mode in settings["modes"]:  # type: ignore[union-attr]
+            if mode != "global" and settings["refresh"]:
+                config = app.refresh_config(clients[0].config)
+                copies = [replace(client, config=config) for client in clients]
+                trained = Cohort(copies, data, opened[0].server_round + 1)
+                result = app.fit_group(trained, [one.download[0] for one in opened])
+                model = cast(Backbone, result.model)
+                answers |= _diverged(opened, model)
+                values = trained.evaluate(model, result.logits)
+            else:
+                states = opened[0].download[1] if mode == "global" else cohort.stored()
+                values = cohort.evaluate(cohort.build_model(states))
+            for mine, found in zip(scores, values, strict=True):
                 mine[str(mode)] = found
         seconds = {"evaluate": (time.perf_counter() - clock) / len(opened)}
-        for one in opened:
-            app.keep(one.client, one.store, one.context, is_state_new=False)
-        answers: dict[int, Answer] = {}
         for one, mine in zip(opened, scores, strict=True):
+            if one.place in answers:
+                continue
+            app.keep(one.client, one.store, one.context, is_state_new=False)
             metrics = app.session.pack_metrics(one.context, mine, seconds)
             content = RecordDict({METRICS: metrics})
             answers[one.place] = reply_with(one.message, content)
         return answers
+
+
+def _diverged(opened: Sequence[Placed], model: Backbone) -> dict[int, Answer]:
+    """Return the error of each client whose weights are not finite."""
+    answers: dict[int, Answer] = {}
+    tensors = model.state_dict()
+    for number, is_good in enumerate(finite_clients(tensors)):
+        if not is_good:
+            try:
+                refuse_non_finite(split_state(tensors, len(opened))[number])
+            except FglError as error:
+                answers[opened[number].place] = error
+    return answers
 
 
 def is_stackable(app: FglClientApp) -> bool:

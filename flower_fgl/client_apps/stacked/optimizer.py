@@ -73,6 +73,8 @@ class StackedOptimizer:
         self._steps: list[dict[str, Tensor]] = []
         self._views: list[dict[str, nn.Parameter]] = []
         views = nn.ParameterList()
+        exempt = {id(parameter) for parameter in getattr(model, "undecayed", ())}
+        undecayed: list[nn.Parameter] = []
         for low, high in self._runs:
             part = {
                 name: nn.Parameter(in_order(p.detach(), p)[low:high], False)
@@ -80,6 +82,10 @@ class StackedOptimizer:
             }
             self._views.append(part)
             views.extend(part.values())
+            undecayed += [
+                v for n, v in part.items() if id(self._parameters[n]) in exempt
+            ]
+        views.undecayed = undecayed  # type: ignore[assignment]
         self._optimizer = make_optimizer(views, clients[0].config, lr=lr)
         for part, (low, high) in zip(self._views, self._runs, strict=True):
             before = dict(counts[low])

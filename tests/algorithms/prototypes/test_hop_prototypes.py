@@ -12,7 +12,7 @@ from flower_fgl.algorithms.prototypes.attention import (
     AdditiveScorer,
     Scorer,
     UnitRows,
-    deviation_from_uniform,
+    deviations_from_uniform,
     segment_softmax,
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
@@ -201,9 +201,16 @@ def test_the_deviation_from_uniform_is_that_of_the_definition() -> None:
     pairs = Pairs(torch.tensor([0, 0, 0, 2]), torch.tensor([1, 2, 3, 0]))
     weight = torch.tensor([0.5, 0.3, 0.2, 1.0])
     # |1.5 − 1| + |0.9 − 1| + |0.6 − 1| = 1.0, over three pairs
-    assert deviation_from_uniform(weight, pairs) == pytest.approx(1 / 3)
-    empty = Pairs(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-    assert deviation_from_uniform(torch.empty(0), empty) == 0
+    one = torch.zeros(4, dtype=torch.int64)
+    found = deviations_from_uniform(weight, pairs, one, 1)
+    torch.testing.assert_close(found, torch.tensor([1 / 3]))
+    # the pairs of node 0 are of client 1, that of node 2 is of client 0
+    client = torch.tensor([1, 1, 1, 0])
+    found = deviations_from_uniform(weight, pairs, client, 3)
+    torch.testing.assert_close(found, torch.tensor([0, 1 / 3, 0]))
+    none = torch.empty(0, dtype=torch.int64)
+    empty = deviations_from_uniform(torch.empty(0), Pairs(none, none), none, 1)
+    assert empty.tolist() == [0]
 
 
 def test_a_table_with_many_rows_is_sparse_and_equal(

@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms.prototypes import universal as universal_module
 from flower_fgl.algorithms.prototypes.universal import (
     PrototypeGenerator,
     adaptive_margin,
     class_spread,
     contrastive_loss,
     draw_context,
-    fused_share,
-    fusion_sets,
     mean_prototypes,
     personalise_prototypes,
     topology_loss,
@@ -285,7 +284,7 @@ def slow_personalise(
 def test_personalising_is_that_of_a_slow_loop(
     universal: Tensor, uploads: Tensor, counts: Tensor, alpha: float, threshold: float
 ) -> None:
-    got = personalise_prototypes(
+    got, _ = personalise_prototypes(
         universal, uploads, counts, alpha=alpha, threshold=threshold
     )
     want = slow_personalise(universal, uploads, counts, alpha, threshold)
@@ -295,7 +294,9 @@ def test_personalising_is_that_of_a_slow_loop(
 def test_alpha_one_ignores_the_other_clients(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
-    out = personalise_prototypes(universal, uploads, counts, alpha=1.0, threshold=0.0)
+    out, _ = personalise_prototypes(
+        universal, uploads, counts, alpha=1.0, threshold=0.0
+    )
     has = counts > 0
     torch.testing.assert_close(out[has], universal.expand_as(uploads)[has])
 
@@ -303,14 +304,18 @@ def test_alpha_one_ignores_the_other_clients(
 def test_threshold_one_mixes_only_the_clients_own_prototype(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
-    out = personalise_prototypes(universal, uploads, counts, alpha=0.0, threshold=1.0)
+    out, _ = personalise_prototypes(
+        universal, uploads, counts, alpha=0.0, threshold=1.0
+    )
     torch.testing.assert_close(out, uploads)
 
 
 def test_a_class_of_one_client_is_not_fused(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
-    out = personalise_prototypes(universal, uploads, counts, alpha=0.0, threshold=-1.0)
+    out, _ = personalise_prototypes(
+        universal, uploads, counts, alpha=0.0, threshold=-1.0
+    )
     torch.testing.assert_close(out[3, 2, 0], uploads[3, 2, 0])
     assert not out[:3, 2].any()
 
@@ -319,10 +324,10 @@ def test_old_uploads_affect_only_their_own_client(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
     fresh = torch.tensor([False, True, True, True])
-    out = personalise_prototypes(
+    out, _ = personalise_prototypes(
         universal, uploads, counts, alpha=0.0, threshold=-1.0, is_fresh=fresh
     )
-    alone = personalise_prototypes(
+    alone, _ = personalise_prototypes(
         universal, uploads[1:], counts[1:], alpha=0.0, threshold=-1.0
     )
     torch.testing.assert_close(out[1:], alone)
@@ -394,12 +399,30 @@ def test_the_fused_share_counts_pairs_of_two_clients_that_have_the_prototype() -
     # one class, one hop; clients 0 and 1 are 30° apart, client 2 is orthogonal to 0
     values = torch.tensor([[1.0, 0.0], [3**0.5, 1.0], [0.0, 2.0], [1.0, 0.0]])
     uploads = values[:, None, None]
-    present = torch.tensor([True, True, True, False])[:, None, None]
-    sets = fusion_sets(uploads, threshold=0.8)
+    counts = torch.tensor([2, 1, 3, 0])[:, None, None]
+
+    def share(fresh: list[bool], clients: int = 4) -> float:
+        _, found = personalise_prototypes(
+            torch.zeros(1, 1, 2),
+            uploads[:clients],
+            counts[:clients],
+            alpha=0.5,
+            threshold=0.8,
+            is_fresh=torch.tensor(fresh[:clients]),
+        )
+        return found
+
     # of the pairs of 0, 1 and 2, (0, 1) and (1, 0) have cosine 0.87
-    assert fused_share(sets, present) == pytest.approx(2 / 6)
-    stale = fusion_sets(
-        uploads, threshold=0.8, is_fresh=torch.tensor([False, True, True, True])
-    )
-    assert fused_share(stale, present) == pytest.approx(1 / 6)
-    assert math.isnan(fused_share(sets[:1, :1], present[:1]))
+    assert share([True] * 4) == pytest.approx(2 / 6)
+    assert share([False, True, True, True]) == pytest.approx(1 / 6)
+    assert math.isnan(share([True] * 4, clients=1))
+
+
+def test_blocks_of_classes_and_hops_give_the_same(
+    universal: Tensor, uploads: Tensor, counts: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"alpha": 0.3, "threshold": 0.1}
+    whole = personalise_prototypes(universal, uploads, counts, **settings)
+    monkeypatch.setattr(universal_module, "BLOCK", 1)
+    blocks = personalise_prototypes(universal, uploads, counts, **settings)
+    torch.testing.assert_close(blocks, whole)
