@@ -25,7 +25,7 @@ from flower_fgl.methods import METHODS
 from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.base import DESCRIBE, INFO, check_size
 from flower_fgl.protocols.describe import Rejection
-from flower_fgl.protocols.parcels import HOSTS, Parcel, hosted_clients
+from flower_fgl.protocols.parcels import HOSTS, PARCEL, Parcel, hosted_clients
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.stacked.handling import Stacker
@@ -66,7 +66,7 @@ class Dispatcher:
             hosted = self._hosted(context)
             info = ConfigRecord({"clients": len(hosted)})
             return Message(RecordDict({INFO: info}), reply_to=message)
-        if Parcel.is_in(message.content):
+        if PARCEL in message.content:
             return self._handle_parcel(message, context)
         is_describe = message.metadata.message_type == f"{MessageType.QUERY}.{DESCRIBE}"
         if is_describe:

@@ -28,7 +28,7 @@ from flower_fgl.core.flower_internals import (
 )
 from flower_fgl.protocols.base import INFO, MEGABYTE, find_record
 
-__all__ = ["HOSTS", "Parcel", "hosted_clients", "read_hosts"]
+__all__ = ["HOSTS", "PARCEL", "Parcel", "hosted_clients", "read_hosts"]
 
 HOSTS = "hosts"
 """Action of the query for the number of clients that a node hosts."""
@@ -80,11 +80,6 @@ class Parcel:
                     error, names = (UNSERIALISABLE, repr(reason)), {}
             letters.append((client, meta.message_type, meta.group_id, names, error))
         return cls(records, letters, list(layouts))
-
-    @staticmethod
-    def is_in(content: RecordDict) -> bool:
-        """Return whether a message holds a parcel."""
-        return PARCEL in content
 
     def to_record(self) -> RecordDict:
         """Pack the parcel as content of one message: an index as JSON text, and bytes."""

@@ -248,8 +248,9 @@ class RandomNets:
         ``labels`` (m,), are nodes, prompts and classes of ℓ_syn; differentiable in the
         prompts. Networks share no weights, so the gradient of the summed loss is that of
         each. With ``is_mean`` each squared norm is divided by the number of entries of W,
-        as in the published code. Unless ``is_whole``, a summand that does not depend on the prompts may be missing. ``products`` are those of
-        :meth:`pair_products`, if they are known; the result then depends on them, too.
+        as in the published code. Unless ``is_whole``, a summand that does not depend on
+        the prompts may be missing. ``products`` are those of :meth:`pair_products`, if
+        they are known; the result then depends on them, too.
 
         Notes
         -----
