@@ -410,3 +410,19 @@ def test_missing_classes_of_citeseer_need_local_generalisation(
     assert without["missing"] < 1
     assert closed_set("local", "citeseer", real_data, tmp_path)["missing"] == 0
     assert closed_set("fed-pub", "citeseer", real_data, tmp_path)["missing"] < 1
+
+
+def test_the_terms_of_the_losses_are_logged(small: dict[str, Any]) -> None:
+    settings = {**small, "fedlog": {**QUICK, "beta": 0.5}, "rounds": 2}
+    run = simulate("fedlog", **settings)
+    rows = [row for row in run.clients if "loss" in row]
+    assert {row["round"] for row in rows} == {0, 1, 2}
+    for row in rows:
+        terms = row["terms"]
+        if row["round"] == 0:
+            total = terms["features"] + terms["gradients"]
+        else:
+            assert 0 <= terms["gamma"] <= 1
+            total = terms["cls"] + 0.5 * terms["norm"] + terms["g"]
+            assert (terms["g"] > 0) == (row["round"] > 1)  # from the server's nodes
+        assert row["loss"] == pytest.approx(total, rel=1e-5)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from flower_fgl.algorithms.fedlog.prompts import (
     prompt_pairs,
     train_prompt_generators,
 )
+from flower_fgl.datasets.store import open_store
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 
 D, C = 5, 3
@@ -432,3 +435,50 @@ def test_a_pair_is_a_node_and_its_prompt() -> None:
     graph = prompt_pairs(x, prompts)
     around = graph.operator("mean").matmul(graph.x)
     torch.testing.assert_close(around, torch.cat([prompts, x]))
+
+
+@pytest.mark.thorough
+def test_gradients_act_on_prompts_of_cora_as_printed_and_hardly_as_means(
+    real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"method": "fedlog", "dataset": "cora", "clients": 3}
+    values |= {"setting": "closed-set", "data-dir": str(real_data)}
+    data = open_store(parse_config(values), 3).load(0)
+    index = data.graph.masks["train"].nonzero().squeeze(1)
+    graph = GraphInput(data.graph.x, data.graph.edge_index)
+    task = PromptTask(graph, index, data.graph.y[index], len(data.class_names))
+
+    def prompts(*, is_mean: bool) -> Tensor:
+        torch.manual_seed(0)
+        generator = make_generator(graph.num_features)
+        train_prompt_generators(
+            [generator],
+            [task],
+            epochs=15,
+            networks=lambda epoch: RandomNets.draw(
+                20,
+                graph.num_features,
+                task.num_classes,
+                generator=torch.Generator().manual_seed(epoch),
+            ),
+            seeds=lambda place, epoch: epoch,
+            lr=0.01,
+            batch_sizes=[0],
+            is_mean=is_mean,
+        )
+        with torch.no_grad():
+            return generator(task.features()[0])
+
+    printed, mean = prompts(is_mean=False), prompts(is_mean=True)
+
+    def nothing(nets: RandomNets, *args: Any, **known: Any) -> Tensor:
+        found = [args[2], *(known.get("products") or ())]
+        return sum(0 * tensor.sum() for tensor in found)
+
+    monkeypatch.setattr(RandomNets, "mismatch", nothing)
+    change = {}
+    for name, made, is_mean in (("sum", printed, False), ("mean", mean, True)):
+        without = prompts(is_mean=is_mean)
+        change[name] = float((made - without).norm() / without.norm())
+    assert change["sum"] > 1e-3
+    assert change["mean"] < change["sum"] / 3
