@@ -7,11 +7,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from flower_fgl.core import extensions
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
 from tests.support.short_runs import SMALL
@@ -49,8 +49,8 @@ def no_pictures(
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what a test registers, which other tests of the process would find."""
-    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
-    monkeypatch.setattr("flower_fgl.core.extensions._registered", empty)
+    rows = {kind: dict(known) for kind, known in extensions._registered.items()}
+    monkeypatch.setattr(extensions, "_registered", rows)
 
 
 @pytest.fixture

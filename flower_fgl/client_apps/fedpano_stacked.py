@@ -18,6 +18,7 @@ from flower_fgl.algorithms.fedpano.model import StackedPersonalNet
 from flower_fgl.client_apps.fedpano_modules import Parts, build_parts, every_classifier
 from flower_fgl.client_apps.fedpano_training import Trainer
 from flower_fgl.client_apps.stacked.group import Group, cross_entropy
+from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, SparseOperator
 from flower_fgl.nn.normalize import RepNorm
 from flower_fgl.nn.stacked import map_each, stack_model
@@ -38,7 +39,7 @@ class StackedTrainer(Trainer):
 
     def __init__(self, group: Group, downloads: Sequence[Weights]) -> None:
         self.group, self.client = group, group.clients[0]
-        self.method_config = group.config.method_config
+        self.method_config: FedPANOSettings = group.config.method_config
         self.owned = torch.stack([one.data.own_classes for one in group.clients])
         self.parts = self.assemble(downloads)
         rows, count = group.rows, group.rows.count

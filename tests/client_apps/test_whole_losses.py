@@ -17,6 +17,7 @@ from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.group import GroupClientApp
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
@@ -396,7 +397,7 @@ def test_opfgl_trains_by_the_pseudo_graph_and_then_by_labels_and_distillation(
         apart = target[v].log() - logits[v].log_softmax(0)
         loss = loss + gammas[-1] * (target[v] * apart).sum() / N
     assert len(set(gammas)) > 3 or not has_teacher
-    fit = app.personalise(client, 1, GraphDownload(graph))
+    fit = GroupClientApp.fit(app, client, 1, GraphDownload(graph))
     assert fit.loss == close_to(loss)
     assert_moved(fit.model.state_dict(), sgd(before, loss), before)
 

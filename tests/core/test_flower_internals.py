@@ -35,6 +35,7 @@ from flower_fgl.simulation.local_grid import task_identity
 ROOT = Path(flower_internals.__file__).parents[2]
 HOME = Path(flower_internals.__file__)
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
+PUBLIC |= {"flwr.simulation"}
 PRIVATE = {
     "flwr.common.config": {"parse_config_args"},
     "flwr.common.constant": {"ErrorCode"},

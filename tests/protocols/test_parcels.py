@@ -17,7 +17,7 @@ from flower_fgl.core.flower_internals import (
     recorddict_to_proto,
 )
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.protocols.parcels import Parcel, hosted_clients, read_hosts
+from flower_fgl.protocols.parcels import PARCEL, Parcel, hosted_clients, read_hosts
 from flower_fgl.simulation.local_grid import task_identity
 
 KINDS = {
@@ -43,7 +43,7 @@ def test_every_kind_of_record_crosses_the_wire() -> None:
     parcel = packed()
     wire = recorddict_to_proto(parcel.to_record()).SerializeToString()
     content = recorddict_from_proto(ProtoRecordDict.FromString(wire))
-    assert Parcel.is_in(content)
+    assert PARCEL in content
     found = Parcel.from_record(content)
     assert repr(found) == repr(parcel)
     first, second, third = found.contents()

@@ -33,7 +33,7 @@ def test_the_dry_run_measures_every_form_on_the_cpu() -> None:
     assert "fedavg" in text
 
 
-@pytest.mark.parametrize("method", ["fedpg", "fedlog"])
+@pytest.mark.parametrize("method", ["fedgta", "fedlog"])
 def test_methods_without_a_stacked_form_run_one_by_one(method: str) -> None:
     options = arguments(["--device", "cpu"])
     assert not has_stacked_form(method)

@@ -89,11 +89,11 @@ def test_a_parcel_returns_every_kind_of_record() -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "workers"),
     [
-        ("fedpg", {}, 6),
-        ("fedpg", {"clients": 4}, 4),
-        ("fedpg", {"threads": 3}, 2),
-        ("fedpg", {"rounds": 19}, 1),
-        ("fedpg", {"clients": 1}, 1),
+        ("fedgta", {}, 6),
+        ("fedgta", {"clients": 4}, 4),
+        ("fedgta", {"threads": 3}, 2),
+        ("fedgta", {"rounds": 19}, 1),
+        ("fedgta", {"clients": 1}, 1),
         ("fedavg", {}, 1),  # ten clients that train together
         ("fedavg", {"clients": 3}, 3),
         ("fedavg", {"stacked": "false"}, 6),
