@@ -1,6 +1,6 @@
 """Compare the airlines' models with their majorities and with boosted trees.
 
-python examples/airlines/trees.py [CELLS] [--data DIR] [--draws 5]
+python examples/airlines/trees.py [CELLS] [--data DIR] [--draws 10]
 
 Every airline trains scikit-learn's gradient boosting on its own routes, with the columns
 of the route, of its two airports and the mean of those of its planes. The splits are those
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cells", nargs="?", type=Path)
     parser.add_argument("--data", type=Path, help="folder with routes.dat.gz, …")
-    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--draws", type=int, default=10)
     given = parser.parse_args()
     cells = read_cells(given.cells) if given.cells else []
     draws = min([given.draws, *(len(cell.draws) for cell in cells)])
