@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+YOUNG = 2.0
+"""Seconds in which a new process may not have its own environment yet."""
 HERE = Path(__file__).parent
 MARK = "PEER_MARK"
 """Environment variable by which the processes of a row are found."""
@@ -46,15 +48,15 @@ def processor_seconds(command: list[str], folder: Path) -> float:
                     process = psutil.Process(pid)
                     if process.environ().get(MARK) == mark:
                         spent[process] = 0.0
-                        continue
+                    elif time.time() - process.create_time() > YOUNG:
+                        others.add(pid)
                 except psutil.Error:
-                    pass
-                others.add(pid)
+                    continue
             for process in spent:
                 with contextlib.suppress(psutil.Error):
                     times = process.cpu_times()
                     spent[process] = times.user + times.system
-            time.sleep(0.1)
+            time.sleep(0.05)
     if started.returncode:
         sys.exit((folder / "log.txt").read_text()[-2000:])
     return sum(spent.values())
