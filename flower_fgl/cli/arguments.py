@@ -23,7 +23,8 @@ from flower_fgl.core.unused_settings import (
 from flower_fgl.lab.experiments.experiment_file import with_clients
 from flower_fgl.methods import parse_config
 
-__all__ = ["SettingPairs", "console", "data_config", "encodable", "given", "make_table"]
+__all__ = ["GraphFile", "ModelFolder", "SettingPairs", "console", "data_config"]
+__all__ += ["encodable", "given", "make_table"]
 __all__ += ["parse_pairs", "rows_table", "show"]
 
 WIDE = 160
@@ -40,6 +41,12 @@ SettingPairs = Annotated[
     ),
 ]
 
+ModelFolder = Annotated[
+    Path, typer.Option(help="Model folder of a data owner, or a run folder.")
+]
+GraphFile = Annotated[
+    Path, typer.Option(help="Graph or set of graphs: an .npz file or a CSV folder.")
+]
 
 Dataset = Annotated[
     str | None,

@@ -11,7 +11,9 @@ import typer
 from flower_fgl.cli.arguments import (
     Clients,
     Dataset,
+    GraphFile,
     GraphPath,
+    ModelFolder,
     NpzFolder,
     Rule,
     SettingPairs,
@@ -247,13 +249,8 @@ def check_node_config(
 
 
 def predict(
-    model: Annotated[
-        Path, typer.Option(help="Model folder of a data owner, or a run folder.")
-    ],
-    graph: Annotated[
-        Path,
-        typer.Option(help="Graph or set of graphs: an .npz file or a CSV folder."),
-    ],
+    model: ModelFolder,
+    graph: GraphFile,
     output: Annotated[
         Path, typer.Option(help="Table to write: .csv or .parquet.", dir_okay=False)
     ],

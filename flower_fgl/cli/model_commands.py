@@ -7,19 +7,14 @@ from typing import Annotated
 
 import typer
 
-from flower_fgl.cli.arguments import show
+from flower_fgl.cli.arguments import GraphFile, ModelFolder, show
 
 __all__ = ["calibrate", "explain"]
 
 
 def calibrate(
-    model: Annotated[
-        Path, typer.Option(help="Model folder of a data owner, or a run folder.")
-    ],
-    graph: Annotated[
-        Path,
-        typer.Option(help="Graph or set of graphs: an .npz file or a CSV folder."),
-    ],
+    model: ModelFolder,
+    graph: GraphFile,
     labels: Annotated[
         Path,
         typer.Option(
@@ -70,13 +65,8 @@ def calibrate(
 
 
 def explain(
-    model: Annotated[
-        Path, typer.Option(help="Model folder of a data owner, or a run folder.")
-    ],
-    graph: Annotated[
-        Path,
-        typer.Option(help="Graph or set of graphs: an .npz file or a CSV folder."),
-    ],
+    model: ModelFolder,
+    graph: GraphFile,
     item: Annotated[
         list[str],
         typer.Option(

@@ -603,7 +603,7 @@ def numbers(run: Run) -> str:
 def test_a_run_may_start_from_a_saved_model(
     method: str, settings: Settings, tmp_path: Path
 ) -> None:
-    """Without optimizer memory and random numbers it goes on as a longer run does."""
+    """With a stateless optimizer and no randomness it continues as a longer run does."""
     plain = {**settings, "method": method, "dropout": 0.0, "optimizer": "sgd"}
     plain |= {"output_dir": str(tmp_path), "lr": 0.05}
     first = simulate(**{**plain, "rounds": 1})

@@ -35,9 +35,8 @@ class HostedGrid(Grid):
         self._most, self._max_mb = most, max_mb
         self._clients: dict[int, list[int]] = {}  # of each node that has answered
         self._places: dict[int, tuple[int, int]] = {}  # node and place of each client
-        self._refusals: dict[
-            int, Error
-        ] = {}  # of the one client of a node that refuses
+        # of the one client of a node that refuses
+        self._refusals: dict[int, Error] = {}
         self._queries: dict[str, int] = {}
         self._paused: dict[int, float] = {}
         self._parcels: dict[str, dict[int, tuple[str, Message]]] = {}
@@ -61,7 +60,9 @@ class HostedGrid(Grid):
         ttl: float | None = None,
     ) -> Message:
         """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        return self.carrier.create_message(
+            content, message_type, dst_node_id, group_id, ttl
+        )
 
     def get_node_ids(self) -> list[int]:
         """Return the IDs of the clients of all nodes that have said how many they host.
