@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from flower_fgl import simulate
 from flower_fgl.protocols.differential_privacy import epsilon, pld_epsilon
-from flower_fgl.protocols.secure_aggregation.shamir import threshold
+from flower_fgl.protocols.secure_aggregation.keys import threshold
 
 DELTA = 1e-5
 TRUST = {"none": "-", "local": "nobody", "distributed": "t clients"}

@@ -20,8 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl import simulate
-from flower_fgl.protocols.secure_aggregation.keys import draw_secret, mask_stream
-from flower_fgl.protocols.secure_aggregation.shamir import combine, split
+from flower_fgl.protocols.secure_aggregation.keys import (
+    combine,
+    draw_secret,
+    mask_stream,
+    split,
+)
 
 
 def arguments() -> argparse.Namespace:

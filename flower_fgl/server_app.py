@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from flower_fgl.core.atomic import hold
+from flower_fgl.core.checks.training import num_sampled
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.connection_watch import (
     prefer_stop,
@@ -22,9 +24,7 @@ from flower_fgl.core.connection_watch import (
 )
 from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
-from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar, kebab
-from flower_fgl.core.sampling import num_sampled
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.targets import CLASSES
@@ -37,12 +37,11 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.card import run_card, write_card
-from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
+from flower_fgl.runs.checkpoints import LET_GO_SECONDS, Checkpoint, Checkpoints, rewind
 from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound, Row, status_of
 from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds, log_settings
 from flower_fgl.runs.model_file import save_model
-from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import LinkedStates, StateKeeper
 from flower_fgl.runs.summary import rounds_without_gain, summarise
@@ -201,7 +200,6 @@ def _run(
         tracker.on_start(writer.folder, config.flat(), first)
         writer.tracker = tracker
     from flower_fgl.strategies.base import FglStrategy  # loads torch
-    from flower_fgl.strategies.rounds.target_exchange import known_scale
 
     strategy: FglStrategy | None = None
     status, error = "failed", ""
@@ -215,7 +213,7 @@ def _run(
         state, model = strategy.best_state(), None
         if state is not None:
             scale, model = (
-                known_scale(config, strategy.federation),
+                strategy.federation.known_scale(config),
                 strategy.model_card(),
             )
             save_model(writer.folder, state, model, target_scale=scale)
@@ -283,7 +281,7 @@ def _summary(
     if federation.refused:
         summary["refused"] = [asdict(one) for one in federation.refused]
     if config.predicts != CLASSES:
-        from flower_fgl.strategies.rounds.model_card import describe_target
+        from flower_fgl.strategies.federation import describe_target
 
         summary["target"] = describe_target(config, federation)
     return summary

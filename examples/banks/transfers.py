@@ -34,8 +34,8 @@ from generate import (
 
 from flower_fgl import Run, simulate
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.core.label_scores import score_positive_class
 from flower_fgl.core.metrics import Scores, pool
-from flower_fgl.core.rare_class import score_positive_class
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.saved_model import load_model

@@ -21,9 +21,9 @@ from flower_fgl.client_apps.runtime.describe import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError
-from flower_fgl.core.links import MIN_EDGES
 from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.targets import MIN_EDGES
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.problems import show_path

@@ -16,10 +16,10 @@ from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, FglError
-from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.settings import has_targets
+from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.methods import METHODS, parse_config

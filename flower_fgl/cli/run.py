@@ -43,8 +43,7 @@ from flower_fgl.lab.experiments.experiment_file import (
 from flower_fgl.lab.tables.unequal import unequal_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.environment import mixed_versions
-from flower_fgl.runs.files import OnRound, flatten_config
-from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.files import OnRound, flatten_config, in_folder_name
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import score_text
 
@@ -339,7 +338,7 @@ def _existing_run(planned: PlannedRun) -> tuple[RunFolder | None, bool]:
     if not (folder / "config.toml").exists():
         raise RunError(f"{folder} is not a run folder: move it, or set output-dir.")
     # loads torch: only needed if there is a run already
-    from flower_fgl.core.locks import hold
+    from flower_fgl.core.atomic import hold
     from flower_fgl.runs.checkpoints import UNCOMPARED
 
     config = parse_config(planned.settings)

@@ -10,9 +10,9 @@ import typer
 
 from flower_fgl.cli.arguments import SettingPairs, parse_pairs, show
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = ["tune"]
 

@@ -44,10 +44,14 @@ from flower_fgl.protocols.base import (
     read_tensors,
     round_settings,
 )
-from flower_fgl.protocols.calibration import CALIBRATE, CalibrationSums, FinalModel
 from flower_fgl.protocols.describe import AGREEMENT, Rejection
+from flower_fgl.protocols.exchanges import (
+    CALIBRATE,
+    TARGETS,
+    CalibrationSums,
+    FinalModel,
+)
 from flower_fgl.protocols.secure_aggregation.messages import CHECK, KEYS, SHARES, UNMASK
-from flower_fgl.protocols.target_scale import TARGETS
 
 __all__ = ["FglClientApp", "Fit", "Opened", "once"]
 

@@ -15,8 +15,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Payload
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 
 __all__ = ["DescribingClientApp"]
 

@@ -18,7 +18,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.feddc import FedDCSettings
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.protocols.scaffold import ControlledWeights
 
 __all__ = ["FedDCClientApp"]

@@ -25,7 +25,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.nn import GIN
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 
 __all__ = ["FedSSTClientApp"]
 

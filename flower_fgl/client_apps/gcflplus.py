@@ -14,8 +14,7 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.gcflplus import GCFLPlusSettings
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 
 __all__ = ["GCFLPlusClientApp"]
 

@@ -15,7 +15,7 @@ from flower_fgl.algorithms.scaffold import control_term, new_control
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.protocols.scaffold import ControlledWeights
 
 __all__ = ["ScaffoldClientApp"]

@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and folders that only their owner can read."""
+"""Atomic replacement of files, private folders, and locks of run folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["make_private_folder", "replacing", "scratch_path", "sync_file"]
+from filelock import FileLock, Timeout
+
+from flower_fgl.core.errors import RunError
+
+__all__ = ["hold", "make_private_folder", "replacing", "scratch_path", "sync_file"]
 __all__ += ["sync_folder", "write_file"]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
@@ -93,3 +97,25 @@ def sync_folder(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+@contextlib.contextmanager
+def hold(
+    folder: Path, *, is_server: bool = False, timeout: float = 0.0
+) -> Iterator[None]:
+    """Lock a run folder until the block or the process ends.
+
+    The launcher holds the lock file beside the folder while the server of the run
+    (``is_server``) works, which uses a second one inside the folder. Raises a RunError if
+    another process still holds the lock after ``timeout`` seconds.
+    """
+    beside = folder.with_name(f".{folder.name}.lock")
+    lock = folder / ".server.lock" if is_server else beside
+    try:
+        with FileLock(lock, timeout=timeout):
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+    except Timeout as error:
+        raise RunError(f"{folder} is being written by another process.") from error

@@ -14,12 +14,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from flower_fgl.core.checks.data import check_data
-from flower_fgl.core.checks.names import check_names
-from flower_fgl.core.checks.needs import check_needs
-from flower_fgl.core.checks.rounds import check_rounds
-from flower_fgl.core.checks.training import check_numbers, check_training
+from flower_fgl.core.checks.needs import check_names, check_needs
+from flower_fgl.core.checks.training import check_numbers, check_rounds, check_training
 from flower_fgl.core.extensions import known_names
-from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import (
     EDGE_READERS,
     message_direction,
@@ -41,7 +38,7 @@ from flower_fgl.core.settings import (
     main_score_of,
     owners_name,
 )
-from flower_fgl.core.targets import NUMBERS
+from flower_fgl.core.targets import EDGE, LINK, NUMBERS
 
 __all__ = ["RunConfig", "S", "pyproject_table"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import REINSTALL, known_names
-from flower_fgl.core.links import EDGE
 from flower_fgl.core.options import nearest
+from flower_fgl.core.targets import EDGE
 
 __all__ = ["BACKBONES", "DIRECTED", "EDGE_READERS", "LAYERED", "MOST_CHANNELS"]
 __all__ += ["MOST_LAYERS", "SAMPLED", "SHALLOW", "STEPPED", "TYPED", "ModelName"]

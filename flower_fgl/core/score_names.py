@@ -1,13 +1,19 @@
-"""Names of the scores and of the node sets that a run folder holds; imports no torch."""
+"""Names of scores and node sets, and how scores are compared and shown; loads no torch."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple
 
-__all__ = ["EXTRA_SCORES", "NO_SCORES", "NUMBER_SCORES", "SCORES", "SCORE_NAMES"]
-__all__ += ["SETTING_COLUMNS", "ScoreKind", "goodness", "is_better", "kind_of_score"]
-__all__ += ["score_title"]
+from flower_fgl.core.errors import RunError
+
+__all__ = ["EQUAL", "EXTRA_SCORES", "MARGIN", "NOTHING", "NO_SCORES", "NUMBER_SCORES"]
+__all__ += ["SCORES", "SCORE_NAMES", "SETTING_COLUMNS", "ScoreKind", "ScoreScale"]
+__all__ += ["goodness", "is_better", "kind_of_score", "number_scores"]
+__all__ += ["refuse_mixed_kinds", "score_title", "spread_of_targets"]
 
 SCORE_NAMES = ("accuracy", "macro_f1", "macro_recall")
 """Names of the node scores, in display order."""
@@ -116,3 +122,130 @@ def goodness(name: str, value: float | None) -> float:
 def is_better(name: str, new: float | None, best: float | None) -> bool:
     """Return whether a score is better than another one; NaN never is, and None neither."""
     return goodness(name, new) > goodness(name, best)
+
+
+MARGIN = 0.01
+"""Two methods are tied if their difference is less than one point, or less than this share
+of the standard deviation of the target."""
+EQUAL = 1e-6
+"""Differences whose standard deviation is below it, relative to the same scale, are equal:
+cells hold rounded scores."""
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class ScoreScale:
+    """A score such as ``mean_rmse``, with the unit and the spread of its target.
+
+    The unit is empty if unknown. The spread is a standard deviation, NaN if unknown.
+    """
+
+    name: str = "accuracy"
+    unit: str = ""
+    spread: float = math.nan
+
+    @classmethod
+    def of(cls, name: str, target: Mapping[str, Any]) -> ScoreScale:
+        """Return the scale of a score of a run's or a cell's target, empty for classes."""
+        units = set(target.get("units") or ("",))
+        known = [value for value in target.get("std") or () if value is not None]
+        unit = units.pop() if len(units) == 1 else ""
+        return cls(name, unit, fmean(known) if known else math.nan)
+
+    @property
+    def kind(self) -> ScoreKind:
+        """Title, direction and scale of the score."""
+        return kind_of_score(self.name)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether a lower value is better."""
+        return self.kind.is_lower
+
+    @property
+    def title(self) -> str:
+        """Name of the score, with an arrow if lower is better, and the unit."""
+        return self.name_of(score_title(self.name))
+
+    def name_of(self, title: str) -> str:
+        """Add the arrow of a score of which less is better, and its unit, to a title."""
+        title += " ↓" if self.is_error else ""
+        has_unit = self.kind.has_units and self.unit
+        return f"{title} ({self.unit})" if has_unit else title
+
+    @property
+    def size(self) -> float:
+        """Size of the differences that matter: 1 of a share, the spread of a target."""
+        return self.spread if self.kind.has_units else 1.0
+
+    @property
+    def margin(self) -> float:
+        """Difference below which two methods are tied, NaN without a spread."""
+        return MARGIN * self.size
+
+    @property
+    def margin_text(self) -> str:
+        """The margin in words."""
+        if self.is_error:
+            return "1 % of the target's standard deviation"
+        return "one point"
+
+    def goodness(self, value: float | None) -> float:
+        """Return a number that is larger for a better value."""
+        return goodness(self.name, value)
+
+    def is_better(self, new: float | None, best: float | None) -> bool:
+        """Return whether a value is better than another one."""
+        return is_better(self.name, new, best)
+
+    def gain(self, one: float, other: float) -> float:
+        """Return how much the first value is better: positive is good."""
+        return other - one if self.is_error else one - other
+
+    def worst(self, values: Mapping[str, float]) -> str:
+        """Return the name with the worst value, the first of equal ones."""
+        return min(values, key=lambda name: self.goodness(values[name]))
+
+    def show(self, value: float | None, digits: int = 2, *, sign: str = "") -> str:
+        """Format a value: a share in percent, an error in units with four digits."""
+        if value is None or math.isnan(value):
+            return NOTHING
+        form = f"{sign}.4g" if self.kind.has_units else f"{sign}.{digits}f"
+        return format(value if self.kind.has_units else 100 * value, form)
+
+    def show_gain(self, value: float | None, digits: int = 2) -> str:
+        """Format a difference with its sign."""
+        return self.show(value, digits, sign="+").replace("-", "−")
+
+    def show_mean(self, values: Sequence[float], digits: int = 2) -> str:
+        """Format values as mean ± standard deviation, a dash without any."""
+        if not values:
+            return NOTHING
+        text = self.show(fmean(values), digits)
+        spread = self.show(stdev(values), digits) if len(values) > 1 else ""
+        return f"{text} ± {spread}" if spread else text
+
+
+def number_scores(target: Mapping[str, Any]) -> list[str]:
+    """Return the scores of numbers that a table shows: of several, those without units."""
+    hidden = ("nrmse",) if len(target["names"]) == 1 else ("rmse", "mae")
+    return [name for name in NUMBER_SCORES if name not in hidden]
+
+
+def spread_of_targets(targets: Mapping[str, Sequence[float | None]]) -> list[float]:
+    """Return the deviation of each target about the clients' means, NaN without values."""
+    pairs = zip(targets.get("sst", ()), targets.get("num_values", ()), strict=False)
+    return [((sst or 0.0) / n) ** 0.5 if n else math.nan for sst, n in pairs]
+
+
+def refuse_mixed_kinds(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise a RunError unless all rows, by name, predict the same kind of targets."""
+    kinds: dict[str, list[str]] = {}
+    for name, target in rows:
+        names = kinds.setdefault(str(target.get("kind", "classes")), [])
+        names += [name] if name not in names else []
+    if len(kinds) > 1:
+        listed = ", ".join(f"{k} ({', '.join(names)})" for k, names in kinds.items())
+        raise RunError(
+            f"rows with different target kinds cannot be compared: {listed}."
+        )

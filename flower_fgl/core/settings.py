@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flower_fgl.core.extensions import known_names
-from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
 from flower_fgl.core.options import option
-from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, TargetKind
+from flower_fgl.core.targets import (
+    CLASSES,
+    EDGE,
+    KINDS,
+    LABELS,
+    LINK,
+    NUMBERS,
+    TargetKind,
+)
 
 __all__ = ["ALL_TARGETS", "AUROC_DATASETS", "DATASETS", "EDGE_PARTITIONS"]
 __all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTITIONS"]

@@ -1,15 +1,45 @@
-"""What a run predicts: classes, several labels at once, or numbers; imports no torch."""
+"""What a run predicts: classes, labels or numbers of nodes, graphs or pairs; no torch."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CLASSES", "KINDS", "LABELS", "LARGEST_NUMBER", "NUMBERS", "Target"]
+__all__ = ["CLASSES", "EDGE", "EDGE_SPLIT", "KINDS", "LABELS", "LARGEST_NUMBER", "LINK"]
+__all__ += ["LINK_CLASSES", "LINK_SPLIT", "MIN_EDGES", "NUMBERS", "Target"]
 __all__ += ["TargetKind", "agree_targets", "differing_unit", "headline"]
-__all__ += ["targets_apart"]
+__all__ += ["read_time_cuts", "targets_apart"]
+
+LINK = "link"
+"""Value of ``setting`` for link prediction."""
+LINK_CLASSES = ("no link", "link")
+"""Classes of pairs of nodes."""
+LINK_SPLIT = "85/5/10"
+"""Default split of each client's edges in percent: training, validation, test."""
+EDGE = "edge"
+"""Value of ``setting`` for the classification of edges."""
+EDGE_SPLIT = "60/20/20"
+"""Default split of each client's labelled edges in percent."""
+MIN_EDGES = 10
+"""Fewest edges of a graph that can be split: undirected ones for link prediction, labelled
+ones to classify edges."""
+
+
+def read_time_cuts(text: str) -> tuple[float, float] | None:
+    """Return the two times of ``time-cuts``, ``None`` if it is empty.
+
+    Raises a ValueError unless it holds two finite numbers in ascending order.
+    """
+    if not text.strip():
+        return None
+    first, second = map(float, text.split(","))
+    if not (math.isfinite(first) and math.isfinite(second) and first < second):
+        raise ValueError
+    return first, second
+
 
 TargetKind = Literal["classes", "labels", "numbers"]
 CLASSES: TargetKind = "classes"

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.links import EDGE_SPLIT, LINK_SPLIT
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.targets import EDGE_SPLIT, LINK_SPLIT
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
 from flower_fgl.datasets.expected_target import expect_predicted

@@ -17,17 +17,19 @@ from typing import Any
 
 import torch
 
-from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
-from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.feature_names import (
+from flower_fgl.core.agreement import (
     NOT_PREPARED,
+    agree_classes,
+    classes_apart,
     differing_names,
     differing_recipes,
+    differing_schemas,
+    odd_spellings,
     whole_recipe,
 )
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.schema_agreement import differing_schemas
 from flower_fgl.core.settings import TARGETS, needs_classes, without_names
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
 from flower_fgl.lab.experiments.experiment_file import Experiment, PlannedRun
 from flower_fgl.lab.tables.cells import describe_published
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import number_scores
 
 __all__ = ["missing_classes", "results_table"]
 

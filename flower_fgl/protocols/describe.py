@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
+from flower_fgl.core.agreement import hash_names
 from flower_fgl.core.errors import ConfigError, PayloadError
-from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
 from flower_fgl.protocols.base import INFO, Payload, config_record
@@ -110,6 +110,11 @@ class Description(Payload):
         """The schema that the client tells; ``None`` if it is private or not typed."""
         is_told = self.schema not in ("", PRIVATE)
         return Schema.from_text(self.schema.removeprefix(HASHED)) if is_told else None
+
+    @property
+    def shown(self) -> str:
+        """The data owner's name, or the partition-id."""
+        return self.name or f"partition-id {self.partition_id}"
 
     @property
     def is_owned(self) -> bool:

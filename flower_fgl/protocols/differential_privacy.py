@@ -22,8 +22,8 @@ import torch
 from scipy.special import log_ndtr
 from torch import Tensor
 
-from flower_fgl.core.entropy import hidden_normal
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.seeds import hidden_normal
 
 __all__ = [
     "SENSITIVITY",

@@ -1,21 +1,141 @@
-"""Payload of FedAvg and related methods: the weights of a model."""
+"""Payloads of FedAvg and related methods: weights, alone or with a description.
+
+Those of many clients are packed and read together, byte for byte as those of each.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from flower_fgl.core.flower_internals import plain_content
-from flower_fgl.protocols.base import Shapes, TensorPayload
-from flower_fgl.protocols.many import read_alike, write_stacked
+from flower_fgl.core.flower_internals import (
+    NUMPY,
+    plain_array,
+    plain_content,
+    plain_record,
+)
+from flower_fgl.protocols.base import (
+    LARGEST,
+    Shapes,
+    TensorPayload,
+    dtype_name,
+    npy_header,
+)
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
-__all__ = ["Weights"]
+__all__ = ["DescribedWeights", "Weights", "read_alike", "write_stacked"]
+
+FLOAT, FLOAT_NAME = np.dtype("<f4"), "float32"
+
+
+def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[ArrayRecord]:
+    """Pack stacked tensors (K, ...) as ``write_tensors`` packs those of each client."""
+    parts = []
+    for name, tensor in tensors.items():
+        # client by client, because a transposed matrix then stays in the cache
+        rows = [row.contiguous().numpy() for row in tensor.detach().cpu().unbind()]
+        kind, shape = rows[0].dtype, rows[0].shape
+        header = npy_header(kind.str, shape)
+        parts.append((name, dtype_name(kind), shape, header, rows))
+    return [
+        plain_record(
+            {
+                name: plain_array(dtype, shape, b"".join((header, rows[place].data)))
+                for name, dtype, shape, header, rows in parts
+            }
+        )
+        for place in range(num_clients)
+    ]
+
+
+def read_alike(
+    contents: Mapping[int, RecordDict], record: str, shapes: Shapes
+) -> dict[int, dict[str, Tensor]]:
+    """Read one ArrayRecord of every client, if it is exactly as expected, by partition-id.
+
+    The float32 entries, in the order of ``shapes``, are rows of one array for all clients.
+    Clients whose record :func:`~flower_fgl.protocols.base.read_tensors` would refuse are
+    left out.
+    """
+    if not shapes:
+        return {}
+    headers = {name: npy_header(FLOAT.str, tuple(s)) for name, s in shapes.items()}
+    expected = {
+        name: (tuple(shape), header, len(header) + FLOAT.itemsize * math.prod(shape))
+        for (name, shape), header in zip(shapes.items(), headers.values(), strict=True)
+    }
+    found: dict[int, ArrayRecord] = {}
+    for pid, content in contents.items():
+        # a record that raises an error here is refused when it is read alone
+        with contextlib.suppress(Exception):
+            arrays = content[record]
+            if isinstance(arrays, ArrayRecord) and _is_as_expected(arrays, expected):
+                found[pid] = arrays
+    good = np.ones(len(found), dtype=bool)
+    stacks = {}
+    for name, shape in shapes.items():
+        start = len(headers[name])
+        stack = np.empty((len(found), *shape), dtype=FLOAT)
+        rows = stack.reshape(len(found), math.prod(shape))
+        for row, arrays in zip(rows, found.values(), strict=True):
+            row[:] = np.frombuffer(arrays[name].data, FLOAT, offset=start)
+        if not _is_in_range(rows):
+            good &= [_is_in_range(row) for row in rows]
+        stacks[name] = torch.from_numpy(stack).unbind()
+    entries = zip(*stacks.values(), strict=True)
+    return {
+        pid: dict(zip(shapes, row, strict=True))
+        for pid, row, is_good in zip(found, entries, good, strict=True)
+        if is_good
+    }
+
+
+def _is_as_expected(
+    arrays: ArrayRecord, expected: Mapping[str, tuple[tuple[int, ...], bytes, int]]
+) -> bool:
+    """Return whether entries have the expected shapes, headers and lengths."""
+    if arrays.keys() != expected.keys():
+        return False
+    for name, array in arrays.items():
+        shape, header, length = expected[name]
+        if (
+            type(array.data) is not bytes
+            or len(array.data) != length
+            or not array.data.startswith(header)
+            or array.stype != NUMPY
+            or array.dtype != FLOAT_NAME
+            or tuple(array.shape) != shape
+        ):
+            return False
+    return True
+
+
+def _is_in_range(numbers: np.ndarray) -> bool:
+    """Return whether all numbers are finite and at most ``LARGEST`` in size."""
+    if not numbers.size:
+        return True
+    low, high = (float(end) for end in torch.from_numpy(numbers).aminmax())
+    return low >= -LARGEST and high <= LARGEST
+
+
+@dataclass(frozen=True)
+class DescribedWeights(TensorPayload):
+    """Weights of a client and its description: 4·(P + v) bytes for v numbers.
+
+    ``tensors`` holds θ_i, the P weights, and ``descriptor`` the v numbers, both by name.
+    """
+
+    tensors: Mapping[str, Tensor]
+    descriptor: Mapping[str, Tensor]
+    records = ("weights", "descriptor")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Self
 
 from torch import Tensor
 
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 
 __all__ = ["ReliableWeights"]
 

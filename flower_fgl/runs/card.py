@@ -15,12 +15,11 @@ from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import one_line
-from flower_fgl.core.score_names import score_title
+from flower_fgl.core.score_names import ScoreScale, score_title
 from flower_fgl.core.settings import owners_name
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import CLIENTS_FILE, Row
 from flower_fgl.runs.model_file import ModelCard
-from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.writer import finite, replace_file
 
 __all__ = ["CARD", "owner_card", "run_card", "wilson", "write_card"]

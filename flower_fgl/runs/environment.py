@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.version import VERSION
-from flower_fgl.runs.names import some_names
+from flower_fgl.runs.files import some_names
 
 __all__ = ["describe_environment", "environment_comments", "find_commit"]
 __all__ += ["hash_source", "mixed_versions", "version_label"]

@@ -25,18 +25,20 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import Scalar
 
 __all__ = ["CLIENTS_FILE", "CONFIG_FILE", "ENDED", "HEADER", "MEND", "MODEL", "ORIGIN"]
-__all__ += ["RELEASES", "ROUNDS", "SUMMARY", "OnRound", "Row", "flatten_config"]
-__all__ += ["parse_row", "read_lines", "read_sources", "read_text", "require_whole"]
-__all__ += ["settings_toml", "status_of"]
+__all__ += ["RELEASES", "ROUNDS", "SUMMARY", "OnRound", "Row", "check_folder_name"]
+__all__ += ["flatten_config", "in_folder_name", "parse_row", "read_lines"]
+__all__ += ["read_sources", "read_text", "require_whole", "settings_toml", "some_names"]
+__all__ += ["status_of", "tell_apart"]
 
 CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
 ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
@@ -160,3 +162,49 @@ def read_lines(
         parse_row(line, f"{path}, line {number}", key)
         for number, line in enumerate(whole, start=1)
     ]
+
+
+def in_folder_name(value: Scalar) -> str:
+    """Convert a case name or grid value to text that is safe in a folder name."""
+    text = "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
+    return re.sub("_+", "_", text).strip("_")
+
+
+def check_folder_name(name: str, what: str) -> None:
+    """Reject a name of which :func:`in_folder_name` leaves nothing but dots, e.g. ``..``.
+
+    ``what`` has the name; the message of the ConfigError begins with it.
+    """
+    if not in_folder_name(name).strip("."):
+        raise ConfigError(
+            f'{what} "{name}" cannot be the name of a run folder. Use a name with letters '
+            "or digits."
+        )
+
+
+def tell_apart(
+    configs: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
+) -> list[str]:
+    """Name runs by method and by the settings that differ among runs of that method.
+
+    ``configs`` are the flat settings of each run without irrelevant ones; those in
+    ``but`` are not part of a name. A name is e.g. ``adpfedgnn · rl=false``.
+    """
+    names = []
+    for config in configs:
+        method = str(config["method"])
+        same = [other for other in configs if other["method"] == method]
+        own = [
+            f"{key.removeprefix(f'{method}.')}="
+            f"{value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in config.items()
+            if key not in but and any(other.get(key) != value for other in same)
+        ]
+        names.append(" · ".join([method, *own]))
+    return names
+
+
+def some_names(names: Sequence[str], separator: str) -> str:
+    """List up to three names, and the number of the others."""
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    return separator.join([*names[:3], *more])

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import EXTRA_SCORES, NUMBER_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import (
+    EXTRA_SCORES,
+    NUMBER_SCORES,
+    SETTING_COLUMNS,
+    ScoreScale,
+    number_scores,
+    spread_of_targets,
+)
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.core.targets import NUMBERS
 from flower_fgl.runs.files import (
@@ -29,7 +36,6 @@ from flower_fgl.runs.files import (
     read_text,
     require_whole,
 )
-from flower_fgl.runs.score_scale import ScoreScale, number_scores, spread_of_targets
 from flower_fgl.runs.summary import is_scored, main_scope, select_round, summarise
 
 __all__ = ["RunFolder", "require_rounds"]

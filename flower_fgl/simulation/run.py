@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from flower_fgl.core.atomic import hold
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import (
     ConfigError,
@@ -19,11 +20,10 @@ from flower_fgl.core.errors import (
     RunError,
     report_lack_of_memory,
 )
-from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, drop_removed
+from flower_fgl.runs.checkpoints import LET_GO_SECONDS, rewind
 from flower_fgl.runs.files import ENDED, ROUNDS, SUMMARY, OnRound, status_of
-from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import RunWriter, default_folder, require_empty
 

@@ -19,7 +19,7 @@ from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.model_file import ModelCard
-from flower_fgl.strategies.federation import client_lines
+from flower_fgl.strategies.federation import client_lines, describe_model
 from flower_fgl.strategies.hooks import ServerHooks
 from flower_fgl.strategies.rounds.checkpointing import (
     client_descriptions,
@@ -28,13 +28,12 @@ from flower_fgl.strategies.rounds.checkpointing import (
     resume_run,
     stored_scale,
 )
-from flower_fgl.strategies.rounds.describe_exchange import discover
+from flower_fgl.strategies.rounds.discovery import discover
+from flower_fgl.strategies.rounds.exchanges import agree_on_scale
 from flower_fgl.strategies.rounds.messenger import Upload
-from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
-from flower_fgl.strategies.rounds.target_exchange import agree_on_scale, known_scale
 
 __all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
@@ -297,7 +296,7 @@ class FglStrategy(ServerHooks):
 
     def _calibrate(self) -> None:
         """Calibrate the model of :meth:`best_state` with sums over all clients."""
-        from flower_fgl.strategies.rounds.calibration import calibrate, score_calibrated
+        from flower_fgl.strategies.rounds.exchanges import calibrate, score_calibrated
 
         state, number = self.best_state(), self.config.rounds + 1
         if state is None:
@@ -341,7 +340,7 @@ class FglStrategy(ServerHooks):
         elif self.config.target_scale == "shared":
             with self.phase("targets", 0, min_replies=0):
                 self.federation = agree_on_scale(self.messenger)
-        known = known_scale(self.config, self.federation)
+        known = self.federation.known_scale(self.config)
         unknown = [math.nan] * self.federation.target.width
         self.messenger.spreads = unknown if known is None else known.std.tolist()
 

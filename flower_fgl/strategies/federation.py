@@ -10,7 +10,9 @@ from typing import Any
 from flwr.app import RecordDict
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.core.schema import Schema
+from flower_fgl.core.target_scale import TargetScale, given_scale
 from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import (
     HASHED,
@@ -19,9 +21,11 @@ from flower_fgl.protocols.describe import (
     Description,
     Rejection,
 )
-from flower_fgl.protocols.target_scale import AgreedScale
+from flower_fgl.protocols.exchanges import AgreedScale
+from flower_fgl.runs.model_file import ModelCard
 
-__all__ = ["Federation", "client_lines", "node_label"]
+__all__ = ["Federation", "client_lines", "describe_model", "describe_target"]
+__all__ += ["node_label"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,14 @@ class Federation:
         """Return the largest number of clients."""
         return config.clients or self.num_partitions
 
+    def known_scale(self, config: RunConfig) -> TargetScale | None:
+        """Return the scale of the aggregated model, ``None`` with each client's own."""
+        if config.target_scale == "shared":
+            return None if self.scale is None else self.scale.as_scale()
+        if config.target_scale == "own":
+            return None
+        return given_scale(config, self.class_names)
+
     @property
     def _first(self) -> Description:
         """Any client: all agree on what the properties below return."""
@@ -191,3 +203,60 @@ def client_lines(
                 del about[key]
         lines.append({"round": server_round, **about, "trains": client.num_train > 0})
     return lines
+
+
+def describe_model(
+    config: RunConfig, federation: Federation, server_round: int
+) -> ModelCard:
+    """Return the description of an aggregated model after a round."""
+    # a client without training nodes has no statistics, and does not train the model
+    scales = {federation.clients[pid].scale for pid in federation.trainable}
+    scaling = scales.pop() if len(scales) == 1 else "lost"
+    if scaling == "columns":  # a prediction uses the statistics of its own graph
+        scaling = "own"
+    scale = {"own": "lost", "none": "none"}.get(config.target_scale, "kept")
+    named = [c for c in federation.clients.values() if c.features_sha256]
+    model = next(iter(federation.clients.values())).model
+    return ModelCard(
+        method=config.method,
+        model=model,
+        num_features=federation.num_features,
+        hidden_channels=config.hidden_channels,
+        num_layers=config.num_layers,
+        class_names=federation.class_names,
+        classifies_graphs=config.classifies_graphs,
+        readout=config.readout,
+        link=config.decoder(federation.num_classes, federation.num_edge_features),
+        messages=config.messages(
+            model, federation.num_edge_features, federation.schema
+        ),
+        scaling=scaling,
+        round=server_round,
+        feature_names=named[0].feature_names if named else (),
+        features_sha256=named[0].features_sha256 if named else "",
+        target_kind=config.predicts,
+        target_units=federation.target.units,
+        target_scale=scale if config.predicts_numbers else "",
+        prepared=max((client.prepared for client in named), default=""),
+    )
+
+
+def describe_target(config: RunConfig, federation: Federation) -> dict[str, Any]:
+    """Return kind, names, units and scale of the target for the summary of a run.
+
+    Mean and deviation of the scale are ``None`` if they are each client's or unknown.
+    """
+    target = federation.target
+    found = {"kind": target.kind, "names": target.names, "units": target.units}
+    if not config.predicts_numbers:
+        return found
+    try:
+        scale = federation.known_scale(config)
+    except RunError:  # it does not fit, which has ended the run
+        scale = None
+    about = {
+        "kind": config.target_scale,
+        "mean": None if scale is None else scale.mean.tolist(),
+        "std": None if scale is None else scale.std.tolist(),
+    }
+    return found | {"scale": about}

@@ -12,7 +12,7 @@ from flower_fgl.algorithms.personal_mix import Part, softmax_weights
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import build_own
 from flower_fgl.strategies.personal_mix import PersonalMix

@@ -10,8 +10,7 @@ import torch
 from flower_fgl.algorithms.fedsst import shares
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedsst import FedSSTSettings
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload

@@ -25,8 +25,7 @@ from flower_fgl.algorithms.gcflplus import (
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.gcflplus import GCFLPlusSettings
 from flower_fgl.nn.vectorize import state_to_vector
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload

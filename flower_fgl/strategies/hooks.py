@@ -13,8 +13,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
+from flower_fgl.core.checks.training import least_uploads, num_sampled
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.sampling import least_uploads, num_sampled
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.protocols.base import (
@@ -27,11 +27,10 @@ from flower_fgl.protocols.base import (
 from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.loop_state import LoopState, without_paused
 from flower_fgl.strategies.rounds.messenger import Messenger, Recorder, Upload
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
-from flower_fgl.strategies.rounds.silence import without_paused
 
 __all__ = ["ServerHooks"]
 

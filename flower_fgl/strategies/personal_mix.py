@@ -21,8 +21,7 @@ from flower_fgl.algorithms.personal_mix import (
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.personalmix import PersonalMixSettings
 from flower_fgl.protocols.base import Payload, Shapes
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
@@ -49,7 +48,7 @@ class PersonalMix(FedAvg):
     4. An upload with a number that is not finite is refused when it is read. A client
        whose numbers are so large that its similarities are not finite is named and left
        out.
-    5. By default an upload is :class:`~flower_fgl.protocols.described.DescribedWeights`
+    5. By default an upload is :class:`~flower_fgl.protocols.fedavg.DescribedWeights`
        with the tensors of :meth:`descriptor_shapes`.
     """
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from flower_fgl.methods.scaffold import ScaffoldSettings
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.protocols.scaffold import ControlledWeights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean

@@ -20,8 +20,8 @@ from flower_fgl.algorithms.flit import (
     shifted_output,
     virtual_loss,
 )
-from flower_fgl.core.multi_label import binary_loss
-from flower_fgl.core.regression_losses import regression_loss
+from flower_fgl.core.label_scores import binary_loss
+from flower_fgl.core.regression import regression_loss
 from flower_fgl.core.schema import Schema
 from flower_fgl.nn import Backbone, GraphInput, build_model
 from tests.nn.test_gine import model_and_graph

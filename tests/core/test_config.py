@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl.core.checks.needs import NEEDS, Need, able_methods
+from flower_fgl.core.checks.training import num_sampled
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, removed_settings
-from flower_fgl.core.sampling import num_sampled
 from flower_fgl.core.settings import DATASETS, GeneralSettings
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, Method, drop_removed, parse_config

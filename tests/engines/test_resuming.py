@@ -27,8 +27,8 @@ from flower_fgl import Run, resume, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.cli.run import RunOptions, run_all
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.core.atomic import hold
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.locks import hold
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.server_app import _record_stop, run_server
 from flower_fgl.simulation.local import run_config_of

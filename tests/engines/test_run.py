@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from flower_fgl import Run
 from flower_fgl.cli.main import app
 from flower_fgl.cli.run import RunOptions, run_all
+from flower_fgl.core.atomic import hold
 from flower_fgl.core.config import DATASET_DEFAULTS, pyproject_table
 from flower_fgl.core.errors import ConfigError, DataError, RunError
-from flower_fgl.core.locks import hold
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.writer import RunWriter

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab import plots
 from flower_fgl.lab.plots.clients import client_spread
 from flower_fgl.lab.report import page as report
@@ -36,7 +37,6 @@ from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.report.sweeps import find_sweeps
 from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS
-from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter
 

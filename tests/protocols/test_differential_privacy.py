@@ -47,7 +47,7 @@ def test_noise_comes_from_the_operating_system(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A seeded generator of torch has 2^32 states, which a server could try."""
-    monkeypatch.setattr("flower_fgl.core.entropy.os.urandom", lambda n: bytes(n))
+    monkeypatch.setattr("flower_fgl.core.seeds.os.urandom", lambda n: bytes(n))
     (out,) = clip_and_add_noise([torch.zeros(3)], clip=2.0, noise=1.5)
     extreme = float(torch.special.ndtri(torch.tensor(2.0**-54, dtype=torch.float64)))
     torch.testing.assert_close(out, torch.full((3,), 3.0 * extreme))

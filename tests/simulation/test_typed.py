@@ -16,9 +16,9 @@ from torch_geometric.data import Data
 from flower_fgl import METHODS, simulate, to_npz
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.describe import describe
+from flower_fgl.core.agreement import Told, differing_schemas
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.schema import Schema
-from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.transforms.subgraph import induced_graph
 from flower_fgl.datasets.transforms.typed import agreed_graph

@@ -14,9 +14,9 @@ from torch_geometric.data import HeteroData
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.client_apps.runtime.links import LinkTrainingSet
+from flower_fgl.core.agreement import Told, differing_schemas
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.schema import Schema, Triple
-from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.splits.links import link_client

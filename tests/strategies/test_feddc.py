@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.feddc import FedDC
 from tests.support.clients import federation_of

@@ -10,7 +10,7 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.gcflplus import GCFLPlus

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.described import DescribedWeights
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.protocols.fedgta import MomentWeights
 from flower_fgl.protocols.fedpub import EmbeddedWeights
 from flower_fgl.strategies import personal_mix

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flower_fgl.core.entropy import hidden_normal, hidden_uniform
+from flower_fgl.core.seeds import hidden_normal, hidden_uniform
 
 __all__ = [
     "ClassNoise",

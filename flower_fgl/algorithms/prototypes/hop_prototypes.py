@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
-from flower_fgl.core.entropy import hidden_normal, hidden_uniform
+from flower_fgl.core.seeds import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
 from flower_fgl.nn.sparse import apply_function, index_sum
 

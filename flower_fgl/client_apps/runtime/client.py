@@ -334,7 +334,7 @@ class Client(Generic[S]):
                 from flower_fgl.client_apps.runtime.target_scaling import number_loss
 
                 return number_loss(self.config)
-            from flower_fgl.core.multi_label import binary_loss
+            from flower_fgl.core.label_scores import binary_loss
 
             return lambda logits, labels, index: binary_loss(logits, labels)
         weight = self.class_weights()
@@ -352,7 +352,7 @@ class Client(Generic[S]):
         """
         if self.config.class_weights == "none":
             return None
-        from flower_fgl.core.rare_class import balanced_weights
+        from flower_fgl.core.label_scores import balanced_weights
 
         data = self.data
         counts = torch.bincount(data.training.labels, minlength=data.num_classes)
@@ -497,7 +497,7 @@ class Client(Generic[S]):
                 own = logits.masked_fill(~data.own_classes, -math.inf)
                 scores[MASKED] = self._plain_score(own, y, masks["test"])
         if self.config.positive_class in data.graph.target.names:
-            from flower_fgl.core.rare_class import score_positive_class
+            from flower_fgl.core.label_scores import score_positive_class
 
             positive = data.graph.target.names.index(self.config.positive_class)
             k = self.config.precision_k
@@ -543,7 +543,7 @@ class Client(Generic[S]):
 
             return score_numbers(data.scale.restore(logits), y, mask, data.scale.std)
         if y.dim() == 2:
-            from flower_fgl.core.multi_label import score_targets
+            from flower_fgl.core.label_scores import score_targets
 
             absent = cast(AbsentClasses, config.absent_classes)
             return score_targets(logits, y, mask, absent_classes=absent)

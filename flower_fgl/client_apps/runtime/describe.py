@@ -10,8 +10,8 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
+from flower_fgl.core.agreement import hash_names, whole_recipe
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.feature_names import hash_names, whole_recipe
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.problems import clip

@@ -19,9 +19,9 @@ from flwr.app import Context
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import owner_key, owner_name
+from flower_fgl.core.agreement import hash_names, whole_recipe
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import hash_names, whole_recipe
 from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar

@@ -56,8 +56,8 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import CONFIG, DESCRIBE, INFO, write_metrics
 from flower_fgl.protocols.describe import AGREEMENT
+from flower_fgl.protocols.exchanges import TARGETS
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
-from flower_fgl.protocols.target_scale import TARGETS
 from flower_fgl.runs.state_files import state_folder
 
 __all__ = [

@@ -11,9 +11,9 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.training import DataLoss
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.regression_losses import regression_loss
+from flower_fgl.core.regression import regression_loss
 from flower_fgl.core.target_scale import Moments, given_scale, moments, own_scale
-from flower_fgl.protocols.target_scale import SCALE, AgreedScale, TargetStatistics
+from flower_fgl.protocols.exchanges import SCALE, AgreedScale, TargetStatistics
 
 __all__ = ["number_loss", "scaled", "target_statistics"]
 

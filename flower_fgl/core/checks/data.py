@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.links import EDGE, LINK, read_time_cuts
 from flower_fgl.core.options import kebab
 from flower_fgl.core.settings import (
     ALL_TARGETS,
@@ -18,7 +17,7 @@ from flower_fgl.core.settings import (
     has_targets,
     is_file,
 )
-from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS
+from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, read_time_cuts
 
 __all__ = ["MAX_SHOTS", "check_data"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_fgl.core.class_names import marks_unknown
+from flower_fgl.core.agreement import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names

@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flower_fgl.core.class_names import marks_unknown
+from flower_fgl.core.agreement import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flower_fgl.core.class_names import marks_unknown, plain_spelling
+from flower_fgl.core.agreement import marks_unknown, plain_spelling
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.problems import (

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.links import EDGE_SPLIT, MIN_EDGES, read_time_cuts
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.seeds import numpy_generator
-from flower_fgl.core.targets import Target
+from flower_fgl.core.targets import EDGE_SPLIT, MIN_EDGES, Target, read_time_cuts
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,

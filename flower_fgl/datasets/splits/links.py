@@ -28,10 +28,9 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.links import LINK_CLASSES, LINK_SPLIT, MIN_EDGES
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.seeds import torch_generator
-from flower_fgl.core.targets import Target
+from flower_fgl.core.targets import LINK_CLASSES, LINK_SPLIT, MIN_EDGES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
 from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
 from flower_fgl.datasets.splits.split import SPLITS, parse_split

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from flower_fgl.core.agreement import column_order, differing_names
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.feature_names import column_order, differing_names
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 

@@ -10,10 +10,9 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from flower_fgl.core.agreement import Told, hash_names
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.schema import Schema, Triple
-from flower_fgl.core.schema_agreement import Told
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     ClientGraph,

@@ -24,8 +24,7 @@ from flower_fgl.lab.tables.cells import (
     describe_trials,
 )
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.names import check_folder_name, in_folder_name
+from flower_fgl.runs.files import check_folder_name, flatten_config, in_folder_name
 
 DEFAULT_CLIENTS = 10
 """Clients of a run whose settings name no number."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flower_fgl.core.links import EDGE, LINK
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
+from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import number_scores
 
 CALIBRATION = [
     *("ece", "ece_calibrated", "brier", "brier_calibrated"),

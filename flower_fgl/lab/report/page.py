@@ -19,7 +19,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import score_title
+from flower_fgl.core.score_names import ScoreScale, refuse_mixed_kinds, score_title
 from flower_fgl.lab import plots
 from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
@@ -31,7 +31,6 @@ from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 from flower_fgl.runs.writer import replace_file, writing
 
 __all__ = ["comparison_figures", "write_report"]

@@ -7,14 +7,19 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.core.score_names import (
+    NOTHING,
+    NUMBER_SCORES,
+    SCORE_NAMES,
+    SETTING_COLUMNS,
+    ScoreScale,
+)
 from flower_fgl.lab.report.numbers import pooled_test_score
 from flower_fgl.lab.tables.compare import PER_RUN, common_scale, group_runs, main_metric
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
 __all__ = ["average_groups", "over_seeds", "scored_runs"]
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab.report.numbers import shown_score
 from flower_fgl.lab.report.seeds import scored_runs
 from flower_fgl.lab.tables.compare import common_scale
-from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.files import tell_apart
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = ["Sweep", "SweepLine", "find_sweeps"]
 

@@ -18,14 +18,17 @@ from typing import Any, Self
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.score_names import NUMBER_SCORES, SETTING_COLUMNS, kind_of_score
+from flower_fgl.core.score_names import (
+    NUMBER_SCORES,
+    SETTING_COLUMNS,
+    ScoreScale,
+    kind_of_score,
+)
 from flower_fgl.core.settings import main_score_of, owners_name
 from flower_fgl.lab.tables.check_cell import check_cell
 from flower_fgl.runs.environment import version_label
-from flower_fgl.runs.files import flatten_config, read_text
-from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.files import flatten_config, in_folder_name, read_text
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 

@@ -15,12 +15,11 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
+from flower_fgl.core.score_names import ScoreScale, refuse_mixed_kinds
 from flower_fgl.lab.tables.cells import NO_RESULT
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
-from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.names import in_folder_name, tell_apart
+from flower_fgl.runs.files import flatten_config, in_folder_name, tell_apart
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 __all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
 __all__ += ["group_runs"]

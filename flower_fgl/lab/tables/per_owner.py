@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import is_better
+from flower_fgl.core.score_names import ScoreScale, is_better
 from flower_fgl.lab.tables.compare import one_metric, paired_runs
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import ScoreScale
 
 __all__ = ["OwnerGain", "OwnerRow", "gains_per_owner", "owner_metric", "rows_per_owner"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import NO_SCORES
+from flower_fgl.core.score_names import NO_SCORES, ScoreScale, refuse_mixed_kinds
 from flower_fgl.lab.tables.cells import (
     DEFAULT_SUFFIX,
     MODELS,
@@ -24,7 +24,6 @@ from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.lab.tables.unequal import finetuned_note, unequal_settings
-from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 if TYPE_CHECKING:
     import pandas as pd

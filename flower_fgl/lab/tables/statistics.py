@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from flower_fgl.runs.score_scale import EQUAL, ScoreScale
+from flower_fgl.core.score_names import EQUAL, ScoreScale
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,13 @@ import pandas as pd
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import NUMBER_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import (
+    MARGIN,
+    NOTHING,
+    NUMBER_SCORES,
+    SETTING_COLUMNS,
+    ScoreScale,
+)
 from flower_fgl.lab.tables.cells import PLACE, describe_published
 from flower_fgl.lab.tables.results_table import Block, Line, ResultsTable
 from flower_fgl.lab.tables.statistics import (
@@ -27,8 +33,7 @@ from flower_fgl.lab.tables.statistics import (
     proportion_interval,
 )
 from flower_fgl.lab.units import show_bytes, show_seconds
-from flower_fgl.runs.names import some_names
-from flower_fgl.runs.score_scale import MARGIN, NOTHING, ScoreScale
+from flower_fgl.runs.files import some_names
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
 

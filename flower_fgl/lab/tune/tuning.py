@@ -25,9 +25,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from flower_fgl.core.atomic import write_file
+from flower_fgl.core.atomic import hold, write_file
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.score_names import goodness, kind_of_score
 from flower_fgl.core.version import VERSION
@@ -48,8 +47,7 @@ from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
 from flower_fgl.lab.tune.trials import CANNOT_WRITE, Outcome, TrialProcesses
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.environment import find_commit
-from flower_fgl.runs.files import read_lines
-from flower_fgl.runs.names import check_folder_name, in_folder_name
+from flower_fgl.runs.files import check_folder_name, in_folder_name, read_lines
 from flower_fgl.runs.writer import writing
 
 __all__ = ["RowStudy", "Trial", "rows_to_tune", "tune"]

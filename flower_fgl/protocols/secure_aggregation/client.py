@@ -24,6 +24,7 @@ from flower_fgl.protocols.secure_aggregation.identities import (
 )
 from flower_fgl.protocols.secure_aggregation.keys import (
     KEY_BYTES,
+    SHARE_BYTES,
     KeyAgreement,
     add_masks,
     derive,
@@ -33,7 +34,9 @@ from flower_fgl.protocols.secure_aggregation.keys import (
     mask_stream,
     public_key,
     seal,
+    split,
     tag,
+    threshold,
     unseal,
     view_digest,
 )
@@ -51,7 +54,6 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 )
 from flower_fgl.protocols.secure_aggregation.noise import NoiseShare, add_noise_share
 from flower_fgl.protocols.secure_aggregation.quantization import encode, with_witness
-from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES, split, threshold
 
 __all__ = ["Member"]
 

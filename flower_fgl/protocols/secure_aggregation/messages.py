@@ -18,9 +18,9 @@ from flower_fgl.protocols.secure_aggregation.keys import (
     DIGEST_BYTES,
     KEY_BYTES,
     SEAL_BYTES,
+    SHARE_BYTES,
     TAG_BYTES,
 )
-from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES
 
 __all__ = [
     "CHECK",

@@ -1,44 +1,178 @@
-"""A client's share of the noise in a secure sum.
+"""Exact samples of the discrete Gaussian distribution, in integer arithmetic.
 
-The sum must have Gaussian noise of standard deviation z·S (``upload-noise`` times
-``upload-clip``). Each client adds a discrete Gaussian share of variance (z·S)²/t, where t
-is the threshold. A sum has at least t clients, so its noise has at least the variance
-(z·S)².
-
-Kairouz, Liu & Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning
-with Secure Aggregation", ICML 2021.
+Canonne, Kamath & Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020.
+Random bits come from the operating system. No floating-point number is involved, so no low
+bits of one can leak.
 
 Notes
 -----
-1. The change of a client is clipped to S as integers, after rounding. The paper bounds the
-   effect of rounding on the norm instead.
-2. The sum of t shares, each of width s steps, is a randomized rounding of a continuous
-   Gaussian of variance t·s² − 64, up to a factor of at most 1 ± 10^-200 per outcome, if
-   s is at least 12 (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices",
-   CRYPTO 2010, Theorem 3.1, with width 8). The shares are larger by these 64 squared
-   steps, so that the ε of the continuous Gaussian mechanism holds for the sum.
+1. The paper's Algorithm 3 draws from a discrete Laplace distribution of scale ⌊σ⌋ + 1 and
+   accepts with probability exp(−(|y| − σ²/t)²/2σ²). Here σ is an integer and the scale t is
+   σ, which gives exp(−r²/2) with r = ||y|/σ − 1|. Any scale gives the same distribution.
+2. With r = m + f, m an integer: exp(−r²/2) = exp(−1/2)^(m²) · exp(−f)^m · exp(−f²/2). All
+   three factors need only comparisons of random integers below σ.
+3. Every step works on an array: an entry leaves the array when its outcome is decided.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.secure_aggregation.discrete_gaussian import (
-    MAX_SIGMA,
-    Integers,
-    discrete_gaussian,
-)
 from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, encode
 
-__all__ = ["NoiseShare", "add_noise_share", "clip_steps", "share_width"]
+__all__ = ["MAX_SIGMA", "NoiseShare", "add_noise_share", "clip_steps"]
+__all__ += ["discrete_gaussian", "share_width"]
+
+MAX_SIGMA = 2**56
+"""Largest standard deviation; 64 times it still fits in 63 bits."""
+
+Integers: TypeAlias = NDArray[np.int64]
+Bits: TypeAlias = NDArray[np.bool_]
+
+
+def discrete_gaussian(sigma: int, size: int) -> Integers:
+    """Draw integers x with probability proportional to exp(−x²/2σ²), Algorithm 3.
+
+    σ, 1 to 2^56, is the standard deviation of the continuous Gaussian of the same shape.
+    """
+    if not 1 <= sigma <= MAX_SIGMA:
+        raise ValueError(f"sigma must lie in [1, 2^56], got {sigma}.")
+    out = np.empty(size, dtype=np.int64)
+    missing = np.arange(size)
+    while len(missing):
+        drawn = _discrete_laplace(sigma, len(missing))
+        whole, part = np.divmod(np.abs(np.abs(drawn) - sigma), sigma)
+        kept = _accept(whole, part, sigma)
+        out[missing[kept]] = drawn[kept]
+        missing = missing[~kept]
+    return out
+
+
+def _accept(whole: Integers, part: Integers, sigma: int) -> Bits:
+    """Return True with probability exp(−r²/2), r = whole + part/sigma."""
+    kept = _repeat(whole * whole, lambda i: _bernoulli_exp(len(i), _half))
+    places = np.flatnonzero(kept)
+
+    def fraction(index: Integers) -> Bits:
+        some = part[places[index]]
+        return _bernoulli_exp(len(index), lambda j, k: _is_below(some[j], sigma))
+
+    kept[places] = _repeat(whole[places], fraction)
+    index = np.flatnonzero(kept)
+    some = part[index]
+    kept[index] = _bernoulli_exp(
+        len(index),
+        lambda j, k: (
+            _is_below(some[j], sigma) & _is_below(some[j], sigma) & _half(j, k)
+        ),
+    )
+    return kept
+
+
+def _repeat(times: Integers, draw: Callable[[Integers], Bits]) -> Bits:
+    """Return whether ``times`` draws of an entry are all True."""
+    out = np.ones(len(times), dtype=np.bool_)
+    index, done = np.flatnonzero(times), 0
+    while len(index):
+        won = draw(index)
+        out[index[~won]] = False
+        index, done = index[won], done + 1
+        index = index[times[index] > done]
+    return out
+
+
+def _half(index: Integers, number: int) -> Bits:
+    """Return True with probability 1/2."""
+    out: Bits = _uniform(2, len(index)) == 0
+    return out
+
+
+def _is_below(numerator: Integers, denominator: int) -> Bits:
+    """Return True with probability ``numerator / denominator``."""
+    out: Bits = _uniform(denominator, len(numerator)) < numerator
+    return out
+
+
+def _bernoulli_exp(size: int, draw: Callable[[Integers, int], Bits]) -> Bits:
+    """Return True with probability exp(−γ), Algorithm 1.
+
+    ``draw(index, k)`` must return True with probability γ ≤ 1 for the entries ``index``.
+    """
+    out = np.ones(size, dtype=np.bool_)
+    index, number = np.arange(size), 1
+    while len(index):
+        # probability γ/k: both must succeed
+        goes_on = draw(index, number)
+        if number > 1:
+            goes_on &= _uniform(number, len(index)) == 0
+        # the entry stops at k; exp(−γ) is the probability that k is odd
+        out[index[~goes_on]] = number % 2 == 1
+        index, number = index[goes_on], number + 1
+    return out
+
+
+def _discrete_laplace(scale: int, size: int) -> Integers:
+    """Draw integers with probability proportional to exp(−|x|/scale), Algorithm 2."""
+    out = np.empty(size, dtype=np.int64)
+    missing = np.arange(size)
+    while len(missing):
+        low = _uniform(scale, len(missing))
+        kept = _bernoulli_exp(
+            len(low),
+            lambda j, k, low=low: _is_below(low[j], scale),  # type: ignore[misc]
+        )
+        high = _geometric(int(kept.sum()))
+        found = low[kept] + scale * high
+        is_negative = _uniform(2, len(found)) == 1
+        # zero would count twice
+        is_valid = ~(is_negative & (found == 0))
+        place = missing[kept][is_valid]
+        out[place] = np.where(is_negative, -found, found)[is_valid]
+        left = np.ones(len(missing), dtype=np.bool_)
+        left[np.flatnonzero(kept)[is_valid]] = False
+        missing = missing[left]
+    return out
+
+
+def _geometric(size: int) -> Integers:
+    """Count the successes with probability exp(−1) before the first failure."""
+    out = np.zeros(size, dtype=np.int64)
+    index = np.arange(size)
+    while len(index):
+        won = _bernoulli_exp(len(index), lambda j, k: np.ones(len(j), dtype=np.bool_))
+        index = index[won]
+        out[index] += 1
+    return out
+
+
+def _uniform(bound: int, size: int) -> Integers:
+    """Draw integers from 0 to ``bound`` − 1 with bits of the operating system."""
+    width = max(1, (bound - 1).bit_length())
+    kind = np.dtype(
+        next(t for t in ("<u1", "<u2", "<u4", "<u8") if width <= 8 * int(t[2]))
+    )
+    mask = kind.type((1 << width) - 1)
+    out = np.empty(size, dtype=np.int64)
+    filled = 0
+    while filled < size:
+        wanted = size - filled
+        drawn = np.frombuffer(os.urandom(wanted * kind.itemsize), dtype=kind) & mask
+        drawn = drawn[drawn < bound]
+        out[filled : filled + len(drawn)] = drawn
+        filled += len(drawn)
+    return out
+
 
 ROUNDING = 64
 """Squared steps by which the variance of the sum exceeds (z·S)², see Note 2."""

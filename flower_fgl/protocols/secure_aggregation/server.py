@@ -18,10 +18,12 @@ from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.secure_aggregation.keys import (
     KeyAgreement,
     add_masks,
+    combine,
     digest,
     draw_secret,
     mask_stream,
     public_key,
+    threshold,
 )
 from flower_fgl.protocols.secure_aggregation.messages import (
     Confirmations,
@@ -35,7 +37,6 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     to_bytes,
 )
 from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, decode
-from flower_fgl.protocols.secure_aggregation.shamir import combine, threshold
 
 __all__ = ["SecureRound"]
 

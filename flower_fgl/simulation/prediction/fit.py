@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
-from flower_fgl.core.feature_names import (
+from flower_fgl.core.agreement import (
     column_order,
     differing_names,
     differing_recipes,
     hash_names,
     whole_recipe,
 )
+from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.datasets.client_graph import GraphDataset, MessageEdges, Scaling
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile

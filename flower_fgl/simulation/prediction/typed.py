@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flower_fgl.core.agreement import differing_names, hash_names
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.feature_names import differing_names, hash_names
 from flower_fgl.core.options import nearest
 from flower_fgl.core.schema import Schema, Triple, TypedModel
 from flower_fgl.datasets.client_graph import NodeDataset

@@ -7,11 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from flower_fgl.core.class_names import agree_classes, classes_apart, odd_spellings
+from flower_fgl.core.agreement import (
+    NOT_PREPARED,
+    Told,
+    agree_classes,
+    classes_apart,
+    differing_schemas,
+    odd_spellings,
+)
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import NOT_PREPARED
-from flower_fgl.core.schema_agreement import Told, differing_schemas
 from flower_fgl.core.targets import CLASSES, Target, agree_targets, targets_apart
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import (

@@ -14,12 +14,11 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, one_line
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
-from flower_fgl.protocols.target_scale import SCALE, AgreedScale
+from flower_fgl.protocols.exchanges import SCALE, AgreedScale
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.loop_state import LoopState, Silence
 from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
-from flower_fgl.strategies.rounds.silence import Silence
 
 __all__ = [
     "client_descriptions",

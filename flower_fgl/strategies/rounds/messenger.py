@@ -27,9 +27,8 @@ from flower_fgl.protocols.base import (
     check_size,
     find_record,
 )
-from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.loop_state import LoopState, note_replies
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
-from flower_fgl.strategies.rounds.silence import note_replies
 
 __all__ = ["SILENT", "Exchange", "KeyStore", "Messenger", "Recorder", "Upload"]
 __all__ += ["dead_worker", "pull", "send_receive"]

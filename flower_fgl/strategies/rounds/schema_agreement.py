@@ -1,4 +1,4 @@
-"""Agreement of data owners on partition-ids, feature width and class numbering.
+"""Agreement of data owners on partition-ids, features and classes, and known clients.
 
 All results depend on names and not on the order in which nodes connect.
 """
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from flower_fgl.core.agreement import differing_names, differing_recipes, hash_names
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.feature_names import differing_names, differing_recipes, hash_names
 from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
@@ -19,6 +19,7 @@ __all__ = [
     "agree_width",
     "differing_features",
     "in_agreed_order",
+    "match_known_client",
     "number_owners",
     "without_own_name",
 ]
@@ -153,3 +154,40 @@ def in_agreed_order(
         class_counts=counts,
         target_units=target.units,
     )
+
+
+def match_known_client(
+    clients: Mapping[int, Description], candidate: Description
+) -> tuple[int, Description] | str | None:
+    """Find the client of the run that a connecting node is, ``None`` for an unknown node.
+
+    Returns its partition-id and its description in the agreed class order; or the reason
+    for a rejection: the node identifies itself as a client but holds another graph. A
+    data owner is matched by name and graph: its partition-id may differ from the one in
+    its node config if it joined late.
+    """
+    same = [
+        pid
+        for pid, client in clients.items()
+        if client.is_owned == candidate.is_owned and client.name == candidate.name
+    ]
+    claimed = [pid for pid in same if candidate.partition_id in (UNNUMBERED, pid)]
+    others = [pid for pid in same if candidate.is_owned and pid not in claimed]
+    for pid in [*claimed, *others]:
+        client, description = clients[pid], candidate
+        if client.is_owned and set(candidate.class_names) <= set(client.class_names):
+            description = replace(
+                in_agreed_order(candidate, client.target, client.feature_names),
+                partition_id=pid,
+                num_partitions=client.num_partitions,
+                model=client.model,
+            )
+        if replace(description, public_key=b"") == replace(client, public_key=b""):
+            return pid, description
+    if claimed:
+        return (
+            f"{candidate.shown} has another graph than the client of that name had when "
+            "the run began. Restore that graph, or start a new run. If it is another "
+            "owner, set a name of its own in its node config."
+        )
+    return None

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from flower_fgl import Run
 from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 from flower_fgl.cli.main import app
+from flower_fgl.core.agreement import hash_names
 from flower_fgl.core.errors import DataError, PayloadError, RunError
-from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.graph_files.graph_file import (

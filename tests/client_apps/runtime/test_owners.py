@@ -17,7 +17,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.core.class_names import agree_classes
+from flower_fgl.core.agreement import agree_classes
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph

@@ -11,8 +11,8 @@ import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.core.label_scores import THRESHOLDS
 from flower_fgl.core.metrics import Scores
-from flower_fgl.core.rare_class import THRESHOLDS
 from flower_fgl.protocols.base import INFO, read_tensors, write_tensors
 from flower_fgl.simulation.local import run_config_of
 from tests.support.owners import run_owners

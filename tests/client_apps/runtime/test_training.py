@@ -21,7 +21,7 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.regression_losses import regression_loss
+from flower_fgl.core.regression import regression_loss
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import Backbone, GraphInput, build_model

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.links import LINK_CLASSES
-from flower_fgl.core.targets import Target
+from flower_fgl.core.targets import LINK_CLASSES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.splits.links import (
     degree_features,

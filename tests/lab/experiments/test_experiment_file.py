@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from flower_fgl import run_experiment
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab.experiments.experiment_file import (
     read_experiment,
 )
@@ -20,7 +21,6 @@ from flower_fgl.lab.grid_table import results_table
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.tune.tuning import rows_to_tune
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.score_scale import ScoreScale
 from flower_fgl.simulation.local import run_local
 
 show_percent = ScoreScale().show_mean

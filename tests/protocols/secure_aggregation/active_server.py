@@ -19,6 +19,7 @@ from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation.keys import (
     KeyAgreement,
     add_masks,
+    combine,
     derive,
     mask_stream,
     tag,
@@ -41,7 +42,6 @@ from flower_fgl.protocols.secure_aggregation.quantization import (
     decode,
     num_entries,
 )
-from flower_fgl.protocols.secure_aggregation.shamir import combine
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid
 from tests.support.short_runs import SMALL

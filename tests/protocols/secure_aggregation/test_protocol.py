@@ -13,7 +13,7 @@ import torch
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.secure_aggregation.client import Member
-from flower_fgl.protocols.secure_aggregation.keys import mask_stream
+from flower_fgl.protocols.secure_aggregation.keys import mask_stream, threshold
 from flower_fgl.protocols.secure_aggregation.messages import (
     Confirmations,
     MaskedUpload,
@@ -26,7 +26,6 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 )
 from flower_fgl.protocols.secure_aggregation.quantization import encode
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
-from flower_fgl.protocols.secure_aggregation.shamir import threshold
 
 SHAPES = {"a": (4, 5), "n": ()}
 STEP = 2.0**-24

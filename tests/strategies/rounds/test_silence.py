@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flower_fgl import Run
-from flower_fgl.strategies.rounds.silence import (
+from flower_fgl.strategies.rounds.loop_state import (
     MAX_PAUSE,
     Silence,
     note_replies,

@@ -19,7 +19,7 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.target_scale import Moments, moments
-from flower_fgl.protocols.target_scale import (
+from flower_fgl.protocols.exchanges import (
     SCALE,
     STATISTICS,
     AgreedScale,

@@ -1,10 +1,11 @@
-"""The exchanges after the last round that calibrate the aggregated model and score it."""
+"""Exchanges outside the rounds: one scale of numbers, and calibration of the model."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from flwr.app import ConfigRecord, MessageType, RecordDict
@@ -18,15 +19,66 @@ from flower_fgl.algorithms.calibration import (
     sum_shapes,
 )
 from flower_fgl.core.calibration import Calibration
-from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, read_payload, write_tensors
-from flower_fgl.protocols.calibration import CALIBRATE, CalibrationSums, FinalModel
+from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.target_scale import Moments, agree_scale
+from flower_fgl.protocols.base import Empty, Payload, read_payload, write_tensors
+from flower_fgl.protocols.exchanges import (
+    CALIBRATE,
+    TARGETS,
+    AgreedScale,
+    CalibrationSums,
+    FinalModel,
+    TargetStatistics,
+)
+from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.round_log import Failure
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
-__all__ = ["calibrate", "score_calibrated"]
+__all__ = ["agree_on_scale", "calibrate", "score_calibrated"]
 
 log = logging.getLogger(__name__)
+
+
+def agree_on_scale(messenger: Messenger) -> Federation:
+    """Ask the clients for the moments of their targets, and combine them to one scale.
+
+    A client whose moments are nonsense takes no further part, as with a malformed
+    description. One that sends none takes part, but its values do not count.
+    """
+    federation, config = messenger.loop.federation, messenger.config
+    names = federation.class_names
+    asked = dict.fromkeys(federation.trainable, Empty())
+    found: dict[int, tuple[Moments, ...]] = {}
+    refused: dict[int, str] = {}
+    for pid, content in messenger.ask(0, TARGETS, asked).items():
+        spec = (len(names), federation.clients[pid].num_train)
+        try:
+            found[pid] = read_payload(TargetStatistics, content, spec).moments
+        except Exception as error:  # any failure concerns this reply only
+            reason = Failure.of(pid, error).reason
+            refused[pid] = f"its statistics of the targets are malformed: {reason}"
+    for pid, reason in refused.items():
+        messenger.drop(pid, f"it does not take part in this run: {reason}")
+    if not found:
+        reasons = "; ".join(one.reason for one in messenger.loop.log.failures)
+        raise RunError(
+            f"No client sent statistics of its targets: {reasons}. target-scale = "
+            '"given" or "own" needs none.'
+        )
+    labels = {
+        pid: f"owner {client.name}" if client.name else f"client {pid}"
+        for pid, client in federation.clients.items()
+    }
+    scale = agree_scale(
+        names,
+        found,
+        labels,
+        min_count=config.min_target_count,
+        is_robust=config.aggregation != "mean",
+        warn=log.warning,
+    )
+    return replace(federation.without(refused), scale=AgreedScale.of(scale))
 
 
 def calibrate(

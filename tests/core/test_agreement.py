@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flower_fgl.core.class_names import (
+from flower_fgl.core.agreement import (
     classes_apart,
     marks_unknown,
     odd_spellings,
