@@ -237,19 +237,10 @@ class Told(NamedTuple):
 def differing_schemas(
     told: Mapping[Owner, Told | None], align: str
 ) -> dict[Owner, str]:
-    """Return why the graphs of owners do not fit those of most others.
+    """Return why the graphs of owners do not fit those of most others, one sentence each.
 
-    Parameters
-    ----------
-    told : mapping of owner to Told or None
-        ``None`` for a plain graph, and with ``private``.
-    align : {"same", "name", "private"}
-        The setting ``schema-align``.
-
-    Returns
-    -------
-    dict of owner to str
-        One sentence for each that does not fit; for all if no majority decides.
+    ``told`` is ``None`` for a plain graph, and with ``private``; ``align`` is the setting
+    ``schema-align``. If no majority decides, the result has all owners.
     """
     if align == "private":
         return {}

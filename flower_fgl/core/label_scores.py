@@ -24,19 +24,9 @@ __all__ += ["scores_at_threshold"]
 
 
 def binary_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean binary cross-entropy of the known labels.
+    """Return the mean binary cross-entropy of the known labels, 0 if none is known.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (b, T), float
-        One score per target; its sigmoid is the probability of the label.
-    targets : Tensor of shape (b, T), float
-        1 if an item has the label, 0 if not, NaN if unknown.
-
-    Returns
-    -------
-    Tensor of shape ()
-        0 if no label is known.
+    ``targets`` (b, T) are 1 if an item has the label, 0 if not, NaN if unknown.
     """
     is_known = ~targets.isnan()
     losses = F.binary_cross_entropy_with_logits(
@@ -54,26 +44,15 @@ def score_targets(
 ) -> Scores:
     """Score the predictions of several labels, those with a probability of at least 0.5.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, T), float
-        One score per target; its sigmoid is the probability of the label.
-    targets : Tensor of shape (N, T), float
-        1 if an item has the label, 0 if not, NaN if unknown.
-    mask : Tensor of shape (N,), bool
-        Items to score; those without any known label are ignored.
-    absent_classes : {"ignore", "zero"}
-        Contribution to the macro means of a target that no item has, and that is predicted
-        for none: none, or a score of 0.
+    ``logits`` and ``targets`` (N, T) are as for :func:`binary_loss`; of the items of the
+    mask (N,) those without a known label are ignored. A target that no item has, and that
+    is predicted for none, counts as 0 in the macro means with ``absent_classes =
+    "zero"``.
 
-    Returns
-    -------
-    Scores
-        ``accuracy`` is the share of the known labels that are predicted rightly;
-        ``micro_f1`` counts the labels of all targets together; ``macro_f1`` and
-        ``macro_recall`` are means over the targets, 0 if all are absent. ``auroc`` and
-        ``auprc`` (average precision) are means over the targets that some items have and
-        some have not; NaN if there is none.
+    ``accuracy`` is the share of the known labels that are predicted rightly; ``micro_f1``
+    counts the labels of all targets together; ``macro_f1`` and ``macro_recall`` are means
+    over the targets, 0 if all are absent. ``auroc`` and ``auprc`` (average precision) are
+    means over the targets that some items have and some have not; NaN if there is none.
     """
     chosen = mask & ~targets.isnan().all(dim=1)
     num_items = int(chosen.sum())
@@ -130,20 +109,11 @@ THRESHOLDS = tuple(
 
 
 def balanced_weights(counts: Tensor) -> Tensor:
-    """Return the weight of each class in the cross-entropy, n / (m · n_c).
+    """Return the weight (C,) of each class in the cross-entropy, n / (m · n_c).
 
-    n is the number of training items, n_c the number of those of class c, and m the
-    number of classes that have any.
-
-    Parameters
-    ----------
-    counts : Tensor of shape (C,), int64
-        n_c.
-
-    Returns
-    -------
-    Tensor of shape (C,), float32
-        1 for a class without items. The weights of all items add up to n.
+    n is the number of training items, n_c the ``counts`` (C,) of class c, and m the
+    number of classes that have any. A class without items has 1. The weights of all items
+    add up to n.
     """
     num_present = int((counts > 0).sum())
     weights = counts.sum() / (num_present * counts.clamp(min=1).to(torch.float64))

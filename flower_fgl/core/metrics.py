@@ -114,19 +114,9 @@ def score(
 ) -> Scores:
     """Score predictions on the labelled nodes of a mask.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, C), float
-        One score per class; the class with the largest score is the prediction.
-    y : Tensor of shape (N,), int64
-        Classes; nodes with -1 (unknown) are ignored.
-    mask : Tensor of shape (N,), bool
-        Nodes to score.
-    num_classes : int
-        C.
-    absent_classes : {"ignore", "zero"}
-        Contribution to the macro means of a class that occurs neither in the labels nor
-        in the predictions: none, as in torchmetrics, or a score of 0.
+    ``logits`` are (N, C), the classes ``y`` (N,), -1 if unknown, the ``mask`` (N,). A
+    class that is neither a label nor a prediction counts in the macro means as 0 with
+    ``absent_classes = "zero"``, else not at all, as in torchmetrics.
 
     Notes
     -----
@@ -158,21 +148,7 @@ def score(
 def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
     """Return the area under the ROC curve, one-vs-rest, averaged over classes.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (N, C), float
-        One score per class.
-    y : Tensor of shape (N,), int64
-        Classes; -1 (unknown) is ignored.
-    mask : Tensor of shape (N,), bool
-        Nodes or graphs to score.
-    num_classes : int
-        C.
-
-    Returns
-    -------
-    float in [0, 1]
-        NaN if no class has both members and non-members in the mask.
+    Arguments are as for :func:`score`. NaN if no class has both members and non-members.
 
     Notes
     -----
@@ -257,18 +233,8 @@ def score_links(
 ) -> Scores:
     """Add AUROC, AUPRC, MRR and Hits@K of pairs of nodes.
 
-    Parameters
-    ----------
-    scores : Scores
-        Accuracy and F1 of the same pairs.
-    logits : Tensor of shape (P, 2), float
-        Scores of the classes ``no link`` and ``link``.
-    y : Tensor of shape (P,), int64
-        1 for an edge, 0 for a negative.
-    mask : Tensor of shape (P,), bool
-        Pairs to score, with at least one edge and one negative.
-    k : int
-        K of Hits@K.
+    ``logits`` (P, 2) are of the classes ``no link`` and ``link``, ``y`` (P,) is 1 for an
+    edge, and ``mask`` (P,) has at least one edge and one negative.
     """
     chosen, labels = logits[mask].to(torch.float64), y[mask]
     margin = chosen[:, 1] - chosen[:, 0]
@@ -284,24 +250,10 @@ def score_links(
 
 
 def link_ranking(score: Tensor, y: Tensor, *, k: int) -> tuple[float, float]:
-    """Rank each edge among all negatives.
+    """Rank each edge among all negatives by the scores (P,); ``y`` (P,) is 1 for an edge.
 
-    Parameters
-    ----------
-    score : Tensor of shape (P,), float
-        Scores of edges and negatives.
-    y : Tensor of shape (P,), int64
-        1 for an edge, 0 for a negative.
-    k : int
-        K of Hits@K.
-
-    Returns
-    -------
-    mrr : float in [0, 1]
-        Mean of 1 / rank over the edges.
-    hits : float in [0, 1]
-        Share of the edges with a rank of at most K; NaN with fewer than K negatives,
-        among which every edge has such a rank.
+    Returns the mean of 1 / rank over the edges, and the share of the edges with a rank of
+    at most K: NaN with fewer than K negatives, among which every edge has such a rank.
 
     Notes
     -----

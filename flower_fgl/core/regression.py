@@ -180,23 +180,11 @@ class NumberScores:
 def score_numbers(
     predicted: Tensor, values: Tensor, mask: Tensor, std: Tensor
 ) -> NumberScores:
-    """Score predicted numbers on the items of a mask.
+    """Score predicted numbers (N, T) on the items of a mask (N,), in the units of the file.
 
-    Parameters
-    ----------
-    predicted : Tensor of shape (N, T), float64
-        Predictions in the units of the values.
-    values : Tensor of shape (N, T), float64
-        True numbers, NaN if unknown.
-    mask : Tensor of shape (N,), bool
-        Items to score; those without a known value are ignored.
-    std : Tensor of shape (T,), float64
-        Spread of each target, by which ``nrmse`` is normalised; 1 without a scale.
-
-    Returns
-    -------
-    NumberScores
-        With a prediction that is not finite, the error of its target is NaN.
+    ``values`` (N, T) are NaN if unknown, and items without a known value are ignored.
+    ``nrmse`` is normalised by ``std`` (T,), 1 without a scale. With a prediction that is
+    not finite, the error of its target is NaN.
     """
     chosen = mask & ~values.isnan().all(dim=1)
     outputs = predicted[chosen].to(torch.float64).cpu()
@@ -346,25 +334,12 @@ def regression_loss(
     delta: float = 1.0,
     target_weight: str = "entries",
 ) -> Tensor:
-    """Return the mean loss of the known numbers.
+    """Return the mean loss of the known ones of standardised numbers (b, T), 0 if none is.
 
-    Parameters
-    ----------
-    output : Tensor of shape (b, T), float32
-        Predictions of the standardised numbers.
-    z : Tensor of shape (b, T), float32
-        Standardised numbers, NaN where unknown.
-    loss : {"mse", "huber", "mae"}
-        e², Huber's loss, or |e| of the error e = output − z.
-    delta : float
-        Error from which Huber's loss is linear: e²/2 up to δ, else δ·(|e| − δ/2).
-    target_weight : {"entries", "targets"}
-        Whether each known number counts equally, or each target that has one.
-
-    Returns
-    -------
-    Tensor of shape ()
-        0 if no number is known.
+    ``z`` is NaN where unknown. ``loss`` is ``mse`` (e²), ``mae`` (|e|), or ``huber``
+    (e²/2 up to δ = ``delta``, then δ·(|e| − δ/2)) of the errors e = output − z. With
+    ``target_weight`` ``entries`` each known number counts equally, with ``targets`` each
+    target that has one.
 
     Notes
     -----

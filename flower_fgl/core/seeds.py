@@ -22,20 +22,8 @@ SERVER = -1
 def derive_seed(seed: int, server_round: int, partition_id: int, purpose: str) -> int:
     """Derive an independent 63-bit seed, the same in every process and on every machine.
 
-    Parameters
-    ----------
-    seed : int
-        Seed of the run or of the partition.
-    server_round : int
-        Round; 0 before the first round.
-    partition_id : int
-        Client, or ``SERVER`` for the server.
-    purpose : str
-        What the numbers are for, e.g. ``"dropout"``; each purpose has its own stream.
-
-    Returns
-    -------
-    int in [0, 2**63)
+    The round is 0 before the first one, the partition-id ``SERVER`` for the server. Each
+    ``purpose``, e.g. ``"dropout"``, has its own stream.
     """
     text = f"{seed}/{server_round}/{partition_id}/{purpose}".encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()

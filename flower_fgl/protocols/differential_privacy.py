@@ -55,32 +55,14 @@ def clip_and_add_noise(
     origin: Sequence[Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Tensor]:
-    """Clip an upload to an L2 norm and add Gaussian noise.
+    """Clip an upload u to the L2 norm S = ``clip`` and add Gaussian noise, z = ``noise``.
 
-    ``o + (u − o)·min(1, S/‖u − o‖₂) + z·S·N(0, I)``, with one norm over all tensors.
+    ``o + (u − o)·min(1, S/‖u − o‖₂) + z·S·N(0, I)``, with one norm over all tensors,
+    which are on the CPU and keep their types. ``origin`` o has values that the server
+    already knows, by default zero. The noise comes from the operating system, in tests
+    from ``generator``.
 
-    Parameters
-    ----------
-    numbers : sequence of Tensor, float
-        u, the upload, on the CPU.
-    clip : float, positive
-        S, the clipping norm.
-    noise : float, at least 0
-        z, standard deviation of the noise in units of S.
-    origin : sequence of Tensor, float, optional
-        o, values that the server already knows, shaped like ``numbers``; by default zero.
-    generator : torch.Generator, optional
-        Source of the noise in tests; by default the operating system.
-
-    Returns
-    -------
-    list of Tensor
-        Clipped upload with noise, in the types of ``numbers``.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite, since its norm cannot be bounded.
+    Raises a ValueError if a number is not finite, since its norm cannot be bounded.
     """
     start = [torch.zeros_like(u) for u in numbers] if origin is None else origin
     away = [u.double() - o.double() for u, o in zip(numbers, start, strict=True)]
@@ -146,20 +128,11 @@ def origin_of(
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return the ε of T releases, Balle & Wang, Theorem 8.
+    """Return the ε of T ``releases`` with noise z, in clipping norms, Balle & Wang, Theorem 8.
 
     The smallest ε with ``Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ``, where μ = 2·√T/z: T
     Gaussian releases equal one of √T times the sensitivity, even if each depends on the
     previous ones (Dong et al., Corollary 3.3).
-
-    Parameters
-    ----------
-    noise : float, positive
-        z, standard deviation in units of the clipping norm.
-    releases : int, at least 0
-        T, number of releases.
-    delta : float in (0, 1)
-        δ.
     """
     if not releases:
         return 0.0

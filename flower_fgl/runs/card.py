@@ -48,23 +48,10 @@ def wilson(share: float, n: int) -> tuple[float, float]:
 def run_card(
     config: RunConfig, summary: Row, model: ModelCard | None, folder: Path
 ) -> dict[str, Any]:
-    """Return the card of a completed run.
+    """Return the card of a completed run: values, rows of a table, or sentences by section.
 
-    Parameters
-    ----------
-    config : RunConfig
-        Settings of the run.
-    summary : mapping
-        Content of ``summary.json``.
-    model : ModelCard or None
-        Description of the aggregated model, ``None`` if there is none.
-    folder : Path
-        Run folder, whose ``clients.jsonl`` is read.
-
-    Returns
-    -------
-    dict
-        Sections by title: values by name, rows of a table, or sentences.
+    ``summary`` is the content of ``summary.json``; ``model`` is ``None`` if the run has
+    no aggregated model. The ``clients.jsonl`` of the run's ``folder`` is read.
     """
     calibrated = summary.get("calibrated")
     best = summary.get("finetuned") or summary.get("best") or {}

@@ -33,21 +33,8 @@ def weighted_mean(
 ) -> dict[str, Tensor]:
     """Average model states, ``Σ_i (n_i/n) θ_i``, McMahan et al. 2017, Algorithm 1.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        One state per client, with equal names and shapes.
-    weights : sequence of float
-        n_i, not negative, not all zero.
-
-    Returns
-    -------
-    dict of str to Tensor, float32
-
-    Raises
-    ------
-    ValueError
-        If no weight is positive.
+    The ``states`` have equal names and shapes; the ``weights`` n_i are not negative.
+    Raises a ValueError if none is positive.
     """
     total = float(sum(weights))
     if not total > 0:
@@ -66,14 +53,8 @@ def mean_of_holders(
 ) -> dict[str, Tensor]:
     """Average each tensor over the states that have it, ``Σ_{i∈K} n_i θ_i / Σ_{i∈K} n_i``.
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        One state per client, each with some of the names in ``before``.
-    weights : sequence of float
-        n_i, not negative.
-    before : mapping of str to Tensor, float32
-        Tensors that stay as they are if no state, or none of positive weight, has them.
+    The states have some of the names in ``before``, whose tensors stay as they are if no
+    state, or none of positive weight, has them.
     """
     mean = {}
     for name, old in before.items():
@@ -119,16 +100,10 @@ def robust_mean(
 def mean_of_sums(
     sums: Mapping[str, Tensor], expected: float, names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Divide the sums of secure aggregation, ``Σ_i n_i θ_i / Σ_i n_i``.
+    """Divide the sums of secure aggregation, ``Σ_i n_i θ_i / Σ_i n_i``, for the ``names``.
 
-    Parameters
-    ----------
-    sums : mapping of str to Tensor, float64
-        Σ n_i as ``weight``, Σ n_i θ_i as ``weights/<name>``.
-    expected : float
-        Σ n_i computed from the clients' descriptions, else a PayloadError is raised.
-    names : iterable of str
-        Names of the weights.
+    ``sums`` has Σ n_i as ``weight``, Σ n_i θ_i as ``weights/<name>``. A PayloadError says
+    that Σ n_i is not as ``expected`` by the clients' descriptions.
     """
     total = float(sums["weight"])
     if total != expected or not total > 0:

@@ -180,8 +180,6 @@ def test_rounded_scores_have_two_digits_and_small_targets_are_left_out() -> None
     assert sent(hidden).targets.n == (2, 0)
 
 
-
-
 @pytest.mark.parametrize(
     ("loss", "expected"), [("mse", 2.125), ("huber", 0.8125), ("mae", 1.25)]
 )

@@ -27,19 +27,11 @@ class AdditivePayload(Payload):
 
     @abstractmethod
     def summands(self, weight: float) -> Mapping[str, Tensor]:
-        """Return the numbers to be summed.
+        """Return the numbers to be summed, finite and of any real type, by name.
 
-        Parameters
-        ----------
-        weight : float
-            The client's weight according to ``weight-by``. A weighted mean is the sum of
-            weight times value divided by the sum of the weights; both are summands.
-
-        Returns
-        -------
-        mapping of str to Tensor
-            Finite numbers of any real type. Names and shapes are always those of
-            :meth:`summand_shapes`; missing content is zero.
+        ``weight`` is the client's according to ``weight-by``. A weighted mean is the sum
+        of weight times value divided by the sum of the weights; both are summands. Names
+        and shapes are always those of :meth:`summand_shapes`; missing content is zero.
         """
 
     @classmethod

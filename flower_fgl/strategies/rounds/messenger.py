@@ -212,21 +212,11 @@ class Messenger:
         *,
         brings_upload: bool = False,
     ) -> dict[int, RecordDict]:
-        """Run a query exchange; its failures and bytes count for the current round.
+        """Run a query exchange; return the replies' content by partition-id, ascending.
 
-        Parameters
-        ----------
-        action : str
-            Query action of the client half.
-        payloads : mapping of int to Payload
-            Payload for each client, by partition-id.
-        brings_upload : bool
-            Whether the reply carries numbers that ``upload-noise`` protects.
-
-        Returns
-        -------
-        dict of int to RecordDict
-            Replies by partition-id, ascending.
+        Its failures and bytes count for the current round. ``action`` is that of the
+        client half; with ``brings_upload`` the reply carries numbers that ``upload-
+        noise`` protects.
         """
         messages = self.by_receiver(
             self.address(
@@ -374,9 +364,7 @@ def send_receive(
     3. Error replies made by Flower itself carry no client's node id. So a reply is
        matched to its client by the id of the message it answers. A reply with content
        must also come from the node that the message went to.
-    4. Flower decodes a reply when it is pulled. ``max_mb`` is checked before any record
-       is read.
-    5. The grids of the local engine have ``always_answers``: every client replies, or
+    4. The grids of the local engine have ``always_answers``: every client replies, or
        its process is known to have died. A slow round is waited for.
     """
     if not messages:
