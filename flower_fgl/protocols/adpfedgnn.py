@@ -119,9 +119,3 @@ class MaskedWeights(Payload):
         values[mask] = kept
         networks = read_tensors(content, NETWORKS, spec.networks)
         return cls(values, mask, networks, int(weight))
-
-    @property
-    def num_bytes(self) -> int:
-        """4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4, without ⌈P/8⌉ if M = P."""
-        floats = sum(tensor.numel() for tensor in self.networks.values())
-        return 4 * (int(self.mask.sum()) + floats + 1) + self._bits.numel()

@@ -81,8 +81,3 @@ class ArrayPayload(Payload):
         for name in cls.ascending:
             check_ascending(f"{cls.records[0]}/{name}", found[name])
         return cls(**found)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all fields."""
-        return sum(getattr(self, name).nbytes for name in self.layout)

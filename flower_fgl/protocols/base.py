@@ -141,9 +141,12 @@ class Payload(ABC):
         return {}
 
     @property
-    @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes of the numbers in the payload, by the stated formula."""
+        """Bytes of the payload by the stated formula: by default all that it sends.
+
+        Names, headers, and bitmaps of what is present do not count.
+        """
+        return sum(map(_plain_bytes, self.to_record().values()))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove content derived from too few nodes.
@@ -189,11 +192,6 @@ class Empty(Payload):
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Return an empty payload."""
         return cls()
-
-    @property
-    def num_bytes(self) -> int:
-        """0."""
-        return 0
 
 
 class TensorPayload(Payload):
@@ -423,6 +421,18 @@ def read_tensors(
             shape = None if shapes is None else shapes[name]
             check_tensor(f"{record}/{name}", tensor, shape=shape)
     return tensors
+
+
+def _plain_bytes(record: Any) -> int:
+    """Count the bytes of arrays, numbers and texts, without names and headers."""
+    if isinstance(record, ArrayRecord):
+        return sum(
+            np.dtype(array.dtype).itemsize * math.prod(array.shape)
+            for array in record.values()
+        )
+    parts = (v if isinstance(v, list) else [v] for v in record.values())
+    texts = [x.encode() if isinstance(x, str) else x for part in parts for x in part]
+    return sum(len(x) if isinstance(x, bytes) else 8 for x in texts)
 
 
 def pack_bits(mask: Tensor) -> Tensor:

@@ -232,17 +232,6 @@ class Description(Payload):
         if len(self.prepared) not in (0, 64):
             raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
 
-    @property
-    def num_bytes(self) -> int:
-        """8 bytes per count, and the bytes of all texts."""
-        texts = [*self.class_names, *self.feature_names, *self.target_units, self.name]
-        texts += [self.model, self.partition_sha256, self.scale, self.about]
-        texts += [self.features_sha256, self.prepared, self.schema, *self.type_features]
-        texts += [self.target_kind] * (self.target_kind != CLASSES)
-        numbers = len(_INTEGERS) + len(self.class_counts)
-        numbers += bool(self.num_edge_features) + bool(self.num_entries)
-        return 8 * numbers + sum(map(_size, texts)) + len(self.public_key)
-
 
 @dataclass(frozen=True)
 class Rejection(Payload):
@@ -267,11 +256,6 @@ class Rejection(Payload):
     def is_in(cls, content: RecordDict) -> bool:
         """Return whether a reply is a rejection."""
         return "unfit" in content.config_records.get(INFO, {})
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the two texts."""
-        return _size(self.name) + _size(self.reason)
 
 
 @dataclass(frozen=True)
@@ -316,17 +300,6 @@ class ClassAgreement(Payload):
         features = _read_lines(info, "feature-names", "different names or none", sizes)
         schema, _ = _read_schema(info)
         return cls(number, total, _read_class_names(info), features, schema)
-
-    @property
-    def num_bytes(self) -> int:
-        """8 bytes per count, and the bytes of the names."""
-        texts = (*self.class_names, *self.feature_names, self.schema)
-        return 16 + sum(map(_size, texts))
-
-
-def _size(text: str) -> int:
-    """Return the bytes of a text."""
-    return len(text.encode())
 
 
 def _read_integer(info: ConfigRecord, key: str, *, lowest: int, most: int) -> int:

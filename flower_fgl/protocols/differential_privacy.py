@@ -128,7 +128,7 @@ def origin_of(
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return the ε of T ``releases`` with noise z, in clipping norms, Balle & Wang, Theorem 8.
+    """Return the ε of T ``releases`` with noise z (in clipping norms), Balle & Wang, Th. 8.
 
     The smallest ε with ``Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ``, where μ = 2·√T/z: T
     Gaussian releases equal one of √T times the sensitivity, even if each depends on the

@@ -78,11 +78,6 @@ class TargetStatistics(Payload):
                 )
         return cls(found)
 
-    @property
-    def num_bytes(self) -> int:
-        """24 bytes per target."""
-        return 24 * len(self.moments)
-
 
 @dataclass(frozen=True)
 class AgreedScale(Payload):
@@ -114,11 +109,6 @@ class AgreedScale(Payload):
         if min(std) <= 0:
             raise PayloadError('"std" must be above 0.')
         return cls(mean, std)
-
-    @property
-    def num_bytes(self) -> int:
-        """16 bytes per target."""
-        return 16 * len(self.mean)
 
 
 def _numbers(
@@ -190,8 +180,3 @@ class CalibrationSums(AdditivePayload):
     def summand_shapes(cls, spec: tuple[Shapes, int]) -> Shapes:
         """Return the shapes of the sums."""
         return spec[0]
-
-    @property
-    def num_bytes(self) -> int:
-        """8 bytes per number."""
-        return sum(tensor.nbytes for tensor in self.sums.values())

@@ -66,9 +66,3 @@ class TypedWeights(Payload):
                 f"and mark types with edges by 1 or 0, got {sizes.tolist()}."
             )
         return cls(tensors, sizes)
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P + 2pM) + 8·M."""
-        weights = sum(tensor.numel() for tensor in self.tensors.values())
-        return 4 * (weights + self.sizes.numel())

@@ -124,9 +124,3 @@ class GeneratorState(Payload):
                 f'"nodes/counts" must hold at least one count, each from 1 to {most}.'
             )
         return cls(tensors, **nodes)
-
-    @property
-    def num_bytes(self) -> int:
-        """4·(P_f + M·p) + M."""
-        weights = sum(tensor.numel() for tensor in self.tensors.values())
-        return 4 * (weights + self.inputs.numel()) + self.counts.numel()

@@ -189,12 +189,6 @@ class GraphDownload(Payload):
             )
         return cls(PseudoGraph(tensors["features"], labels, links))
 
-    @property
-    def num_bytes(self) -> int:
-        """4·(s·d + s + s²)."""
-        size, width = self.graph.features.shape
-        return 4 * (size * width + size + size * size)
-
 
 def no_pseudo_graph(num_features: int) -> PseudoGraph:
     """Return the empty pseudo-graph, used before there is one."""

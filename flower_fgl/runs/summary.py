@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.score_names import goodness, kind_of_score, score_title
-from flower_fgl.runs.files import Row
+from flower_fgl.runs.files import HEADER, Row
 
 __all__ = ["Row", "describe_round", "is_scored", "lost_finetuning", "main_scope"]
 __all__ += ["rounds_without_gain", "score_text", "select_round", "summarise"]
@@ -18,23 +18,17 @@ __all__ += ["rounds_without_gain", "score_text", "select_round", "summarise"]
 def summarise(
     rounds: Sequence[Row],
     *,
-    method: str | None,
-    dataset: str | None,
-    clients: int | None,
-    seed: int | None,
-    engine: str | None,
-    partition_sha256: str | None,
-    evaluate: str | None,
     status: str,
     class_names: Sequence[str] | None = None,
     error: str | None = None,
     metric: str = "accuracy",
+    **header: Any,
 ) -> dict[str, Any]:
     """Summarise a run, whose rows so far are ``rounds``, in the format of ``summary.json``.
 
-    The other arguments are copied, ``None`` if not known yet. ``metric`` is the validation
-    score that selects the best round, unless the rows name another one; the summary names
-    it unless it is ``accuracy``. ``rounds`` of the summary is the last round started,
+    ``header`` has the values of ``HEADER``, ``None`` if not known yet. ``metric`` is the
+    validation score that selects the best round, unless the rows name another one; the
+    summary names it unless it is ``accuracy``. Its ``rounds`` is the last round started,
     ``best`` and ``last`` are ``None`` before the first evaluation; it has ``global`` if
     both kinds of evaluation were run, ``finetuned`` after fine-tuning, and ``calibrated``
     with the scores of a calibrated global model.
@@ -52,14 +46,8 @@ def summarise(
     scopes = {scope for row in scored for scope in row["metrics"]}
     metric = _metric_of(scored, metric)
     out: dict[str, Any] = {
-        "method": method,
-        "dataset": dataset,
-        "clients": clients,
-        "seed": seed,
+        **{key: header[key] for key in HEADER},
         "rounds": max((int(row["round"]) for row in train), default=0),
-        "engine": engine,
-        "partition_sha256": partition_sha256,
-        "evaluate": evaluate,
         "status": status,
         **select_round(scored, main_scope(scored), metric),
         **_totals(rounds, train),

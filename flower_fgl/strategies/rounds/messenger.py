@@ -189,10 +189,10 @@ class Messenger:
         """Send training messages, log failures and seconds; return the replies in order."""
         exchange = self.send(self.by_receiver(messages))
         self.loop.log.add_exchange(
-            exchange.replies,
+            len(exchange.replies),
             exchange.failures,
-            seconds_send=exchange.seconds_send,
-            seconds_wait=exchange.seconds_wait,
+            exchange.seconds_send,
+            exchange.seconds_wait,
         )
         return exchange.replies
 

@@ -18,10 +18,8 @@ from flower_fgl.core.metrics import AnyScores, Scores, pool
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.protocols.base import (
     MAX_NAME,
-    METRICS,
     NUMBERS,
     ReplyMetrics,
-    find_record,
     read_loss,
     read_metrics,
     record_bytes,
@@ -97,7 +95,7 @@ class RoundLog:
         self._client_bytes: dict[int, dict[str, int]] = defaultdict(
             lambda: {"up": 0, "down": 0}
         )
-        self._read: dict[int, tuple[MetricRecord, ReplyMetrics]] = {}
+        self._worker_seconds: dict[int, float] = defaultdict(float)  # of each process
         self._pooled: dict[str, ModeScores] | None = None
         self._is_ok = True
         self._min_replies = 0
@@ -115,22 +113,12 @@ class RoundLog:
                 self._client_bytes[pid]["down"] += size
 
     def add_exchange(
-        self,
-        replies: Mapping[int, Message],
-        failures: Sequence[Failure],
-        *,
-        seconds_send: float,
-        seconds_wait: float,
+        self, num_replies: int, failures: Sequence[Failure], send: float, wait: float
     ) -> None:
         """Store failures and seconds of a training exchange."""
-        self._num_sampled = len(replies) + len(failures)
+        self._num_sampled = num_replies + len(failures)
         self.failures += failures
-        busiest = self._busiest_worker(replies)
-        for name, seconds in (
-            ("send", seconds_send),
-            ("clients", busiest),
-            ("wait", max(0.0, seconds_wait - busiest)),
-        ):
+        for name, seconds in (("send", send), ("clients", 0.0), ("wait", wait)):
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def forget_replies(self) -> None:
@@ -148,9 +136,8 @@ class RoundLog:
     def add_reply(self, pid: int, metrics: MetricRecord, client: Expected) -> None:
         """Store loss, scores and seconds of one training reply, if all are as expected."""
         loss = read_loss(metrics)
-        # read before, for the seconds of the workers
-        known = self._read.pop(pid, None)
-        found = known[1] if known and known[0] is metrics else read_metrics(metrics)
+        found = read_metrics(metrics)
+        self._worker_seconds[found.worker] += sum(found.seconds.values())
         scores = self._check_scores(pid, found, client)
         self._scores.setdefault(pid, {}).update(scores)
         self._pooled = None
@@ -224,21 +211,11 @@ class RoundLog:
         """Stop the clock and store whether the round succeeded."""
         self._is_ok = is_ok
         self._min_replies = min_replies
+        if "wait" in self.seconds:
+            busiest = max(self._worker_seconds.values(), default=0.0)
+            self.seconds["clients"] = busiest
+            self.seconds["wait"] = max(0.0, self.seconds["wait"] - busiest)
         self.seconds["total"] = time.perf_counter() - self._started
-
-    def _busiest_worker(self, replies: Mapping[int, Message]) -> float:
-        """Sum the clients' compute seconds per worker process; return the largest sum."""
-        sums: dict[int, float] = defaultdict(float)
-        for pid, reply in replies.items():
-            # a reply that cannot be read is dropped, and named, when it is read
-            with contextlib.suppress(Exception):
-                metrics = find_record(reply.content, METRICS, MetricRecord)
-                if metrics is None:
-                    continue
-                found = read_metrics(metrics)
-                sums[found.worker] += sum(found.seconds.values())
-                self._read[pid] = metrics, found
-        return max(sums.values(), default=0.0)
 
     @property
     def num_replies(self) -> int:

@@ -53,11 +53,6 @@ class _Joined(Payload):
         """Raise an error: each part is read on its own."""
         raise NotImplementedError
 
-    @property
-    def num_bytes(self) -> int:
-        """Sum of the parts."""
-        return sum(part.num_bytes for part in self.parts)
-
 
 class SecureExchanges:
     """The exchange before the training exchange of a round, and the two after it."""
