@@ -24,7 +24,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,18 @@ class Snapshot:
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Snapshot:
+        """Store nested mappings, lists and dataclasses of tensors, numbers and texts."""
+        tensors: dict[str, Tensor] = {}
+        return cls(tensors, {"tree": _flatten(tree, "", tensors)})
+
+    def tree(self) -> Any:
+        """Return what :meth:`of` stored, dataclasses as mappings of their fields."""
+        return _restore(
+            self.values.get("tree", {"keys": [], "values": []}), self.tensors
+        )
 
     @classmethod
     def join(cls, parts: Mapping[str, Snapshot]) -> Snapshot:
@@ -301,6 +313,35 @@ class Checkpoints:
     def remove(self) -> None:
         """Delete all checkpoints of a completed run."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Move the tensors of nested values to ``tensors``; return the rest as JSON values."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        parts = [
+            _flatten(v, f"{path}/{k}"[not path :], tensors) for k, v in value.items()
+        ]
+        return {"keys": [*value], "values": parts}
+    if isinstance(value, list | tuple):
+        return [_flatten(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    return value
+
+
+def _restore(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo :func:`_flatten`."""
+    if isinstance(form, list):
+        return [_restore(part, tensors) for part in form]
+    if not isinstance(form, Mapping):
+        return form
+    if "tensor" in form:
+        return tensors[form["tensor"]]
+    values = (_restore(part, tensors) for part in form["values"])
+    return dict(zip(form["keys"], values, strict=True))
 
 
 def newest_checkpoint(run_folder: Path) -> Checkpoint | None:

@@ -35,7 +35,6 @@ from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 
@@ -57,6 +56,7 @@ class ADPFedGNN(FglStrategy):
     down = SharedWeights
     up = MaskedWeights
     scores_uploads = False
+    kept = ("shared",)
 
     def prepare(self) -> None:
         """Draw the initial weights; all clients need the same maskable backbone."""
@@ -105,23 +105,3 @@ class ADPFedGNN(FglStrategy):
             vector_to_state(mean, self.sizes.weights),
             weighted_mean([payload.networks for payload in payloads], weights),
         )
-
-    def server_state(self) -> Snapshot:
-        """Return all global weights."""
-        shared = {f"weights/{n}": t.clone() for n, t in self.shared.weights.items()}
-        shared |= {f"networks/{n}": t for n, t in self.shared.networks.items()}
-        return Snapshot(shared)
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the global weights, whose names and shapes must be the model's."""
-        made = []
-        for name, shapes in (
-            ("weights", self.sizes.weights),
-            ("networks", self.sizes.networks),
-        ):
-            tensors = state.part(name).tensors
-            found = {key: tuple(t.shape) for key, t in tensors.items()}
-            if found != dict(shapes):
-                raise ValueError(f"{name} of shapes {found}, expected {shapes}")
-            made.append({key: tensors[key] for key in shapes})
-        self.shared = SharedWeights(*made)

@@ -36,7 +36,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.methods.clusteredsampling import ClusteredSamplingSettings
 from flower_fgl.nn.vectorize import state_to_vector
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
@@ -57,6 +56,7 @@ class ClusteredSampling(FedAvg):
     """
 
     config: RunConfig[ClusteredSamplingSettings]
+    kept = ("updates",)
 
     def prepare(self) -> None:
         """Build the initial model and start without client updates."""
@@ -103,16 +103,3 @@ class ClusteredSampling(FedAvg):
                 for pid, upload in uploads.items()
             }
         super().aggregate(server_round, uploads)
-
-    def server_state(self) -> Snapshot:
-        """Return the aggregated weights and the clients' last updates."""
-        updates = {str(pid): update for pid, update in self.updates.items()}
-        return Snapshot.join(
-            {"weights": super().server_state(), "updates": Snapshot(updates)}
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the aggregated weights and the clients' last updates."""
-        super().load_server_state(state.part("weights"))
-        updates = state.part("updates").tensors
-        self.updates = {int(pid): update for pid, update in updates.items()}

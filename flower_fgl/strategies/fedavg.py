@@ -276,16 +276,20 @@ class FedAvg(FglStrategy):
         return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
-        """Return the aggregated weights, and the moments of the server optimizer."""
+        """Return the weights and the optimizer's moments, and with ``kept`` the rest."""
         moments = {f"{MOMENTS}{name}": t for name, t in self.moments.items()}
-        return Snapshot({**self.weights.tensors, **moments})
+        weights = Snapshot({**self.weights.tensors, **moments})
+        if not self.kept:
+            return weights
+        return Snapshot.join({"weights": weights, "kept": super().server_state()})
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore the weights; names and shapes must be the model's."""
-        weights = dict(state.tensors)
+        own = state.part("weights") if self.kept else state
+        weights = dict(own.tensors)
         moments = {
             name.removeprefix(MOMENTS): weights.pop(name)
-            for name in state.tensors
+            for name in own.tensors
             if name.startswith(MOMENTS)
         }
         found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -293,6 +297,8 @@ class FedAvg(FglStrategy):
             raise ValueError(f"weights of shapes {found}, expected {self.shapes}")
         self.weights = Weights({name: weights[name] for name in self.shapes})
         self.moments = moments
+        if self.kept:
+            super().load_server_state(state.part("kept"))
 
     def finish(self) -> None:
         """Fine-tune on every client if the method has ``finetune-epochs``, above 0."""

@@ -16,13 +16,11 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.protocols.fedhgn import AlignedWeights, Coefficients
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedHGN"]
 
-ROWS = "coefficients of "
 LEAST = 3
 """Clients below which the coefficients of the others name their owner."""
 
@@ -40,6 +38,7 @@ class FedHGN(FedAvg):
     down = AlignedWeights
     up = AlignedWeights
     has_global = False
+    kept = ("rows",)
 
     def prepare(self) -> None:
         """Build the shared weights, and require settings that keep coefficients local."""
@@ -92,21 +91,6 @@ class FedHGN(FedAvg):
                 pid: upload.payload.coefficients.rows for pid, upload in uploads.items()
             }
         super().aggregate(server_round, uploads)
-
-    def server_state(self) -> Snapshot:
-        """Return the shared weights, and the coefficients of all clients."""
-        rows = {f"{ROWS}{pid}": rows for pid, rows in self.rows.items()}
-        return Snapshot({**super().server_state().tensors, **rows})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore what :meth:`server_state` returned."""
-        tensors = dict(state.tensors)
-        self.rows = {
-            int(name.removeprefix(ROWS)): tensors.pop(name)
-            for name in state.tensors
-            if name.startswith(ROWS)
-        }
-        super().load_server_state(Snapshot(tensors))
 
     def finish(self) -> None:
         """Do nothing: the clients' models are already personalized."""

@@ -14,7 +14,6 @@ from flower_fgl.methods.fedkd import FedKDSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedkd import FactoredWeights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedavg import draw_model
@@ -36,6 +35,7 @@ class FedKD(FglStrategy):
     config: RunConfig[FedKDSettings]
     down = FactoredWeights
     up = FactoredWeights
+    kept = ("mean",)
 
     def prepare(self) -> None:
         """Draw the initial student."""
@@ -74,11 +74,6 @@ class FedKD(FglStrategy):
         sent = sum(p.num_bytes for p in payloads) / len(payloads)
         self.log(upload_share=sent / whole)
 
-    def server_state(self) -> Snapshot:
-        """Return the mean student."""
-        return Snapshot(self.mean)
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the mean student."""
-        self.mean = {name: state.tensors[name] for name in self.shapes}
+    def restored(self) -> None:
+        """Compress the mean student anew."""
         self._sent = None

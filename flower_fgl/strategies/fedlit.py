@@ -22,7 +22,6 @@ from flower_fgl.algorithms.fedlit import (
 )
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedlit import TypedWeights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, build_own
@@ -44,6 +43,7 @@ class FedLIT(FedAvg):
 
     down = Weights
     up = TypedWeights
+    kept = ("groups",)
 
     def prepare(self) -> None:
         """Build the initial model; no client has an order of its own yet."""
@@ -93,15 +93,3 @@ class FedLIT(FedAvg):
         self.groups = {**self.groups, **groups}
         used = torch.stack(sizes)[:, :, 0] > 0
         self.log(types=float(used.sum(dim=1).float().mean()))
-
-    def server_state(self) -> Snapshot:
-        """Return the weights, and the order of each client's types."""
-        order = {"groups": [[pid, *order] for pid, order in self.groups.items()]}
-        weights = super().server_state()
-        return Snapshot.join({"weights": weights, "order": Snapshot(values=order)})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the weights and the orders."""
-        super().load_server_state(state.part("weights"))
-        rows = state.part("order").values["groups"]
-        self.groups = {pid: list(order) for pid, *order in rows}

@@ -45,7 +45,6 @@ from flower_fgl.protocols.fedlog import (
     PromptUpload,
     build_network,
 )
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedavg import build_own
@@ -73,6 +72,7 @@ class FedLog(FglStrategy):
     config: RunConfig[FedLogSettings]
     down = FedLogDownload
     up = FedLogUpload
+    kept = ("weights", "nodes", "last_nodes", "rates", "prompts", "equipped")
 
     def prepare(self) -> None:
         """Initialize φ and θ; unless resumed, let the clients train their generators."""
@@ -88,7 +88,7 @@ class FedLog(FglStrategy):
         self.last_nodes: dict[int, Tensor] = {}
         self.rates: dict[int, Tensor] = {}
         self.prompts: Mapping[str, Tensor] = {}
-        self.equipped: set[int] = set()  # clients that have the generators
+        self.equipped: list[int] = []  # clients that have the generators
         self.sent = FedLogDownload()
         hides_rates = (
             config.method_config.lg and config.method_config.class_rate_noise != "none"
@@ -140,7 +140,7 @@ class FedLog(FglStrategy):
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Average φ and θ, and compute X^g by Eq. (4) from all clients' last nodes."""
         if self.nodes is not None:
-            self.equipped |= set(uploads)
+            self.equipped = sorted({*self.equipped, *uploads})
         payloads = {pid: upload.payload for pid, upload in uploads.items()}
         self.weights = weighted_mean(
             [payload.weights for payload in payloads.values()],
@@ -150,11 +150,12 @@ class FedLog(FglStrategy):
             self.last_nodes |= {pid: p.nodes for pid, p in payloads.items()}
             ordered = dict(sorted(self.last_nodes.items()))
             self.nodes = self.condense(server_round, ordered)
-        self._pack()
+        self.restored()
 
     def record_round(self) -> None:
         """Record the round; clients that failed receive the generators again."""
-        self.equipped -= {failure.partition_id for failure in self.loop.log.failures}
+        failed = {failure.partition_id for failure in self.loop.log.failures}
+        self.equipped = [pid for pid in self.equipped if pid not in failed]
         super().record_round()
 
     def condense(self, server_round: int, nodes: Mapping[int, Tensor]) -> Tensor:
@@ -171,38 +172,7 @@ class FedLog(FglStrategy):
         weights = aggregation_weights(rates, known, tail_classes=is_tail)
         return blend_nodes(stacked, weights)
 
-    def _pack(self) -> None:
+    def restored(self) -> None:
         """Build the two downloads: with the generators, and without them."""
         self.sent = FedLogDownload(self.weights, self.nodes)
         self.first = FedLogDownload(self.weights, self.nodes, self.prompts)
-
-    def server_state(self) -> Snapshot:
-        """Return φ, θ, X^g, the clients' last nodes, class rates and the generators."""
-        nodes = {} if self.nodes is None else {"synthetic": self.nodes}
-        parts = {
-            "weights": Snapshot(self.weights, {"equipped": sorted(self.equipped)}),
-            "nodes": Snapshot(nodes),
-            "last-nodes": Snapshot({str(p): x for p, x in self.last_nodes.items()}),
-            "rates": Snapshot({str(pid): r for pid, r in self.rates.items()}),
-            "prompts": Snapshot(self.prompts),
-        }
-        return Snapshot.join(parts)
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the state; names and shapes must be the network's."""
-        weights = state.part("weights")
-        found = {name: tuple(t.shape) for name, t in weights.tensors.items()}
-        if found != self.shapes.weights:
-            raise ValueError(
-                f"weights of shapes {found}, expected {self.shapes.weights}"
-            )
-        self.weights = {name: weights.tensors[name] for name in self.shapes.weights}
-        self.equipped = set(weights.values["equipped"])
-        self.nodes = state.part("nodes").tensors.get("synthetic")
-        last = state.part("last-nodes").tensors
-        self.last_nodes = {int(pid): tensor for pid, tensor in last.items()}
-        rates = state.part("rates").tensors
-        self.rates = {int(pid): tensor for pid, tensor in rates.items()}
-        prompts = state.part("prompts").tensors
-        self.prompts = {name: prompts[name] for name in self.shapes.stacked}
-        self._pack()

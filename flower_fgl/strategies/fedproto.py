@@ -23,7 +23,6 @@ from flower_fgl.protocols.prototypes import (
     Prototypes,
     no_prototypes,
 )
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 
 __all__ = ["FedProto"]
@@ -39,6 +38,7 @@ class FedProto(FglStrategy):
 
     down = Prototypes
     up = LocalPrototypes
+    kept = ("prototypes",)
 
     def prepare(self) -> None:
         """Start without prototypes."""
@@ -66,13 +66,3 @@ class FedProto(FglStrategy):
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Return the new prototypes (C, 1, p) of the uploaded classes."""
         return mean_prototypes(uploads, counts)
-
-    def server_state(self) -> Snapshot:
-        """Return the prototypes."""
-        held = self.prototypes
-        return Snapshot({"values": held.values, "present": held.present})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the prototypes."""
-        tensors = state.tensors
-        self.prototypes = Prototypes(tensors["values"], tensors["present"])

@@ -11,7 +11,6 @@ from flower_fgl.algorithms.fedsst import shares
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.partly_shared import HiddenLayers
@@ -33,14 +32,15 @@ class FedSST(HiddenLayers):
     config: RunConfig[FedSSTSettings]
     down = DescribedWeights
     up = DescribedWeights
+    kept = ("signals",)
 
     def prepare(self) -> None:
         """Build the initial layers; all clients weigh the same."""
         super().prepare()
         self.signals: dict[int, float] = {}
-        self.weigh()
+        self.restored()
 
-    def weigh(self) -> None:
+    def restored(self) -> None:
         """Compute the clients' weights of the next round."""
         clients = len(self.federation.trainable)
         self.equal = 1 / max(clients, len(self.signals), 1)
@@ -80,7 +80,7 @@ class FedSST(HiddenLayers):
         for pid, upload in uploads.items():
             self.signals[pid] = float(upload.payload.descriptor["signal"])
         self.signals = dict(sorted(self.signals.items()))
-        self.weigh()
+        self.restored()
         values = [self.share_of(pid) for pid in uploads]
         signals = self.signals.values()
         self.log(
@@ -89,21 +89,3 @@ class FedSST(HiddenLayers):
             smallest_signal=min(signals),
             largest_signal=max(signals),
         )
-
-    def server_state(self) -> Snapshot:
-        """Return the shared layers and the signals."""
-        signals = {str(pid): signal for pid, signal in self.signals.items()}
-        return Snapshot.join(
-            {
-                "weights": super().server_state(),
-                "signals": Snapshot(values={"signals": signals}),
-            }
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the shared layers and the signals."""
-        super().load_server_state(state.part("weights"))
-        signals = state.part("signals").values["signals"]
-        found = {int(pid): float(signal) for pid, signal in signals.items()}
-        self.signals = dict(sorted(found.items()))
-        self.weigh()

@@ -11,7 +11,6 @@ from torch import Tensor
 from flower_fgl.algorithms.prototypes.finch import cluster_means
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
@@ -45,14 +44,19 @@ class FGGP(FedAvg):
 
     down = ModelAndPrototypes
     up = ModelAndPrototypes
+    kept = ("clusters",)
 
     def prepare(self) -> None:
         """Build the initial model and start without prototypes."""
         super().prepare()
         classes, width = self.federation.num_classes, self.config.hidden_channels
         self.table = (classes, 1, width)
-        clusters = no_prototypes((classes, self.federation.num_partitions, width))
-        self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
+        self.clusters = no_prototypes((classes, self.federation.num_partitions, width))
+        self.restored()
+
+    def restored(self) -> None:
+        """Make the download of the next round."""
+        self.sent = ModelAndPrototypes(self.weights.tensors, self.clusters)
 
     def download(self, server_round: int, partition_id: int) -> ModelAndPrototypes:
         """Return the aggregated weights and all clusters."""
@@ -64,7 +68,7 @@ class FGGP(FedAvg):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Average the weights and cluster the prototypes."""
-        old = self.sent.prototypes
+        old = self.clusters
         super().aggregate(server_round, uploads)
         sent = [upload.payload.prototypes for upload in uploads.values()]
         made, found = cluster_by_class(
@@ -75,17 +79,5 @@ class FGGP(FedAvg):
         new = found.any(dim=1)
         values[new], present[new] = 0.0, False
         values[new, : len(sent)], present[new, : len(sent)] = made[new], found[new]
-        clusters = Prototypes(values, present)
-        self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
-
-    def server_state(self) -> Snapshot:
-        """Return the weights and the clusters."""
-        held = self.sent.prototypes
-        clusters = Snapshot({"values": held.values, "present": held.present})
-        return Snapshot.join({"weights": super().server_state(), "clusters": clusters})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the weights and the clusters."""
-        super().load_server_state(state.part("weights"))
-        clusters = Prototypes(**state.part("clusters").tensors)
-        self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
+        self.clusters = Prototypes(values, present)
+        self.restored()

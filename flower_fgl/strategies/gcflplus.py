@@ -26,7 +26,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.gcflplus import GCFLPlusSettings
 from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.partly_shared import HiddenLayers
@@ -51,17 +50,18 @@ class GCFLPlus(HiddenLayers):
 
     config: RunConfig[GCFLPlusSettings]
     up = DescribedWeights
+    kept = ("clusters", "members", "series")
 
     def prepare(self) -> None:
         """Build the initial model of the only cluster."""
         super().prepare()
-        self.clusters = [self.weights]
+        self.clusters = [self.weights.tensors]
         self.members: dict[int, int] = {}
         self.series: dict[int, list[float]] = {}
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Return the model of the client's cluster."""
-        return self.clusters[self.members.get(partition_id, 0)]
+        return Weights(self.clusters[self.members.get(partition_id, 0)])
 
     def upload_spec(self, partition_id: int) -> Any:
         """Return the shapes of the shared layers and of the norm."""
@@ -81,11 +81,10 @@ class GCFLPlus(HiddenLayers):
         for cluster in range(len(self.clusters)):
             here = [up for p, up in uploads.items() if self.members[p] == cluster]
             if here:
-                mean = weighted_mean(
+                self.clusters[cluster] = weighted_mean(
                     [upload.payload.tensors for upload in here],
                     [upload.num_examples for upload in here],
                 )
-                self.clusters[cluster] = Weights(mean)
         sizes = torch.bincount(torch.tensor(list(self.members.values())))
         means, largest = zip(*(pair for pair in norms if pair), strict=True)
         self.log(
@@ -100,7 +99,7 @@ class GCFLPlus(HiddenLayers):
     ) -> tuple[float, float] | None:
         """Split a cluster in two if its updates ask for it; return their norms."""
         settings = self.config.method_config
-        start = state_to_vector(self.clusters[cluster].tensors)
+        start = state_to_vector(self.clusters[cluster])
         updates = [
             state_to_vector(upload.payload.tensors) - start
             for pid, upload in uploads.items()
@@ -119,24 +118,3 @@ class GCFLPlus(HiddenLayers):
             self.clusters.append(self.clusters[cluster])
             self.series = {pid: [] for pid in self.series}
         return mean, largest
-
-    def server_state(self) -> Snapshot:
-        """Return the clusters, their members and the series."""
-        parts = {
-            f"cluster-{number}": Snapshot(weights.tensors)
-            for number, weights in enumerate(self.clusters)
-        }
-        members = {str(pid): cluster for pid, cluster in self.members.items()}
-        series = {str(pid): list(values) for pid, values in self.series.items()}
-        values = {"count": len(self.clusters), "members": members, "series": series}
-        return Snapshot.join({"about": Snapshot(values=values), **parts})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the clusters, their members and the series."""
-        about = state.part("about").values
-        self.clusters = []
-        for number in range(about["count"]):
-            tensors = state.part(f"cluster-{number}").tensors
-            self.clusters.append(Weights({name: tensors[name] for name in self.shapes}))
-        self.members = {int(pid): cluster for pid, cluster in about["members"].items()}
-        self.series = {int(pid): list(s) for pid, s in about["series"].items()}

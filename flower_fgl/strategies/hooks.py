@@ -7,6 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -67,6 +68,10 @@ class ServerHooks(Strategy):
     up: ClassVar[type[Payload]]
     scores_uploads: ClassVar[bool] = True
     """Whether the reply that carries an upload also carries the client's scores."""
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Attributes that :meth:`aggregate` changes and a checkpoint stores: nested mappings,
+    lists and payloads of tensors, numbers and texts."""
 
     def __init__(
         self,
@@ -159,9 +164,10 @@ class ServerHooks(Strategy):
     def server_state(self) -> Snapshot:
         """Return all that :meth:`aggregate` changes, for checkpoints and failed rounds.
 
-        A tensor that changes in place, such as a network's weight, is returned as a copy.
+        By default these are the attributes named in ``kept``. A tensor that changes in
+        place, such as a network's weight, is returned as a copy.
         """
-        return Snapshot()
+        return Snapshot.of({name: getattr(self, name) for name in self.kept})
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore what :meth:`server_state` returned, exactly.
@@ -173,6 +179,17 @@ class ServerHooks(Strategy):
         KeyError, ValueError, RuntimeError
             If the state does not fit.
         """
+        found = state.tree()
+        if found.keys() != set(self.kept):
+            raise ValueError(
+                f"a state of {sorted(found)}, expected {sorted(self.kept)}"
+            )
+        for name, value in found.items():
+            setattr(self, name, _alike(getattr(self, name), value))
+        self.restored()
+
+    def restored(self) -> None:
+        """Compute what follows from the attributes in ``kept``, once they are restored."""
 
     def sample(self, server_round: int) -> list[int]:
         """Sample the clients that train: all available, unless the settings say fewer."""
@@ -464,3 +481,10 @@ class ServerHooks(Strategy):
             if self.main_score != "accuracy":
                 row["metric"] = self.main_score
             self.recorder.append_round(row)
+
+
+def _alike(before: Any, value: Any) -> Any:
+    """Return a restored value, as a dataclass where the attribute held one."""
+    if not is_dataclass(before) or isinstance(before, type):
+        return value
+    return type(before)(**{n: _alike(getattr(before, n), v) for n, v in value.items()})

@@ -53,7 +53,6 @@ from flower_fgl.protocols.opfgl import (
     StatisticsSpec,
     no_pseudo_graph,
 )
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 
 __all__ = ["OPFGL"]
@@ -83,6 +82,7 @@ class OPFGL(FglStrategy):
     down = GraphDownload
     up = LocalStatistics
     scores_uploads = False
+    kept = ("pseudo", "contributors")
 
     def prepare(self) -> None:
         """Start without a pseudo-graph."""
@@ -220,21 +220,6 @@ class OPFGL(FglStrategy):
         return PseudoGraph(
             graph.features.cpu(), graph.labels.cpu(), graph.adjacency.cpu()
         )
-
-    def server_state(self) -> Snapshot:
-        """Return the pseudo-graph and the clients whose statistics it is made of."""
-        graph = self.pseudo.graph
-        tensors = {
-            "features": graph.features,
-            "labels": graph.labels,
-            "adjacency": graph.adjacency,
-        }
-        return Snapshot(tensors, {"contributors": self.contributors})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the pseudo-graph and the clients."""
-        self.pseudo = GraphDownload(PseudoGraph(**state.tensors))
-        self.contributors = list(state.values["contributors"])
 
     def complete_round(self, server_round: int) -> bool:
         """Send the pseudo-graph; clients train both stages and reply with scores."""

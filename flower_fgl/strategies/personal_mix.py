@@ -22,7 +22,6 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.personalmix import PersonalMixSettings
 from flower_fgl.protocols.base import Payload, Shapes
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
@@ -54,11 +53,12 @@ class PersonalMix(FedAvg):
 
     up: ClassVar[type[Payload]] = DescribedWeights
     has_global = False
+    kept = ("personal",)
 
     def prepare(self) -> None:
         """Build the initial model."""
         super().prepare()
-        self.personal: dict[int, Weights] = {}
+        self.personal: dict[int, Mapping[str, Tensor]] = {}
 
     def descriptor_shapes(self) -> Shapes:
         """Return names and shapes of a client's description, by default none."""
@@ -88,7 +88,8 @@ class PersonalMix(FedAvg):
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Return w_i, or the average for a client that was not in the last mix."""
-        return self.personal.get(partition_id, self.weights)
+        own = self.personal.get(partition_id)
+        return self.weights if own is None else Weights(own)
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Mix the uploads for each client."""
@@ -104,7 +105,7 @@ class PersonalMix(FedAvg):
         attention = self.attention(similarity, found)
         states = [payload.tensors for payload in payloads]
         mixed = mix_states(states, attention.float(), self.parts())
-        made = dict(zip(uploads, map(Weights, mixed), strict=True))
+        made = dict(zip(uploads, mixed, strict=True))
         settings: PersonalMixSettings = self.config.method_config
         kept = self.personal if settings.absent == "last" else {}
         self.personal = {**kept, **made}
@@ -124,21 +125,3 @@ class PersonalMix(FedAvg):
         if not broken:
             return super().to_blame(uploads)
         return dict.fromkeys(broken, "none of its similarities is finite")
-
-    def server_state(self) -> Snapshot:
-        """Return the average and every w_i."""
-        parts = {
-            f"client-{pid}": Snapshot(w.tensors) for pid, w in self.personal.items()
-        }
-        clients = Snapshot(values={"clients": list(self.personal)})
-        return Snapshot.join(
-            {"mean": super().server_state(), "order": clients, **parts}
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the average and every w_i."""
-        super().load_server_state(state.part("mean"))
-        self.personal = {
-            pid: Weights(state.part(f"client-{pid}").tensors)
-            for pid in state.part("order").values["clients"]
-        }

@@ -13,7 +13,6 @@ from flower_fgl.methods.pfedfsl import PFedFSLSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedavg import common_model, draw_model
@@ -44,6 +43,7 @@ class PFedFSL(FglStrategy):
     config: RunConfig[PFedFSLSettings]
     down = CandidateModels
     up = ScoredModel
+    kept = ("models", "starts")
 
     def prepare(self) -> None:
         """Build the initial model, the same for all clients."""
@@ -98,16 +98,3 @@ class PFedFSL(FglStrategy):
                 heaviest_candidate=sum(heaviest) / len(heaviest),
             )
         self.models |= {pid: upload.payload.tensors for pid, upload in uploads.items()}
-
-    def server_state(self) -> Snapshot:
-        """Return every client's last upload and its mixture."""
-        parts = {f"model-{pid}": Snapshot(state) for pid, state in self.models.items()}
-        parts |= {f"start-{pid}": Snapshot(state) for pid, state in self.starts.items()}
-        known = Snapshot(values={"clients": sorted(self.models)})
-        return Snapshot.join({**parts, "known": known})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore every client's last upload and its mixture."""
-        clients = state.part("known").values["clients"]
-        self.models = {pid: state.part(f"model-{pid}").tensors for pid in clients}
-        self.starts = {pid: state.part(f"start-{pid}").tensors for pid in clients}

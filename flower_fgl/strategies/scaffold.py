@@ -10,7 +10,6 @@ import torch
 from flower_fgl.methods.scaffold import ScaffoldSettings
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.protocols.scaffold import ControlledWeights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
@@ -30,13 +29,14 @@ class Scaffold(FedAvg):
 
     down = ControlledWeights
     up = DescribedWeights
+    kept = ("control",)
 
     def prepare(self) -> None:
         """Build the initial model; c is 0."""
         super().prepare()
         held = self.weights.tensors
         self.control = {name: torch.zeros_like(t) for name, t in held.items()}
-        self.sent = ControlledWeights(held, self.control)
+        self.restored()
 
     def download(self, server_round: int, partition_id: int) -> Any:
         """Return the weights and c."""
@@ -62,17 +62,8 @@ class Scaffold(FedAvg):
         share = len(payloads) / max(len(payloads), len(self.federation.trainable))
         self.weights = Weights(mean)
         self.control = {n: c + share * change[n] for n, c in self.control.items()}
-        self.sent = ControlledWeights(mean, self.control)
+        self.restored()
 
-    def server_state(self) -> Snapshot:
-        """Return the weights and c."""
-        return Snapshot.join(
-            {"weights": super().server_state(), "control": Snapshot(self.control)}
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the weights and c."""
-        super().load_server_state(state.part("weights"))
-        control = state.part("control").tensors
-        self.control = {name: control[name] for name in self.shapes}
+    def restored(self) -> None:
+        """Make the download of the next round."""
         self.sent = ControlledWeights(self.weights.tensors, self.control)
