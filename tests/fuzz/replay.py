@@ -338,11 +338,11 @@ class Recording:
         return strategy
 
     def _judge_resume(self, key: Key) -> Outcome:
-        before = self._checkpoint.snapshot.part("loop").values["trained"]
+        before = self._checkpoint.snapshot.part("loop").tree()["trained"]
         strategy = self._resume()
-        trained = {str(pid): number for pid, number in strategy.loop.trained.items()}
-        others = {p: n for p, n in before.items() if p != str(key.partition_id)}
-        if others != {p: n for p, n in trained.items() if p != str(key.partition_id)}:
+        trained = strategy.loop.trained
+        others = {p: n for p, n in before.items() if p != key.partition_id}
+        if others != {p: n for p, n in trained.items() if p != key.partition_id}:
             return Outcome("poisoned", "another client's round changed")
         if not is_state_finite(strategy):
             return Outcome("poisoned", "the state is not finite")

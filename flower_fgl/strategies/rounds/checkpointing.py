@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+KEPT = ("trained", "failed_in_a_row", "owes_scores", "any_scored", "silent")
+KEPT += ("best_score", "best_state", "best_round")
+"""Entries of the loop's state that a checkpoint stores."""
 MAX_ROUND = 2**31
 """Largest round that a client's reply may name."""
 
@@ -64,34 +67,20 @@ def clients_to_await(
 
 def stored_scale(checkpoint: Checkpoint) -> AgreedScale | None:
     """Return the scale of the numbers that the clients of a run agreed on, if any."""
-    about = checkpoint.snapshot.part("loop").values.get(SCALE)
+    about = checkpoint.snapshot.part("loop").tree().get(SCALE)
     return about and AgreedScale(tuple(about["mean"]), tuple(about["std"]))
 
 
 def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
     """Collect what the following rounds depend on, with the method's own state."""
-    values: dict[str, Any] = {
-        "trained": {str(pid): number for pid, number in loop.trained.items()},
-        "failed_in_a_row": loop.failed_in_a_row,
-        "owes_scores": loop.owes_scores,
-        "any_scored": loop.any_scored,
-        "silent": {str(pid): astuple(one) for pid, one in loop.silent.items()},
-        "metrics": {
-            str(number): dict(metrics)
-            for number, metrics in result.train_metrics_clientapp.items()
-        },
-        "scores": {
-            str(number): {k: v for k, v in scores.items() if v == v}  # NaN: no nodes
-            for number, scores in result.evaluate_metrics_clientapp.items()
-        },
+    values: dict[str, Any] = {name: getattr(loop, name) for name in KEPT}
+    values[SCALE] = loop.federation.scale
+    values["metrics"] = result.train_metrics_clientapp
+    values["scores"] = {
+        number: {k: v for k, v in scores.items() if v == v}  # NaN: no nodes
+        for number, scores in result.evaluate_metrics_clientapp.items()
     }
-    if loop.federation.scale is not None:
-        values[SCALE] = asdict(loop.federation.scale)
-    parts = {"method": method, "loop": Snapshot(values=values)}
-    if loop.best_score is not None:
-        about = {"score": list(loop.best_score), "round": loop.best_round}
-        parts["best"] = Snapshot(loop.best_state, about)
-    return Snapshot.join(parts)
+    return Snapshot.join({"method": method, "loop": Snapshot.of(values)})
 
 
 def resume_run(
@@ -110,26 +99,16 @@ def resume_run(
     """
     loop = messenger.loop
     _check_clients(loop.federation, checkpoint)
-    values = checkpoint.snapshot.part("loop").values
-    loop.trained = {int(pid): number for pid, number in values["trained"].items()}
-    loop.failed_in_a_row = values["failed_in_a_row"]
-    loop.owes_scores = values["owes_scores"]
-    loop.any_scored = values["any_scored"]
-    loop.silent = {
-        int(pid): Silence(*numbers)
-        for pid, numbers in values.get("silent", {}).items()  # newer than most files
-    }
-    for number, metrics in values["metrics"].items():
-        result.train_metrics_clientapp[int(number)] = MetricRecord(metrics)
-    for number, scores in values.get("scores", {}).items():  # newer than most files
-        result.evaluate_metrics_clientapp[int(number)] = MetricRecord(scores)
-    best = checkpoint.snapshot.part("best")
-    if best.values:
-        num_nodes, accuracy = best.values["score"]
-        loop.best_score = (num_nodes, accuracy)
-        loop.best_state = dict(best.tensors)
-        loop.best_round = best.values["round"]
     try:
+        values = checkpoint.snapshot.part("loop").tree()
+        for name in KEPT:
+            setattr(loop, name, values[name])
+        loop.best_score = values["best_score"] and tuple(values["best_score"])
+        loop.silent = {pid: Silence(**one) for pid, one in loop.silent.items()}
+        for number, metrics in values["metrics"].items():
+            result.train_metrics_clientapp[number] = MetricRecord(metrics)
+        for number, scores in values["scores"].items():
+            result.evaluate_metrics_clientapp[number] = MetricRecord(scores)
         load_server_state(checkpoint.snapshot.part("method"))
     except (KeyError, ValueError, RuntimeError) as error:
         raise RunError(
