@@ -24,36 +24,21 @@ def least_items(coverage: float) -> int:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Temperature of a model's logits, and thresholds of its conformal sets or intervals.
+    """Temperature of a model's logits, and thresholds of conformal sets or intervals."""
 
-    Parameters
-    ----------
-    source : {"owner", "shared"}
-        Whether one owner's items, or sums over all owners decided.
-    items : int
-        Number of items; 0 if there was none, and nothing is calibrated.
-    temperature : float
-        T > 0 by which logits are divided; 1 for numbers.
-    coverage : float in [0, 1)
-        Share of the items whose set or interval is to hold the truth; 0 without sets,
-        since there are several labels for each item, or too few items.
-    score : {"", "lac", "aps", "raps", "residual"}
-        Conformal score; empty without sets.
-    thresholds : tuple of float
-        Largest score in a set; for numbers half the width of the interval of each target,
-        in its unit, infinite if too few of its values are known.
-    knots : tuple of (tuple of float, tuple of float)
-        Isotonic map of each class or label: probabilities, ascending, and those that
-        replace them; linear between two knots, constant beyond. Empty without.
-    """
-
-    source: str
-    items: int
-    temperature: float = 1.0
+    source: str  # "owner" or "shared": one owner's items, or sums over all owners
+    items: int  # number of items; 0: there was none, and nothing is calibrated
+    temperature: float = 1.0  # T > 0 by which logits are divided; 1 for numbers
     coverage: float = 0.0
-    score: str = ""
+    """Share of the items whose set or interval is to hold the truth; 0 without sets,
+    since there are several labels for each item, or too few items."""
+    score: str = ""  # conformal score, of CONFORMAL or RESIDUAL; empty without sets
     thresholds: tuple[float, ...] = ()
+    """Largest score in a set; for numbers half the width of the interval of each target,
+    in its unit, infinite if too few of its values are known."""
     knots: tuple[Knots, ...] = ()
+    """Isotonic map of each class or label: probabilities, ascending, and those that
+    replace them; linear between two knots, constant beyond. Empty without."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entries as JSON values; an infinite threshold is ``None``."""

@@ -209,23 +209,12 @@ class RunConfig(GeneralSettings, Generic[S]):
         *,
         datasets: Iterable[str] | None = None,
     ) -> RunConfig:
-        """Parse and check Flower's flat run config.
+        """Parse and check Flower's flat run config; missing keys take their default.
 
-        Parameters
-        ----------
-        values : mapping of str to bool, int, float or str
-            Flat keys such as ``rounds``, ``fedprox.mu``, ``synthetic.nodes``; missing
-            keys take their default.
-        methods : mapping of str to Method
-            The table of methods.
-        datasets : iterable of str, optional
-            Names of the known datasets; by default ours and those of other packages.
-
-        Raises
-        ------
-        ConfigError
-            For an unknown name, a wrong type, a value out of range, or settings that
-            cannot be combined.
+        ``values`` have flat keys such as ``rounds``, ``fedprox.mu``, ``synthetic.nodes``;
+        ``methods`` is the table of methods, and ``datasets`` the names of the known ones,
+        by default ours and those of other packages. Raises a ConfigError for an unknown
+        name, a wrong type, a value out of range, or settings that cannot be combined.
         """
         general = {k: v for k, v in values.items() if "." not in k}
         tables: dict[str, dict[str, Scalar]] = {}

@@ -28,54 +28,33 @@ AbsentClasses = Literal["ignore", "zero"]
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one model on one set of nodes or graphs.
+    """Scores of one model on one set of nodes or graphs, from 0 to 1.
 
-    Parameters
-    ----------
-    num_nodes : int
-        Labelled nodes in the set; in graph classification, graphs.
-    accuracy, macro_f1, macro_recall : float in [0, 1]
-        NaN if ``num_nodes`` is 0; the run folder stores it as ``null``.
-    auroc, auprc : float in [0, 1]
-        Areas under the ROC curve and the precision-recall curve. NaN, and omitted from
-        records, where they are not computed or undefined (items of a single class).
-    mrr, hits : float in [0, 1]
-        Mean reciprocal rank and Hits@K of links; NaN, and omitted from records, for nodes
-        and graphs.
-    precision_at_k, threshold, threshold_precision, threshold_recall, threshold_f1 : \
-float in [0, 1]
-        With a positive class: Precision@K, the threshold chosen on validation, and
-        precision, recall and F1 of the class at this threshold.
-    micro_f1 : float in [0, 1]
-        With several labels per item, F1 of all labels together.
-    ece, brier, ece_calibrated, brier_calibrated : float in [0, 1]
-        Calibration error and Brier score of the probabilities, before and after
-        calibration.
-    coverage, set_share : float in [0, 1]
-        Share of the items whose conformal set holds the truth, and mean share of all
-        classes in a set.
+    NaN if ``num_nodes`` is 0, which the run folder stores as ``null``. Those from
+    ``auroc`` on are NaN, and omitted from records, where they are not computed or
+    undefined.
     """
 
-    num_nodes: int
+    num_nodes: int  # labelled nodes; in graph classification, graphs
     accuracy: float
     macro_f1: float
     macro_recall: float
-    auroc: float = math.nan
-    auprc: float = math.nan
-    mrr: float = math.nan
-    hits: float = math.nan
-    precision_at_k: float = math.nan
-    threshold: float = math.nan
+    auroc: float = math.nan  # area under the ROC curve
+    auprc: float = math.nan  # area under the precision-recall curve
+    mrr: float = math.nan  # mean reciprocal rank of links
+    hits: float = math.nan  # Hits@K of links
+    precision_at_k: float = math.nan  # of the positive class, as the next four
+    threshold: float = math.nan  # chosen on validation
     threshold_precision: float = math.nan
     threshold_recall: float = math.nan
     threshold_f1: float = math.nan
-    micro_f1: float = math.nan
-    ece: float = math.nan
+    micro_f1: float = math.nan  # with several labels per item, of all labels together
+    ece: float = math.nan  # calibration error of the probabilities
     brier: float = math.nan
     ece_calibrated: float = math.nan
     brier_calibrated: float = math.nan
-    coverage: float = math.nan
-    set_share: float = math.nan
+    coverage: float = math.nan  # share of the items whose conformal set holds the truth
+    set_share: float = math.nan  # mean share of all classes in a set
 
     def selected(self, main_score: str) -> float:
         """Return the score by which models are selected, NaN where it is undefined."""

@@ -57,36 +57,22 @@ class PerTarget:
 
 @dataclass(frozen=True)
 class NumberScores:
-    """Scores of one model on one set of items with T numbers each.
+    """Scores of one model on one set of items with T numbers each, NaN where undefined.
 
-    Parameters
-    ----------
-    num_nodes : int
-        Items with a known value of any target.
-    targets : PerTarget
-        The numbers of each target.
-    std : tuple of float
-        Length T: spread of each target by which ``nrmse`` is normalised; empty if the
-        server does not know it.
-    nrmse : float
-        Mean over the targets with values of RMSE / spread, NaN without any.
-    mae, r2, spearman : float
-        Means over the targets for which they are defined, else NaN. R² is about the mean
-        of the same values.
-    coverage, interval : float
-        With ``calibration``, share of the known values that lie in their interval, and
-        the mean width of these in spreads; NaN, and omitted from records, without.
+    The last two are of conformal intervals, and omitted from records without any.
     """
 
-    num_nodes: int
+    num_nodes: int  # items with a known value of any target
     targets: PerTarget
-    std: tuple[float, ...]
-    nrmse: float
-    mae: float
-    r2: float
+    std: tuple[
+        float, ...
+    ]  # spread of each target; empty if the server does not know it
+    nrmse: float  # mean over the targets with values of RMSE / spread
+    mae: float  # this one and the next two: means over the targets
+    r2: float  # about the mean of the same values
     spearman: float
-    coverage: float = math.nan
-    interval: float = math.nan
+    coverage: float = math.nan  # share of the known values that lie in their interval
+    interval: float = math.nan  # mean width of the intervals, in spreads
 
     @classmethod
     def of(

@@ -32,26 +32,13 @@ class Schema:
 
     Kinds and relations are numbered by their place. The feature matrix of a typed graph
     has a block of columns for each kind; a node has zeros outside the block of its kind.
-
-    Parameters
-    ----------
-    target : str
-        Kind of the nodes that are predicted.
-    widths : tuple of (str, int)
-        Kinds of nodes with the widths of their features; a width may be 0.
-    relations : tuple of (str, str, str)
-        Kind of the sources, name, and kind of the targets of each relation.
-    private : frozenset of (str, str, str)
-        Relations that the owner keeps to itself.
-    predicted : (str, str, str) or None
-        Relation whose links, or whose edges, are predicted in place of nodes.
     """
 
-    target: str
-    widths: tuple[tuple[str, int], ...]
+    target: str  # kind of the nodes that are predicted
+    widths: tuple[tuple[str, int], ...]  # of the features of each kind; may be 0
     relations: tuple[Triple, ...] = ()
-    private: frozenset[Triple] = frozenset()
-    predicted: Triple | None = None
+    private: frozenset[Triple] = frozenset()  # relations that the owner keeps to itself
+    predicted: Triple | None = None  # whose links or edges are predicted, not nodes
 
     @property
     def node_types(self) -> tuple[str, ...]:
@@ -154,14 +141,7 @@ class Schema:
         return replace(self, target=found[0][0], predicted=found[0])
 
     def check(self, where: str) -> None:
-        """Reject a schema that no typed graph may have; ``where`` begins the errors.
-
-        Raises
-        ------
-        DataError
-            If a name is malformed or given twice, there are too many, or a relation or
-            the target has a kind that is not listed.
-        """
+        """Raise a DataError, which begins with ``where``, for an impossible schema."""
         types = self.node_types
         for what, found, most in (
             ("kinds of nodes", types, MOST_TYPES),
@@ -217,13 +197,7 @@ class Schema:
 
     @classmethod
     def from_text(cls, text: str) -> Schema:
-        """Read :meth:`to_text`.
-
-        Raises
-        ------
-        ConfigError
-            If it is malformed.
-        """
+        """Read :meth:`to_text`; a ConfigError says that it is malformed."""
         try:
             target, widths, *triples = json.loads(text)
             relations, private, predicted = (
@@ -245,24 +219,12 @@ class Schema:
 
 @dataclass(frozen=True)
 class TypedModel:
-    """What a typed backbone is built for.
+    """What a typed backbone is built for."""
 
-    Parameters
-    ----------
-    schema : Schema
-        Kinds and relations of its graphs.
-    num_bases : int
-        Bases B of the weights of relations in RGCN; 0: each relation has its own.
-    has_reverse : bool
-        Whether messages also run backwards along each relation, with weights of their own.
-    num_nodes : int
-        Nodes with a learned vector each, which never leaves the client; 0: none.
-    """
-
-    schema: Schema
-    num_bases: int = 8
-    has_reverse: bool = True
-    num_nodes: int = 0
+    schema: Schema  # kinds and relations of its graphs
+    num_bases: int = 8  # B of RGCN; 0: each relation has weights of its own
+    has_reverse: bool = True  # whether messages also run backwards, with own weights
+    num_nodes: int = 0  # that have a learned vector each, which stays on the client
 
     def to_text(self) -> str:
         """Return the argument ``messages`` of a typed backbone."""

@@ -44,15 +44,10 @@ def _check_number(name: str, ids: Tensor, most: int) -> None:
 class Boundary(ArrayPayload):
     """Nodes at the border of a client: 12·(b + h) + b bytes.
 
-    Parameters
-    ----------
-    own, outside : Tensor of shape (b,) and (h,), int64
-        Identifiers of the client's nodes with an outside neighbour, and of these
-        neighbours, ascending.
-    is_listed : Tensor of shape (b,), uint8
-        1 if the sum of the node may be formed, 0 if the owner leaves it out.
-    own_edges, outside_edges : Tensor of shape (b,) and (h,), int32
-        Number of edges of each node to nodes of the other side, at least 1.
+    ``own`` (b,) are the client's nodes with an outside neighbour, ``outside`` (h,) these
+    neighbours, both ascending identifiers. ``is_listed`` (b,) is 1 if the sum of the node
+    may be formed. ``own_edges`` and ``outside_edges`` count the edges of each node to the
+    other side, at least 1.
     """
 
     own: Tensor

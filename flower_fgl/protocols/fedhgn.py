@@ -21,12 +21,9 @@ __all__ = ["AlignedWeights", "Coefficients"]
 
 @dataclass(frozen=True)
 class Coefficients(ArrayPayload):
-    """Coefficients of relations: 4·L·R·B bytes.
+    """Coefficients a_r of relations in L layers: 4·L·R·B bytes.
 
-    Parameters
-    ----------
-    rows : Tensor of shape (L, R, B), float32
-        a_r of each layer; R is 0 without alignment.
+    ``rows`` are (L, R, B); R is 0 without alignment.
     """
 
     rows: Tensor
@@ -38,13 +35,9 @@ class Coefficients(ArrayPayload):
 class AlignedWeights(TensorPayload):
     """Weights that no schema names, and coefficients: 4·(P_s + L·R·B) bytes.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        Bases, root weights, biases and head: P_s parameters.
-    coefficients : Coefficients
-        Up: those of the client's R relations, both directions. Down: those of all other
-        clients, in an order that is drawn anew in each round.
+    ``tensors`` are bases, root weights, biases and head: P_s parameters. Up, the
+    coefficients are those of the client's R relations, both directions; down, those of
+    all other clients, in an order that is drawn anew in each round.
     """
 
     tensors: Mapping[str, Tensor]

@@ -32,13 +32,9 @@ SIZES = "sizes"
 class TypedWeights(Payload):
     """Weights and types of a client: 4·(P + 2pM) + 8·M bytes for M types.
 
-    Parameters
-    ----------
-    tensors : mapping of str to Tensor, float32
-        The P weights by name, and the ``centroids`` (M, 2p).
-    sizes : Tensor of shape (M, 2), int32
-        Number of edges of each type, and 1 if one of them ends at a training node, else
-        0. Both are 0 for a type that is withheld.
+    ``tensors`` are the P weights by name, and the ``centroids`` (M, 2p). ``sizes`` (M,
+    2), int32, has the number of edges of each type, and 1 if one of them ends at a
+    training node, else 0. Both are 0 for a type that is withheld.
     """
 
     tensors: Mapping[str, Tensor]

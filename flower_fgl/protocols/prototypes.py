@@ -49,14 +49,7 @@ class Prototypes(Payload):
     """Prototypes of some classes and hops: 4·M·p bytes for M prototypes.
 
     Missing prototypes are not sent. A bitmap marks those that are present, ⌈C·H/8⌉ bytes
-    of record overhead.
-
-    Parameters
-    ----------
-    values : Tensor of shape (C, H, p), float32
-        Zero where missing.
-    present : Tensor of shape (C, H), bool
-        True where there is a prototype.
+    of record overhead. ``values`` (C, H, p) are zero where ``present`` (C, H) is not.
     """
 
     values: Tensor
@@ -87,12 +80,8 @@ class Prototypes(Payload):
 class LocalPrototypes(Payload):
     """Prototypes of a client with their counts: 4·M·(p + 1) bytes for M prototypes.
 
-    Parameters
-    ----------
-    values : Tensor of shape (C, H, p), float32
-        Zero where missing.
-    counts : Tensor of shape (C, H), int64
-        Number of nodes of each prototype, below 2³¹; 0 marks a missing one.
+    ``counts`` (C, H), int64, is the number of nodes of each prototype, below 2³¹; 0 marks
+    a missing one, whose ``values`` (C, H, p) are zero.
     """
 
     values: Tensor

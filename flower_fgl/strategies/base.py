@@ -208,32 +208,17 @@ class FglStrategy(ServerHooks):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
-        """Run all rounds.
+        """Run all rounds on Flower's grid, or the local engine's; return Flower's result.
 
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, or the local engine's.
-        num_rounds : int, optional
-            Rounds, instead of the setting ``rounds``.
-        initial_arrays, timeout, train_config, evaluate_config, evaluate_fn
-            Part of Flower's interface, refused: the settings replace them.
-        should_stop : callable, optional
-            Called after every round with its number and the result so far; if it returns
-            True, the run ends as after its last round. Flower's own strategies have this
-            argument since version 1.43.
+        ``num_rounds`` replaces the setting ``rounds``. ``should_stop`` is called after
+        every round with its number and the result so far; if it returns True, the run
+        ends as after its last round (Flower's own strategies have this argument since
+        version 1.43). The other arguments are part of Flower's interface and refused: the
+        settings replace them.
 
-        Returns
-        -------
-        Result
-            Flower's result: last model and metrics by round.
-
-        Raises
-        ------
-        RunError
-            If the clients do not fit together; if three rounds in a row, or all rounds,
-            had too few usable replies; if no round was scored; if a checkpoint cannot be
-            written, or the run cannot resume from one.
+        Raises a RunError if the clients do not fit together; if three rounds in a row, or
+        all rounds, had too few usable replies; if no round was scored; if a checkpoint
+        cannot be written, or the run cannot resume from one.
         """
         given = (initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
         if any(value is not None for value in given):
