@@ -14,7 +14,7 @@ from sources import OWNERS, TARGET
 
 from flower_fgl import Run
 from flower_fgl.datasets.graph_files.graph_set import load_graph_set
-from flower_fgl.datasets.owned_set import split_set
+from flower_fgl.datasets.splits.graph_sets import split_set
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import flatten_config
 

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fedlit import FedLITSettings
-from flower_fgl.nn import Backbone, GraphInput, conv
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
 
 __all__ = [

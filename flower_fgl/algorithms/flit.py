@@ -27,7 +27,7 @@ from torch.func import functional_call
 
 from flower_fgl.core.targets import CLASSES, LABELS, TargetKind
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.messages import Direction, Messages, Ways
+from flower_fgl.nn.topology import Direction, Messages, Ways
 
 __all__ = [
     "difficulty",

@@ -22,7 +22,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedstar import return_probabilities
-from flower_fgl.nn import Backbone, GraphInput, conv
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
 from flower_fgl.nn.sparse import index_sum
 

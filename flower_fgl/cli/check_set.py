@@ -12,14 +12,14 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
-from flower_fgl.datasets.owned_set import (
+from flower_fgl.datasets.splits.graph_sets import (
+    SET_SPLIT,
     client_from_set,
     leaks,
     split_keys,
     split_rule,
     split_set,
 )
-from flower_fgl.datasets.splits.graph_sets import SET_SPLIT
 from flower_fgl.datasets.splits.split import PUBLIC
 
 __all__ = ["each_class", "read_set"]

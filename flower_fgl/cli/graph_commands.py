@@ -136,7 +136,7 @@ def check_graph(
     """
     if drop_unreadable is not None:
         # loads rdkit
-        from flower_fgl.datasets.graph_files.smiles import drop_unreadable as drop
+        from flower_fgl.datasets.graph_files.set_csv import drop_unreadable as drop
 
         show(f"{drop_unreadable}: left out {drop(graph, drop_unreadable):,} lines.")
         return

@@ -54,7 +54,7 @@ from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, state_shapes
-from flower_fgl.nn.vectorize import state_to_vector
+from flower_fgl.nn.state import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
 __all__ = ["ADPFedGNNClientApp"]

@@ -36,7 +36,7 @@ from flower_fgl.client_apps.runtime.training import (
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 
 __all__ = ["LocalTraining"]
 

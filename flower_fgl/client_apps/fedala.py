@@ -34,7 +34,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
 from flower_fgl.methods.fedala import FedALASettings
-from flower_fgl.nn.body_head import layer_of
+from flower_fgl.nn.state import layer_of
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]

@@ -21,7 +21,7 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, GraphInput, SparseOperator
 from flower_fgl.nn.computation_graph import receptive_field
-from flower_fgl.nn.normalize import RepNorm
+from flower_fgl.nn.layers import RepNorm
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["Parts", "TrainingPart", "assemble_modules", "build_parts"]

@@ -20,7 +20,7 @@ from flower_fgl.client_apps.fedpano_training import Trainer
 from flower_fgl.client_apps.stacked.group import Group, cross_entropy
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, SparseOperator
-from flower_fgl.nn.normalize import RepNorm
+from flower_fgl.nn.layers import RepNorm
 from flower_fgl.nn.stacked import map_each, stack_model
 from flower_fgl.protocols.fedavg import Weights
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.nn import Backbone
-from flower_fgl.nn.body_head import classifier_state, encoder_state
+from flower_fgl.nn.state import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPerClientApp"]

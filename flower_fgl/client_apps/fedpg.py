@@ -52,7 +52,7 @@ from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpg import FedPGSettings
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
 __all__ = ["FedPGClientApp"]

@@ -20,7 +20,7 @@ from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.methods.fedproto import FedProtoSettings
 from flower_fgl.methods.fedtgp import FedTGPSettings
 from flower_fgl.nn import Backbone
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
 __all__ = ["FedProtoClientApp", "PrototypeClientApp", "class_distance"]

@@ -42,7 +42,7 @@ from flower_fgl.client_apps.stacked.group import (
 )
 from flower_fgl.methods.fggp import FGGPSettings
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes

@@ -17,8 +17,7 @@ from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fgssl import FGSSLSettings
-from flower_fgl.nn.backbone import copy_network
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone, copy_network
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FGSSLClientApp"]

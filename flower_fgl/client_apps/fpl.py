@@ -18,7 +18,7 @@ from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.fggp import FGGPClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fpl import FPLSettings
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
 

@@ -23,7 +23,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.methods.moon import MoonSettings
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["MoonClientApp", "model_contrast", "towards_received"]

@@ -12,7 +12,7 @@ from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone
-from flower_fgl.nn.hidden_layers import hidden_names
+from flower_fgl.nn.models import hidden_names
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
 

@@ -21,10 +21,8 @@ from flower_fgl.datasets.client_graph import (
     OutsideEdges,
     numbered_within,
 )
-from flower_fgl.datasets.expected_target import expect_predicted, expect_target
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
-from flower_fgl.datasets.owned_set import split_rule, split_set
 from flower_fgl.datasets.partition.label_skew import MIN_CLIENT_SIZE
 from flower_fgl.datasets.partition.partition import (
     EDGE_RULES,
@@ -50,17 +48,20 @@ from flower_fgl.datasets.splits.edges import (
     require_edges,
     with_edge_classes,
 )
-from flower_fgl.datasets.splits.few_shot import draw_few_shot, few_shot_labels
 from flower_fgl.datasets.splits.graph_sets import (
     SET_SPLIT,
     cut_graph_clients,
+    split_rule,
+    split_set,
     with_degrees,
 )
-from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.links import link_client, links_sha256, require_links
 from flower_fgl.datasets.splits.split import (
     SPLITS,
+    draw_few_shot,
     draw_split,
+    few_shot_labels,
+    keyed_split,
     parse_split,
     published_split,
     strata,
@@ -72,15 +73,22 @@ from flower_fgl.datasets.splits.unseen import (
     partition_unseen,
 )
 from flower_fgl.datasets.transforms.canonical import undirected_simple
-from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
+from flower_fgl.datasets.transforms.messages import (
+    choose_messages,
+    expect_predicted,
+    expect_target,
+    finish_messages,
+)
 from flower_fgl.datasets.transforms.normalize_features import can_standardize, scale_raw
-from flower_fgl.datasets.transforms.sparsity import Sparsity, sparsify, sparsity_sha256
 from flower_fgl.datasets.transforms.subgraph import (
+    Sparsity,
     cut_clients,
     edges_between_clients,
     induced_graph,
     inductive_graphs,
     largest_dataset,
+    sparsify,
+    sparsity_sha256,
 )
 
 __all__ = ["FILE_SPLIT", "build_clients", "check_task", "in_setting", "load_dataset"]

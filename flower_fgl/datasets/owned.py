@@ -17,19 +17,22 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.targets import EDGE_SPLIT, LINK_SPLIT
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
-from flower_fgl.datasets.expected_target import expect_predicted
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
-from flower_fgl.datasets.splits.few_shot import draw_few_shot
-from flower_fgl.datasets.splits.keyed import keyed_split
 from flower_fgl.datasets.splits.split import (
     SPLITS,
     SplitFractions,
+    draw_few_shot,
     draw_split,
+    keyed_split,
     parse_split,
 )
-from flower_fgl.datasets.transforms.messages import choose_messages, finish_messages
+from flower_fgl.datasets.transforms.messages import (
+    choose_messages,
+    expect_predicted,
+    finish_messages,
+)
 from flower_fgl.datasets.transforms.normalize_features import scale_owned
-from flower_fgl.datasets.transforms.sparsity import Sparsity
+from flower_fgl.datasets.transforms.subgraph import Sparsity
 
 __all__ = ["client_from_file", "client_from_owned", "keyed_ids", "read_id_key"]
 
@@ -54,7 +57,7 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
     if config.classifies_graphs:
         # only a run on sets of graphs loads the code of their files
         from flower_fgl.datasets.graph_files.graph_set import load_graph_set
-        from flower_fgl.datasets.owned_set import client_from_set
+        from flower_fgl.datasets.splits.graph_sets import client_from_set
 
         return client_from_set(load_graph_set(path), config)
     owned = load_graph_file(

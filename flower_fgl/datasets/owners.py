@@ -34,7 +34,6 @@ from flower_fgl.core.settings import TARGETS, needs_classes, without_names
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
-from flower_fgl.datasets.expected_target import expect_target
 from flower_fgl.datasets.graph_files.graph_file import (
     GRAPHS,
     LocalGraphFile,
@@ -45,7 +44,6 @@ from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, folder_tables
 from flower_fgl.datasets.owned import client_from_owned
-from flower_fgl.datasets.owned_set import client_from_set
 from flower_fgl.datasets.sources.load import (
     cache_folder,
     data_folder,
@@ -53,8 +51,10 @@ from flower_fgl.datasets.sources.load import (
     load,
 )
 from flower_fgl.datasets.splits.edges import require_edges
+from flower_fgl.datasets.splits.graph_sets import client_from_set
 from flower_fgl.datasets.splits.links import require_links
-from flower_fgl.datasets.transforms.columns import order_columns
+from flower_fgl.datasets.transforms.messages import expect_target
+from flower_fgl.datasets.transforms.normalize_features import order_columns
 
 __all__ = ["Owner", "absolute_owners", "build_owners", "list_owners", "owner_contents"]
 

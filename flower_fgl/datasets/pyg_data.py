@@ -39,13 +39,13 @@ from flower_fgl.datasets.pyg_read import (
     check_columns,
     check_numbering,
     name_classes,
+    own_masks,
     read_edges,
     read_inputs,
     read_labels,
     read_several,
     warn_of_unread,
 )
-from flower_fgl.datasets.pyg_split import own_masks
 from flower_fgl.datasets.pyg_typed import (
     TypedParts,
     TypeNames,

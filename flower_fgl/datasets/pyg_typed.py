@@ -22,7 +22,7 @@ from flower_fgl.datasets.pyg_read import (
     read_features,
     read_index,
 )
-from flower_fgl.datasets.transforms.columns import select_columns
+from flower_fgl.datasets.transforms.normalize_features import select_columns
 from flower_fgl.datasets.transforms.typed import NodeTable
 from flower_fgl.nn.graph_union import select_rows
 

@@ -62,7 +62,7 @@ from flower_fgl.datasets.sources.load import (
 )
 from flower_fgl.datasets.suspect import log_notes, suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
-from flower_fgl.datasets.transforms.sparsity import Sparsity
+from flower_fgl.datasets.transforms.subgraph import Sparsity
 
 __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 

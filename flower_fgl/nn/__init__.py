@@ -2,9 +2,8 @@
 
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
-from flower_fgl.nn.gine import GINE
 from flower_fgl.nn.graph_input import GraphInput
-from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, GINE, MLP, GraphSAGE
 from flower_fgl.nn.models import (
     MODELS,
     assign_models,

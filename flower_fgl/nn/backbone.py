@@ -1,4 +1,4 @@
-"""Base class of all backbones: an encoder and a classifier."""
+"""Base class of all backbones: an encoder and a classifier; its copy and its recorder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.schema import TypedModel
-from flower_fgl.nn import conv
+from flower_fgl.nn import layers
 from flower_fgl.nn.graph_input import GraphInput, Pooling
-from flower_fgl.nn.messages import Direction
+from flower_fgl.nn.topology import Direction
 
-__all__ = ["Backbone", "Parts", "copy_network"]
+__all__ = ["Backbone", "Parts", "RecordingBackbone", "copy_network"]
+
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -76,7 +77,7 @@ class Backbone(nn.Module):
     :class:`GraphInput` only, and indexes dimensions from the last. The value counts only
     for the class that declares it: a subclass may compute something else."""
 
-    uniform: conv.Uniform = staticmethod(torch.rand_like)  # type: ignore[assignment]
+    uniform: layers.Uniform = staticmethod(torch.rand_like)  # type: ignore[assignment]
     """Source of the numbers of dropout."""
 
     rep_norm: str = ""
@@ -252,11 +253,11 @@ class Backbone(nn.Module):
 
     def _dropout(self, h: Tensor) -> Tensor:
         """Apply dropout in training mode."""
-        return conv.dropout(h, self.dropout, self.training, self.uniform)
+        return layers.dropout(h, self.dropout, self.training, self.uniform)
 
     def _relu_dropout(self, h: Tensor) -> Tensor:
         """Apply ReLU, then dropout in training mode."""
-        return conv.relu_dropout(h, self.dropout, self.training, self.uniform)
+        return layers.relu_dropout(h, self.dropout, self.training, self.uniform)
 
 
 def copy_network(
@@ -300,3 +301,48 @@ def copy_network(
             new = deepcopy(value, memo)
         copied.__dict__[name] = new
     return copied
+
+
+class RecordingBackbone(Backbone):
+    """Wrap a backbone, not copied, and keep the embedding of its last forward pass.
+
+    ``extra`` is a module that the same optimizer trains, e.g. an attention scorer.
+
+    ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels), for
+    a readout (G, hidden_channels). ``items`` are the embedded graphs if the last input
+    was a mini-batch of graphs, numbered as in the whole batch; ``None`` if it was all
+    nodes or graphs.
+    """
+
+    def __init__(self, backbone: Backbone, extra: nn.Module | None = None) -> None:
+        nn.Module.__init__(self)
+        self.backbone = backbone
+        self.extra = extra
+        self.embedding: Tensor
+        self.items: Tensor | None = None
+
+    @property
+    def undecayed(self) -> list[nn.Parameter]:
+        """Parameters of both modules that have no weight decay."""
+        parts = (self.backbone, self.extra)
+        return [p for part in parts for p in getattr(part, "undecayed", ())]
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return and keep the penultimate representation of each node or graph."""
+        self.embedding = self.backbone.embed(graph)
+        self.items = graph.selected
+        return self.embedding
+
+    @torch.no_grad()
+    def at_rest(self, graph: GraphInput) -> Tensor:
+        """Switch to evaluation mode and embed, without dropout and gradient."""
+        self.eval()
+        return self.embed(graph)
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes from embeddings."""
+        return self.backbone.head(h, graph)
+
+    def decode(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict pairs of nodes from the output of :meth:`head`."""
+        return self.backbone.decode(h, graph)

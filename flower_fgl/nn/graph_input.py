@@ -12,10 +12,16 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
-from flower_fgl.nn.messages import Direction, Messages, Ways
 from flower_fgl.nn.relations import Relations
 from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
-from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
+from flower_fgl.nn.topology import (
+    Direction,
+    Messages,
+    OperatorKind,
+    Topology,
+    Ways,
+    graph_filter,
+)
 
 __all__ = ["GraphInput", "Pooling"]
 

@@ -1,4 +1,4 @@
-"""Backbones that propagate in every layer, and a multi-layer perceptron."""
+"""Backbones that pass messages in every layer, and a multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from flower_fgl.nn import conv
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.nn import layers
 from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.layers import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from flower_fgl.nn.topology import edge_messages
 
-__all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
+__all__ = ["GAT", "GCN", "GCNII", "GIN", "GINE", "MLP", "GraphSAGE", "LayeredNet"]
 
 
 class LayeredNet(Backbone):
@@ -126,7 +128,7 @@ class GCN(DirectedNet):
 
     def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the normalised adjacency."""
-        return conv.gcn(layer, graph, h)
+        return layers.gcn(layer, graph, h)
 
 
 class GraphSAGE(DirectedNet):
@@ -146,7 +148,7 @@ class GraphSAGE(DirectedNet):
 
     def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the mean of the neighbours."""
-        return conv.sage(layer, graph, h)
+        return layers.sage(layer, graph, h)
 
 
 class GAT(LayeredNet):
@@ -170,7 +172,7 @@ class GAT(LayeredNet):
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by attention."""
-        return conv.gat(layer, graph, h)
+        return layers.gat(layer, graph, h)
 
 
 class GIN(LayeredNet):
@@ -197,7 +199,7 @@ class GIN(LayeredNet):
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the sum of the neighbours."""
-        return conv.gin(layer, graph, h)
+        return layers.gin(layer, graph, h)
 
 
 class MLP(LayeredNet):
@@ -251,5 +253,69 @@ class GCNII(Backbone):
         start = graph.linear(None, first.weight, first.bias).relu()
         h = self._dropout(start)
         for layer in encoder["convs"]:
-            h = self._relu_dropout(conv.gcn2(layer, graph, h, start))
+            h = self._relu_dropout(layers.gcn2(layer, graph, h, start))
         return h
+
+
+class GINE(Backbone):
+    """Graph isomorphism network with features of edges, Hu et al., ICLR 2020.
+
+    A linear map of the node features, then ``num_layers`` layers, at least 1::
+
+        m_i = Σ_{(j→i)} ReLU(h_j + W_e x_ji + b_e)
+        h_i' = MLP((1 + ε) h_i + m_i)
+
+    With the direction ``separate`` a second sum with weights of its own runs over the
+    edges (i→j). ReLU and dropout follow each layer; the head is a linear map.
+
+    Notes
+    -----
+    1. This is PyG's layer ``GINEConv``. The paper adds the embeddings of edges without the
+       inner ReLU, and has one for self-loops, as far as we know it.
+    2. ε is 0, the MLPs (two linear layers, ReLU) have no batch normalisation, and a readout
+       sums the embeddings of the last layer, all as in :class:`~flower_fgl.nn.GIN`.
+    3. Two directions are added. Egressy et al. (AAAI 2024) concatenate them, as far as we
+       know it.
+    """
+
+    min_layers = 1
+    pooling = "sum"
+
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+        """Construct the input map, the MLPs, and the maps of the features of edges."""
+        if not self.edge_channels:
+            raise ConfigError('model = "gine" needs features of edges.')
+        hidden = self.hidden_channels
+        names = (
+            ["edges", "edges_back"] if self.edge_direction == "separate" else ["edges"]
+        )
+        parts: dict[str, nn.Module] = {"input": nn.Linear(in_channels, hidden)}
+        for name in names:
+            parts[name] = nn.ModuleList(
+                nn.Linear(self.edge_channels, hidden) for _ in range(num_layers)
+            )
+        parts["mlps"] = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
+            )
+            for _ in range(num_layers)
+        )
+        return nn.ModuleDict(parts), nn.Linear(hidden, num_classes)
+
+    def represent(self, graph: GraphInput) -> Tensor:
+        """Return the last layer's linear output: (N, hidden_channels)."""
+        encoder: Any = self.encoder
+        first = encoder["input"]
+        h = graph.linear(None, first.weight, first.bias)
+        ways = [edges for edges in graph.ways(self.edge_direction) if edges is not None]
+        for number, mlp in enumerate(encoder["mlps"]):
+            h = self._relu_dropout(h) if number else h
+            total = h
+            for edges, name in zip(ways, ("edges", "edges_back"), strict=False):
+                total = total + edge_messages(h, edges, encoder[name][number])
+            h = mlp(total)
+        return h
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return :meth:`represent` after ReLU and dropout: (N, hidden_channels)."""
+        return self._relu_dropout(self.represent(graph))

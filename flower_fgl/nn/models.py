@@ -1,35 +1,132 @@
-"""Table of backbones by name, and their construction."""
+"""Table of backbones by name, their construction, and any ``Module`` as a backbone."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, described
 from flower_fgl.core.model_spec import ModelName, read_model, split_models
-from flower_fgl.nn.backbone import Backbone, copy_network
-from flower_fgl.nn.body_head import classifier_state, layer_of
+from flower_fgl.nn.backbone import Backbone, Parts, copy_network
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
-from flower_fgl.nn.gine import GINE
-from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
-from flower_fgl.nn.module_backbone import backbone_class
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, GINE, MLP, GraphSAGE
+from flower_fgl.nn.state import classifier_state, encoder_state, layer_of
 from flower_fgl.nn.typed import RGCN, TypedGINE, TypedGraphSAGE
 
 __all__ = [
     "MODELS",
+    "Factory",
+    "ModuleBackbone",
     "assign_models",
+    "backbone_class",
     "backbone_shapes",
     "build_model",
+    "hidden_names",
     "local_names",
     "num_parameters",
     "state_shapes",
 ]
+
+
+Factory = Callable[..., nn.Module]
+"""Called with ``in_channels``, ``hidden_channels``, ``num_layers`` and ``dropout``. It
+returns a module that maps ``x`` (N, in_channels) and ``edge_index`` (2, E) to embeddings
+(N, hidden_channels), as the models of ``torch_geometric.nn`` do."""
+
+
+@atexit.register
+def _remove_generated_code() -> None:
+    """Remove the temporary files to which PyG writes the code of layers, and leaves it."""
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or "")
+        if name.startswith("torch_geometric.") and path.name.startswith(f"{name}_"):
+            path.unlink(missing_ok=True)
+
+
+class ModuleBackbone(Backbone):
+    """A module of another library as the encoder, and a linear classifier.
+
+    The module gets dense features. Each graph's are made dense once. Nothing follows the
+    module's output but the classifier: no activation, no dropout.
+    """
+
+    min_layers = 1
+    factory: ClassVar[Factory]
+    name: ClassVar[str]
+
+    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+        """Call the factory; check what it returns."""
+        what = f"The factory of the backbone {described('backbones', self.name)}"
+        sizes = {
+            "in_channels": in_channels,
+            "hidden_channels": self.hidden_channels,
+            "num_layers": num_layers,
+            "dropout": self.dropout,
+        }
+        try:
+            encoder = type(self).factory(**sizes)
+        except TypeError as error:
+            raise ConfigError(
+                f"{what} must take {', '.join(sizes)} as keywords: {error}."
+            ) from error
+        if not isinstance(encoder, nn.Module):
+            raise ConfigError(
+                f"{what} must return a torch.nn.Module, got {type(encoder).__name__}."
+            )
+        for name, value in encoder.state_dict().items():
+            if not value.is_floating_point():
+                raise ConfigError(
+                    f"{what} makes a network whose state {name} is of {value.dtype}, "
+                    "which cannot be averaged. Use a network with float parameters and "
+                    "buffers only, e.g. torch.nn.LayerNorm in place of BatchNorm."
+                )
+        return encoder, nn.Linear(self.hidden_channels, num_classes)
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Run the module: (N, hidden_channels)."""
+        if graph.edge_weight is not None:
+            raise ConfigError(
+                f"The backbone {described('backbones', self.name)} takes no weights of "
+                "edges, which this method uses. Choose one of the library's backbones."
+            )
+        h: Any = self.encoder(graph.dense_features(), graph.edge_index)
+        shape = (graph.num_nodes, self.hidden_channels)
+        if not isinstance(h, torch.Tensor) or h.shape != shape:
+            got = tuple(h.shape) if isinstance(h, torch.Tensor) else type(h).__name__
+            raise ConfigError(
+                f"The backbone {described('backbones', self.name)} must return embeddings "
+                f"of shape (nodes, hidden_channels) = {shape}, got {got}."
+            )
+        return h
+
+
+def backbone_class(name: str, thing: Any) -> type[Backbone]:
+    """Return the class for a row of another package: a backbone, or a :data:`Factory`.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither.
+    """
+    if isinstance(thing, type) and issubclass(thing, Backbone):
+        return thing
+    if not callable(thing) or isinstance(thing, nn.Module):
+        raise ConfigError(
+            f'The backbone "{name}" must be a subclass of flower_fgl.nn.Backbone or a '
+            f"function that makes a torch.nn.Module, got {type(thing).__name__}."
+        )
+    return type(name, (ModuleBackbone,), {"factory": staticmethod(thing), "name": name})
+
 
 MODELS: Table[type[Backbone]] = Table(
     "backbones",
@@ -306,3 +403,37 @@ def _reset_parameters(module: nn.Module) -> None:
         return
     for child in module.children():
         _reset_parameters(child)
+
+
+@functools.lru_cache(maxsize=64)
+def hidden_names(
+    model: str, *, hidden_channels: int, num_layers: int, readout: bool
+) -> frozenset[str]:
+    """Return the tensors of the encoder without its input layer.
+
+    The input layer is each module with a parameter whose shape depends on the number of
+    features. In a GIN this is the first linear map: a linear map and the sum over the
+    neighbours commute, so this map could as well precede the first layer. Raises a
+    ConfigError if the backbone has no other layer.
+    """
+    narrow, wide = (
+        encoder_state(
+            backbone_shapes(
+                model,
+                in_channels=width,
+                hidden_channels=hidden_channels,
+                num_classes=2,
+                num_layers=num_layers,
+                readout=readout,
+            )
+        )
+        for width in (1, 2)
+    )
+    inputs = {name.rpartition(".")[0] for name in narrow if narrow[name] != wide[name]}
+    found = frozenset(n for n in narrow if n.rpartition(".")[0] not in inputs)
+    if not found:
+        raise ConfigError(
+            f'model = "{model}" has no layer between its input layer and its head, but '
+            "the method shares those layers. Use gin, or more num-layers."
+        )
+    return found

@@ -22,7 +22,7 @@ from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import MODELS, Backbone, build_model
-from flower_fgl.nn.normalize import RepNorm
+from flower_fgl.nn.layers import RepNorm
 from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import (
     EDGE_SCALING,

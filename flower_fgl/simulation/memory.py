@@ -203,7 +203,7 @@ def _step_bytes(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int
         return 0
     shapes = _shapes(config, store, sizes, name)
     width = sum(shape[0] for shape in shapes.values() if len(shape) == 2)
-    # maps of the features of edges, see nn/gine.py; both directions of each edge
+    # maps of the features of edges, see nn/message_passing.py; both directions of each edge
     of_edges = [s[0] for n, s in shapes.items() if ".edges" in n and len(s) == 2]
     numbers = width * sizes.num_train_nodes + 2 * sum(of_edges) * sizes.num_messages
     return ACTIVATIONS * FLOAT * numbers

@@ -85,8 +85,7 @@ def register(
     if not name:
         raise ConfigError("register needs a name for a backbone or a dataset.")
     if backbone is not None:
-        from flower_fgl.nn.models import MODELS
-        from flower_fgl.nn.module_backbone import backbone_class
+        from flower_fgl.nn.models import MODELS, backbone_class
 
         backbone_class(name, backbone)  # reports what is no backbone
         register_row("backbones", name, backbone, MODELS.own)

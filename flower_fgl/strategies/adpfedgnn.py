@@ -33,7 +33,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import state_shapes
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload

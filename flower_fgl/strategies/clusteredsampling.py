@@ -35,7 +35,7 @@ from flower_fgl.algorithms.clusteredsampling import (
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.methods.clusteredsampling import ClusteredSamplingSettings
-from flower_fgl.nn.vectorize import state_to_vector
+from flower_fgl.nn.state import state_to_vector
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 

@@ -20,7 +20,7 @@ from flower_fgl.algorithms.dense import (
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.nn import Backbone, GraphInput, optimizers
-from flower_fgl.nn.ensemble import Ensemble
+from flower_fgl.nn.stacked import Ensemble
 
 __all__ = ["Batch", "Distiller"]
 

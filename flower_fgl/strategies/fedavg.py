@@ -15,8 +15,8 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, build_model, state_shapes
-from flower_fgl.nn.body_head import BODY
 from flower_fgl.nn.models import local_names
+from flower_fgl.nn.state import BODY
 from flower_fgl.nn.typed import unheld_names
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights

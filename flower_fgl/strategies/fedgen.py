@@ -19,7 +19,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import GraphInput, optimizers
-from flower_fgl.nn.ensemble import Ensemble
+from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload

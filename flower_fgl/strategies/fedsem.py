@@ -28,7 +28,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.methods.fedsem import FedSEMSettings
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload

@@ -24,7 +24,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedtad import FedTADSettings
 from flower_fgl.nn import Backbone, GraphInput, optimizers
-from flower_fgl.nn.ensemble import Ensemble
+from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedtad import ReliableWeights
 from flower_fgl.runs.checkpoints import Snapshot

@@ -24,7 +24,7 @@ from flower_fgl.algorithms.gcflplus import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.gcflplus import GCFLPlusSettings
-from flower_fgl.nn.vectorize import state_to_vector
+from flower_fgl.nn.state import state_to_vector
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection
 
-from flower_fgl.nn.hidden_layers import hidden_names
+from flower_fgl.nn.models import hidden_names
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.fedavg import FedAvg, common_model
 

@@ -11,7 +11,7 @@ from flower_fgl.cli.main import app
 from flower_fgl.cli.setting_help import explain_setting
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.settings import PARTITIONS
-from flower_fgl.datasets.partition.rules import describe_rules
+from flower_fgl.datasets.partition.partition import describe_rules
 from flower_fgl.methods import METHODS, parse_config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "data.md"

@@ -19,7 +19,7 @@ from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import SharedWeights
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.saved_model import load_model

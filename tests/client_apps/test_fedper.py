@@ -15,7 +15,7 @@ from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.nn.body_head import classifier_state, encoder_state
+from flower_fgl.nn.state import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from tests.support.random_clients import FEATURES, random_client

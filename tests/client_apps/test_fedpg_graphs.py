@@ -19,7 +19,7 @@ from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, no_prototypes
 from tests.client_apps.test_fedpg import answer, two_rounds
 

@@ -11,7 +11,7 @@ from flower_fgl.client_apps.moon import MoonClientApp, model_contrast, towards_r
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.client_apps.stacked.group import Group
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client
 

@@ -17,7 +17,11 @@ from flower_fgl.core.unused_settings import (
     reject_unused_settings,
 )
 from flower_fgl.datasets import build
-from flower_fgl.datasets.partition.rules import GRAPH_RULES, NETWORK_RULES, NODE_RULES
+from flower_fgl.datasets.partition.partition import (
+    GRAPH_RULES,
+    NETWORK_RULES,
+    NODE_RULES,
+)
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import flatten_config

@@ -15,8 +15,7 @@ from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients, load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.label_columns import label_columns
-from flower_fgl.datasets.suspect import suspect_data
+from flower_fgl.datasets.suspect import label_columns, suspect_data
 from flower_fgl.datasets.transforms.canonical import csr_tensor
 from flower_fgl.methods import parse_config
 from tests.support.real_sets import skip_unless_whole

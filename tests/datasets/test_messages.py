@@ -25,7 +25,7 @@ from flower_fgl.datasets.pyg_data import graph_dataset, node_dataset
 from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
 from flower_fgl.methods import parse_config
 from flower_fgl.nn.link import pair_codes
-from flower_fgl.nn.messages import Messages
+from flower_fgl.nn.topology import Messages
 
 NODES, EDGES = 40, 150
 COLUMNS = ("amount", "age")

@@ -11,8 +11,11 @@ from torch import Tensor
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import TrainingSet, train_epochs
 from flower_fgl.nn import Backbone, GraphInput, build_model
-from flower_fgl.nn.computation_graph import _surroundings, receptive_field
-from flower_fgl.nn.neighbor_sampling import NeighborSampler
+from flower_fgl.nn.computation_graph import (
+    NeighborSampler,
+    _surroundings,
+    receptive_field,
+)
 
 MakeGraph = Callable[..., GraphInput]
 TARGETS = torch.tensor([31, 2, 7, 39])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flower_fgl.nn import GraphInput, conv
+from flower_fgl.nn import GraphInput, layers
 from flower_fgl.nn.decoupled import recursive_attention
 from flower_fgl.nn.layers import GATConv
 
@@ -16,7 +16,7 @@ MakeGraph = Callable[..., GraphInput]
 def test_dropout_zeroes_at_its_rate_and_keeps_the_mean(rate: float) -> None:
     torch.manual_seed(0)
     h = torch.ones(400, 500)
-    out = conv.dropout(h, rate, True)
+    out = layers.dropout(h, rate, True)
     share = float((out == 0).float().mean())
     assert share == pytest.approx(rate, abs=0.005)  # 5 sigma: 5 · √(0.25 / 200,000)
     assert out.max() == pytest.approx(1 / (1 - rate))
@@ -25,14 +25,14 @@ def test_dropout_zeroes_at_its_rate_and_keeps_the_mean(rate: float) -> None:
 
 def test_dropout_passes_the_gradient_through_what_it_kept() -> None:
     h = torch.randn(50, 20, requires_grad=True)
-    out = conv.dropout(h, 0.5, True)
+    out = layers.dropout(h, 0.5, True)
     out.sum().backward()
     torch.testing.assert_close(h.grad, torch.where(out == 0, 0.0, 2.0))
 
 
 def test_relu_dropout_is_relu_where_it_keeps() -> None:
     h = torch.randn(50, 20, requires_grad=True)
-    out = conv.relu_dropout(h, 0.25, True)
+    out = layers.relu_dropout(h, 0.25, True)
     kept = out > 0
     torch.testing.assert_close(out[kept], h.detach()[kept] / 0.75)
     assert torch.equal(out[~kept], torch.zeros(int((~kept).sum())))
@@ -42,13 +42,13 @@ def test_relu_dropout_is_relu_where_it_keeps() -> None:
     torch.testing.assert_close(h.grad, kept / 0.75)
 
 
-@pytest.mark.parametrize("function", [conv.dropout, conv.relu_dropout])
+@pytest.mark.parametrize("function", [layers.dropout, layers.relu_dropout])
 def test_nothing_is_drawn_outside_training_or_at_rate_zero(
     function: Callable[..., torch.Tensor],
 ) -> None:
     h = torch.randn(5, 4)
     before = torch.get_rng_state()
-    expected = h if function is conv.dropout else h.relu()
+    expected = h if function is layers.dropout else h.relu()
     assert torch.equal(function(h, 0.5, False), expected)
     assert torch.equal(function(h, 0.0, True), expected)
     assert torch.equal(torch.get_rng_state(), before)
@@ -61,12 +61,12 @@ def test_attention_weight_zero_removes_an_edge_and_one_keeps_it(
     layer = GATConv(9, 4, heads=2)
     edges = full.edge_index
     ones = GraphInput(full.x, edges, torch.ones(edges.shape[1]))
-    torch.testing.assert_close(conv.gat(layer, ones), conv.gat(layer, full))
+    torch.testing.assert_close(layers.gat(layer, ones), layers.gat(layer, full))
     weight = (torch.arange(edges.shape[1]) % 3 > 0).float()
     thinned = GraphInput(full.x, edges[:, weight > 0])
     weighted = GraphInput(full.x, edges, weight.requires_grad_())
-    out = conv.gat(layer, weighted)
-    torch.testing.assert_close(out, conv.gat(layer, thinned))
+    out = layers.gat(layer, weighted)
+    torch.testing.assert_close(out, layers.gat(layer, thinned))
     out.square().sum().backward()
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
@@ -78,7 +78,7 @@ def test_attention_survives_large_scores(make_graph: MakeGraph) -> None:
     layer = GATConv(9, 4, heads=2)
     with torch.no_grad():
         layer.att_src.mul_(1e4)
-    assert conv.gat(layer, graph).isfinite().all()
+    assert layers.gat(layer, graph).isfinite().all()
 
 
 def test_recursive_attention_equals_a_loop_over_nodes() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from flower_fgl.nn import GraphInput, build_model
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 
 
 def recording(*, readout: bool) -> RecordingBackbone:

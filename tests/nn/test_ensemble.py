@@ -9,7 +9,7 @@ import torch
 
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model
-from flower_fgl.nn.ensemble import Ensemble
+from flower_fgl.nn.stacked import Ensemble
 
 MakeGraph = Callable[..., GraphInput]
 

@@ -9,8 +9,8 @@ import torch
 from torch_geometric.nn import GINEConv
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.nn import GraphInput, build_model, messages, num_parameters
-from flower_fgl.nn.messages import Messages, edge_messages
+from flower_fgl.nn import GraphInput, build_model, num_parameters, topology
+from flower_fgl.nn.topology import Messages, edge_messages
 
 H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 INDEX = torch.tensor([[0, 1], [2, 2]])
@@ -143,7 +143,7 @@ def test_parts_of_a_large_sum_give_the_same_result_and_gradients(
     whole.sum().backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    monkeypatch.setattr(messages, "MOST_NUMBERS", 5 * 7)  # 7 of 30 edges at once
+    monkeypatch.setattr(topology, "MOST_NUMBERS", 5 * 7)  # 7 of 30 edges at once
     parts = model(graph)
     parts.sum().backward()
     torch.testing.assert_close(parts, whole)

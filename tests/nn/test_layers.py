@@ -9,7 +9,7 @@ import torch
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from flower_fgl.nn import layers
+from flower_fgl.nn import layers, topology
 
 
 def mlp() -> torch.nn.Sequential:
@@ -74,7 +74,7 @@ def test_the_normalisation_is_that_of_pyg(is_weighted: bool) -> None:
     weight = None
     if is_weighted:
         weight = torch.rand(42, generator=draw).requires_grad_()
-    got = layers.gcn_norm(edges, weight, 10, torch.float32)
+    got = topology.gcn_norm(edges, weight, 10, torch.float32)
     expected = gcn_norm(edges, weight, 10, dtype=torch.float32)
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])

@@ -23,8 +23,8 @@ from flower_fgl.nn import (
     state_shapes,
 )
 from flower_fgl.nn.backbone import copy_network
-from flower_fgl.nn.body_head import encoder_state
 from flower_fgl.nn.models import _template
+from flower_fgl.nn.state import encoder_state
 
 SIZES: dict[str, Any] = {
     "in_channels": 9,

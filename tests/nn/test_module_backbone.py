@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets.transforms.canonical import csr_tensor
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model, state_shapes
-from flower_fgl.nn.module_backbone import backbone_class
+from flower_fgl.nn.models import backbone_class
 from flower_fgl.simulation.register import register
 
 SIZES: dict[str, Any] = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.nn import GraphInput, build_model
-from flower_fgl.nn.neighbor_sampling import NeighborSampler
+from flower_fgl.nn.computation_graph import NeighborSampler
 from flower_fgl.nn.sparse import csr_matrix
 from flower_fgl.nn.topology import OperatorKind
 

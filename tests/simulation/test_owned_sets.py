@@ -55,7 +55,7 @@ def test_owners_run_and_equal_graphs_are_in_one_part(owners: Path) -> None:
 
 
 def client_masks(path: Path) -> dict[str, torch.Tensor]:
-    from flower_fgl.datasets.owned_set import split_set
+    from flower_fgl.datasets.splits.graph_sets import split_set
 
     config = parse_config({"setting": "graph"})
     return split_set(load_graph_set(path), config)[0]

@@ -10,7 +10,7 @@ from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
-from flower_fgl.nn.vectorize import state_to_vector
+from flower_fgl.nn.state import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
 from flower_fgl.strategies.adpfedgnn import ADPFedGNN
 from flower_fgl.strategies.base import Upload

@@ -8,7 +8,7 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.core.errors import RunError
 from flower_fgl.methods import parse_config
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload

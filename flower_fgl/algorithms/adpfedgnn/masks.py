@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.nn.vectorize import vector_to_state
+from flower_fgl.nn.state import vector_to_state
 
 __all__ = ["global_mask", "local_mask", "masked_mean", "per_tensor", "personalise"]
 

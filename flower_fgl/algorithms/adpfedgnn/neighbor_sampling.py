@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_fgl.nn.neighbor_sampling import NeighbourLists
+from flower_fgl.nn.computation_graph import NeighbourLists
 
 __all__ = ["Block", "Candidates", "NeighbourLists", "sample_block", "sample_neighbours"]
 

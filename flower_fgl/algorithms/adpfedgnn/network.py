@@ -24,8 +24,8 @@ from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
 from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
-from flower_fgl.nn.conv import relu_dropout
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.layers import relu_dropout
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 
 if TYPE_CHECKING:
     from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.layers import RepNorm, bound
 from flower_fgl.nn.models import build_model
-from flower_fgl.nn.normalize import RepNorm, bound
 
 __all__ = ["PersonalNet", "StackedPersonalNet", "build_encoder"]
 
@@ -32,7 +32,7 @@ class PersonalNet(Backbone):
 
     ``classes`` (c,), int64, are the predicted classes, in the order of the classifier's
     outputs; a classifier may also have all C. Representations are normalised by
-    ``rep_norm``, see :func:`~flower_fgl.nn.normalize.bound`.
+    ``rep_norm``, see :func:`~flower_fgl.nn.layers.bound`.
     """
 
     classes: Tensor

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedsageplus.graph_mending import HiddenNodes, MendedGraph
 from flower_fgl.nn import GraphInput, GraphSAGE
-from flower_fgl.nn.conv import sage
 from flower_fgl.nn.graph_union import select_rows
-from flower_fgl.nn.layers import SAGEConv
+from flower_fgl.nn.layers import SAGEConv, sage
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["FeatureGenerator", "NeighbourGenerator", "closest_rows"]

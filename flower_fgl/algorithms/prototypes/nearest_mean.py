@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.normalize import bound
+from flower_fgl.nn.layers import bound
 
 __all__ = [
     "FixedMeans",

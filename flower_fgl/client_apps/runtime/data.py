@@ -24,7 +24,7 @@ from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
-from flower_fgl.datasets.transforms.columns import order_columns
+from flower_fgl.datasets.transforms.normalize_features import order_columns
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.relations import Relations
 from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement

@@ -18,7 +18,7 @@ from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.computation_graph import receptive_field
 
 if TYPE_CHECKING:
-    from flower_fgl.nn.neighbor_sampling import NeighborSampler
+    from flower_fgl.nn.computation_graph import NeighborSampler
 
 __all__ = [
     "Checks",
@@ -101,7 +101,7 @@ class TrainingSet:
                 f"num-neighbors has {len(limits)} numbers, one for each layer of gcn, "
                 f"graphsage or gin, but the client's network has {layers}."
             )
-        from flower_fgl.nn.neighbor_sampling import NeighborSampler
+        from flower_fgl.nn.computation_graph import NeighborSampler
 
         if not self.samplers:
             self.samplers.append(NeighborSampler(self.inputs))

@@ -31,7 +31,7 @@ from flower_fgl.protocols.fedavg import Weights
 if TYPE_CHECKING:
     from flower_fgl.client_apps.runtime.client import Client
     from flower_fgl.nn import Backbone, GraphInput
-    from flower_fgl.nn.embedding_recorder import RecordingBackbone
+    from flower_fgl.nn.backbone import RecordingBackbone
     from flower_fgl.protocols.base import Payload
 
 __all__ = [

@@ -20,7 +20,7 @@
     Optional: the same for the labels of ``edges.csv``.
 ``targets.csv``
     Optional: ``name`` and ``unit`` of numbers to predict. In place of ``label`` the tables
-    then have ``target:NAME``, see ``csv_targets.py``.
+    then have ``target:NAME``, see ``csv_rows.py``.
 ``outside.csv``
     Optional: ``source``, the id of a node in ``nodes.csv``, and ``target``, the id of a
     node of another data owner, as in that owner's ``nodes.csv``. Only methods that use
@@ -51,10 +51,11 @@ from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
     csv_rows,
+    read_columns,
     read_number,
     read_table,
+    target_columns,
 )
-from flower_fgl.datasets.graph_files.csv_targets import read_columns, target_columns
 from flower_fgl.datasets.graph_files.own_split import PARTS, part_of_split
 from flower_fgl.datasets.graph_files.problems import (
     ErrorCollector,

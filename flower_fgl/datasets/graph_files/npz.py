@@ -15,7 +15,6 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable, MessageEdges, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers, no_file
-from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.target_arrays import (
     EDGE_TARGET_KEYS,
@@ -30,6 +29,7 @@ from flower_fgl.datasets.graph_files.typed_arrays import (
 )
 from flower_fgl.datasets.graph_files.validate import (
     check_edge_features,
+    check_whole_numbers,
     doubtful_labels,
     validate_edges,
     validate_node_dataset,

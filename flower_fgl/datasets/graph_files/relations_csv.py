@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import NAME, Schema, Triple
-from flower_fgl.datasets.graph_files.csv_rows import csv_rows
-from flower_fgl.datasets.graph_files.csv_targets import target_columns
+from flower_fgl.datasets.graph_files.csv_rows import csv_rows, target_columns
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 
 __all__ = ["RELATIONS", "Relation", "TypedNames", "folder_tables", "read_typed_names"]

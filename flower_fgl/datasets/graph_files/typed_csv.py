@@ -35,7 +35,13 @@ from flower_fgl.core.schema import Triple, has_name
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.csv_rows import Table, csv_rows, read_table
+from flower_fgl.datasets.graph_files.csv_rows import (
+    Table,
+    csv_rows,
+    read_columns,
+    read_table,
+    target_columns,
+)
 from flower_fgl.datasets.graph_files.csv_tables import (
     index_ids,
     read_classes,
@@ -45,7 +51,6 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     single_cell,
     split_note,
 )
-from flower_fgl.datasets.graph_files.csv_targets import read_columns, target_columns
 from flower_fgl.datasets.graph_files.npz import edge_table
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names

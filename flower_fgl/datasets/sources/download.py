@@ -24,7 +24,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.sources.layout import Layout
+from flower_fgl.datasets.sources.raw_paths import Layout
 from flower_fgl.datasets.sources.raw_readers import Raw
 
 __all__ = ["is_on_disk", "obtain"]

@@ -10,7 +10,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, version_of
 from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
 from flower_fgl.datasets.sources import raw_paths as at
-from flower_fgl.datasets.sources.layout import Layout
+from flower_fgl.datasets.sources.raw_paths import Layout
 
 __all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "TWITCH", "Source", "Statistics"]
 

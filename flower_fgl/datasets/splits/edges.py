@@ -28,9 +28,14 @@ from flower_fgl.datasets.client_graph import (
     MessageEdges,
     NodeDataset,
 )
-from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
 from flower_fgl.datasets.splits.links import shows_predicted
-from flower_fgl.datasets.splits.split import SPLITS, parse_split, split_nodes
+from flower_fgl.datasets.splits.split import (
+    SPLITS,
+    edge_keys,
+    keyed_split,
+    parse_split,
+    split_nodes,
+)
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.nn.link import pair_codes

@@ -1,28 +1,58 @@
-"""Graph classification: degree features, and training and evaluation graphs per client."""
+"""Sets of graphs: degree features, their split, and the graphs of each client."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
     GraphDataset,
     MessageEdges,
 )
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.partition.partition import IntArray
-from flower_fgl.datasets.splits.split import SPLITS
+from flower_fgl.datasets.splits.split import (
+    PUBLIC,
+    SPLITS,
+    draw_split,
+    keyed_split,
+    parse_split,
+)
 from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
+from flower_fgl.datasets.transforms.messages import (
+    choose_messages,
+    expect_target,
+    finish_messages,
+)
+from flower_fgl.datasets.transforms.normalize_features import scale_owned
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.sparse import narrow_csr
 
-__all__ = ["SET_SPLIT", "cut_graph_clients", "degree_features", "node_degrees"]
-__all__ += ["degree_names", "with_degrees"]
+__all__ = [
+    "SET_SPLIT",
+    "client_from_set",
+    "cut_graph_clients",
+    "degree_features",
+    "degree_names",
+    "leaks",
+    "node_degrees",
+    "split_keys",
+    "split_rule",
+    "split_set",
+    "with_degrees",
+]
+
 
 SET_SPLIT = "80/10/10"
 """Default split of an owner's set of graphs."""
@@ -154,3 +184,144 @@ def _select(
         targets=None if dataset.targets is None else dataset.targets[graphs],
         messages=messages,
     )
+
+
+log = logging.getLogger(__name__)
+
+
+def client_from_set(
+    owned: OwnedSet, config: RunConfig, *, is_published: bool = False
+) -> ClientGraph:
+    """Split an owner's set of graphs, and build client 0 from it.
+
+    Graphs whose label is unknown are left out. ``is_published`` says that the set is a
+    benchmark, see :func:`choose_messages`. A DataError says that nodes have no
+    features, ``split-by`` needs identifiers that the file lacks, ``split = "public"`` a
+    split, or that the features were exported with another scaling.
+    """
+    dataset = expect_target(owned.dataset, config, owned.dataset.name)
+    owned = replace(owned, dataset=dataset)
+    if config.graph_features == "degree":
+        dataset = with_degrees(dataset, config.max_degree)
+        owned = replace(owned, scaling=None)
+    if not dataset.num_features:
+        raise DataError(
+            f"The nodes of {dataset.name} have no features. Add columns to nodes.csv (x in "
+            'an .npz file), or set graph-features = "degree", which counts the neighbours '
+            "of each node."
+        )
+    dataset = choose_messages(dataset, config, is_published=is_published)
+    masks, drawn_from = split_set(owned, config)
+    is_drawn = "partition-seed" in dict(drawn_from)
+    for name, what in (("train", "training"), ("test", "test")):
+        if not bool(masks[name].any()):
+            log.warning(
+                '%s has no %s graphs under split-by = "%s" (%s graphs).',
+                *(dataset.name, what, split_rule(owned, config), dataset.num_graphs),
+            )
+    if warning := leaks(owned, config, masks):
+        log.warning("%s: %s", dataset.name, warning)
+    client = cut_graph_clients(dataset, [np.arange(dataset.num_graphs)], [masks])[0]
+    client = replace(
+        client,
+        scaling=owned.scaling,
+        drawn_from=drawn_from,
+        replaces_split=is_drawn and bool(dataset.masks),
+    )
+    return scale_owned(finish_messages(client, config), config)
+
+
+def leaks(owned: OwnedSet, config: RunConfig, masks: Mapping[str, Tensor]) -> str:
+    """Say how many scored graphs have the identifier of a training graph, empty if none.
+
+    Of molecules that is the skeleton.
+    """
+    rule = "skeleton" if owned.smiles else "id"
+    is_drawn = config.split != PUBLIC and split_rule(owned, config) == rule
+    if is_drawn or not (owned.smiles or owned.keys):
+        return ""
+    keys = split_keys(owned, rule)
+    train, held_out = masks["train"].tolist(), (masks["val"] | masks["test"]).tolist()
+    trained = {key for key, is_train in zip(keys, train, strict=True) if is_train}
+    scored = zip(keys, held_out, strict=True)
+    number = sum(is_scored and key in trained for key, is_scored in scored)
+    if not number:
+        return ""
+    return (
+        f"{number:,} of {sum(held_out):,} validation and test graphs have the identifier "
+        "of a training graph: scores may be too high. Use the default split, or split-by = "
+        f'"{rule}".'
+    )
+
+
+def split_rule(owned: OwnedSet, config: RunConfig) -> str:
+    """Resolve ``split-by``: ``random``, ``id``, ``inchikey`` or ``skeleton``."""
+    if config.split_by != "auto":
+        return config.split_by
+    if owned.smiles:
+        return "skeleton"
+    return "id" if owned.keys else "random"
+
+
+def split_set(
+    owned: OwnedSet, config: RunConfig
+) -> tuple[dict[str, Tensor], tuple[tuple[str, Scalar], ...]]:
+    """Split the graphs of known label into disjoint masks train, val and test.
+
+    The second result is the settings from which the split was drawn; ``setting`` alone for
+    the file's own.
+    """
+    dataset, rule, split = owned.dataset, split_rule(owned, config), config.split
+    known = dataset.y >= 0
+    if split == "default":
+        is_own = rule == "random" and bool(dataset.masks)
+        split = PUBLIC if is_own else SET_SPLIT
+    fractions = parse_split(split)
+    drawn: dict[str, Scalar] = {"setting": config.setting}
+    if fractions is None:
+        return _own_split(dataset.masks, known, dataset.name), tuple(drawn.items())
+    shares = "/".join(f"{float(100 * share):g}" for share in fractions)
+    seed = config.partition_seed
+    drawn |= {"split-by": rule, "split": shares, "partition-seed": seed}
+    if rule == "random":
+        masks = draw_split(dataset.y, dataset.targets, fractions, seed=seed)
+    else:
+        masks = keyed_split(split_keys(owned, rule), known, fractions, seed=seed)
+    return masks, tuple(drawn.items())
+
+
+def _own_split(
+    masks: Mapping[str, Tensor], known: Tensor, name: str
+) -> dict[str, Tensor]:
+    """Return the split in the file."""
+    if missing := [part for part in SPLITS if part not in masks]:
+        raise DataError(
+            f'split = "{PUBLIC}", but {name} has no split into {", ".join(missing)} '
+            "graphs. Add a column split to graphs.csv (in an .npz file train_mask, "
+            f'val_mask and test_mask), or give percentages, e.g. "{SET_SPLIT}".'
+        )
+    return {part: masks[part] & known for part in SPLITS}
+
+
+def split_keys(owned: OwnedSet, rule: str) -> tuple[str, ...]:
+    """Return the identifier of each graph by which a rule other than ``random`` splits.
+
+    A DataError says that the file has no identifiers, or no molecules.
+    """
+    name = owned.dataset.name
+    if rule == "id" and not owned.keys:
+        raise DataError(
+            f'split-by = "id" needs an identifier of each graph, but {name} has none. Add '
+            'graph_keys (or graph_ids), or set split-by = "random".'
+        )
+    if rule == "id":
+        return owned.keys
+    if not owned.smiles:
+        raise DataError(
+            f'split-by = "{rule}" needs molecules, but {name} has no column smiles. Use '
+            'split-by = "id", with a column key in graphs.csv (graph_keys).'
+        )
+    # loads rdkit
+    from flower_fgl.datasets.graph_files.set_csv import inchikeys
+
+    return tuple(inchikeys(owned.smiles, name, is_skeleton=rule == "skeleton"))

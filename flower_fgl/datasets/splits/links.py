@@ -32,10 +32,9 @@ from flower_fgl.core.schema import Schema
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.targets import LINK_CLASSES, LINK_SPLIT, MIN_EDGES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
-from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split
-from flower_fgl.datasets.splits.split import SPLITS, parse_split
+from flower_fgl.datasets.splits.split import SPLITS, edge_keys, keyed_split, parse_split
 from flower_fgl.datasets.transforms.canonical import undirected_simple
-from flower_fgl.datasets.transforms.columns import select_columns
+from flower_fgl.datasets.transforms.normalize_features import select_columns
 from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
 

@@ -12,9 +12,15 @@ import numpy as np
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.precision import check_whole_numbers
 from flower_fgl.datasets.graph_files.problems import clip, show_path
-from flower_fgl.datasets.tables.columns import OTHER, encode, read_cells, read_keys
+from flower_fgl.datasets.graph_files.validate import check_whole_numbers
+from flower_fgl.datasets.tables.columns import (
+    OTHER,
+    encode,
+    read_cells,
+    read_keys,
+    words_of,
+)
 from flower_fgl.datasets.tables.read import Block, read_blocks
 from flower_fgl.datasets.tables.recipe import (
     FEATURES,
@@ -28,7 +34,6 @@ from flower_fgl.datasets.tables.recipe import (
     items_of,
     match_column,
 )
-from flower_fgl.datasets.tables.vocabulary import words_of
 
 __all__ = ["Part", "encode_part", "read_graph"]
 

@@ -1,4 +1,4 @@
-"""Edges with direction and features: which of them a run reads, and their names."""
+"""What a run reads of a dataset: its target, and its edges with direction and features."""
 
 from __future__ import annotations
 
@@ -11,11 +11,27 @@ import torch
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.options import nearest
 from flower_fgl.core.schema import has_name
-from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
+from flower_fgl.core.settings import ALL_TARGETS
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    EdgeTable,
+    GraphDataset,
+    NodeDataset,
+)
 from flower_fgl.datasets.transforms.typed import without_types
 
-__all__ = ["EDGE_PREFIX", "choose_messages", "finish_messages", "joint_names"]
+__all__ = [
+    "EDGE_PREFIX",
+    "choose_messages",
+    "expect_predicted",
+    "expect_target",
+    "finish_messages",
+    "joint_names",
+]
+
 
 EDGE_PREFIX = "edge: "
 """Begin of the names of the edges' features, which follow those of the nodes' features."""
@@ -181,3 +197,50 @@ def joint_names(
     if len(of_nodes) != width or len(of_edges) != edge_width:
         return ()
     return (*of_nodes, *(f"{EDGE_PREFIX}{name}" for name in of_edges))
+
+
+Held = TypeVar("Held", bound=NodeDataset | GraphDataset | EdgeTable)
+
+
+def expect_predicted(
+    dataset: NodeDataset | GraphDataset, config: RunConfig, where: str
+) -> NodeDataset | GraphDataset:
+    """Return a dataset with the target of its nodes, graphs or edges in a run."""
+    if not config.has_pairs:
+        return expect_target(dataset, config, where)
+    if isinstance(dataset, GraphDataset) or config.predicts_links or not dataset.edges:
+        return dataset
+    edges = expect_target(dataset.edges, config, f"{where}, edges")
+    return replace(dataset, edges=edges)
+
+
+def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
+    """Return a dataset with the target that a run predicts.
+
+    Of several numbers the setting ``target`` may choose one. A DataError says that the
+    dataset holds another kind of target, or lacks the chosen one.
+    """
+    target, kind = dataset.target, config.predicts
+    if target.kind != kind:
+        raise DataError(
+            f"{where} holds {target.kind}, but this run predicts {kind}. Set target-kind = "
+            f'"{target.kind}" if all owners hold {target.kind}, or save {kind} '
+            "(docs/data.md)."
+        )
+    chosen = config.target
+    if not target.has_numbers or chosen in ("", ALL_TARGETS):
+        return dataset
+    if chosen not in target.names:
+        raise DataError(
+            f'{where}: target = "{chosen}" is none of its numbers. '
+            f"{nearest(chosen, target.names)}"
+        )
+    place = target.names.index(chosen)
+    assert dataset.targets is not None
+    values, units = dataset.targets[:, [place]], target.units[place : place + 1]
+    return replace(
+        dataset,
+        target=Target(target.kind, (chosen,), units if any(units) else ()),
+        targets=values,
+        y=(~values[:, 0].isnan()).to(torch.int64) - 1,
+    )

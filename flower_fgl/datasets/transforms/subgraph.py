@@ -1,9 +1,15 @@
-"""Induced subgraphs of node sets, clients and splits; the largest component."""
+"""Parts of a graph: induced subgraphs, the largest component, and random removal.
+
+Removal follows X. Wu et al., "Federated Prototype Graph Learning", Sec. IV-H and Fig. 7.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import scipy.sparse
@@ -11,11 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.client_graph import Graph, NodeDataset, numbered_within
+from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.link import pair_codes
 
 __all__ = [
     "InductiveGraphs",
+    "Sparsity",
     "cut_clients",
     "edges_between_clients",
     "induced_graph",
@@ -24,8 +35,14 @@ __all__ = [
     "largest_component",
     "largest_dataset",
     "owner_of_nodes",
+    "remove_edges",
+    "remove_features",
+    "remove_labels",
     "select_rows",
+    "sparsify",
+    "sparsity_sha256",
 ]
+
 
 IntArray = NDArray[np.int64]
 
@@ -205,3 +222,174 @@ def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
         node_type=None if dataset.node_type is None else dataset.node_type[nodes],
     )
     return component, nodes
+
+
+BoolArray = NDArray[np.bool_]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """Shares in [0, 1) of the data that are removed on every client.
+
+    These are of the non-zero features of nodes outside the training set, of the undirected
+    edges, and of the training labels of each class.
+    """
+
+    features: float = 0.0
+    edges: float = 0.0
+    labels: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Sparsity:
+        """Read ``feature-sparsity``, ``edge-sparsity`` and ``label-sparsity``."""
+        return cls(config.feature_sparsity, config.edge_sparsity, config.label_sparsity)
+
+    def __bool__(self) -> bool:
+        """Return whether anything is removed."""
+        return any(asdict(self).values())
+
+
+def _part(total: int, share: float) -> int:
+    """Return ⌊share · total⌋ for the decimal fraction that ``share`` was written as."""
+    return int(total * Fraction(str(share)))
+
+
+def _lowest(scores: NDArray[np.float64], share: float) -> BoolArray:
+    """Mark the ⌊share · n⌋ lowest of n scores; a larger share marks a superset."""
+    chosen = np.zeros(len(scores), dtype=np.bool_)
+    chosen[np.argsort(scores, kind="stable")[: _part(len(scores), share)]] = True
+    return chosen
+
+
+def remove_edges(
+    edge_index: Tensor, num_nodes: int, share: float, *, generator: np.random.Generator
+) -> Tensor:
+    """Remove ⌊share · E⌋ undirected edges at random, FedPG Sec. IV-H.
+
+    ``edge_index`` (2, 2E) has both directions of each edge; the remaining ones keep their
+    order. In an equal state of the generator, a larger share in [0, 1) removes a superset.
+    """
+    source, target = edge_index.numpy()
+    pair = np.minimum(source, target) * num_nodes + np.maximum(source, target)
+    distinct, edge = np.unique(pair, return_inverse=True)
+    is_removed = _lowest(generator.random(len(distinct)), share)
+    return edge_index[:, torch.from_numpy(~is_removed[edge])]
+
+
+def remove_labels(
+    y: Tensor, is_train: Tensor, share: float, *, generator: np.random.Generator
+) -> Tensor:
+    """Choose the training nodes that lose their label, class by class: (N,), bool.
+
+    ⌊share · n_c⌋ of the n_c training nodes of a class lose their label, so every class
+    keeps at least one: the share is below 1. All training nodes have a known class. In
+    an equal state of the generator, a larger share chooses a superset of the nodes.
+    """
+    score = generator.random(len(y))
+    label, train = y.numpy(), is_train.numpy()
+    chosen = np.zeros(len(y), dtype=np.bool_)
+    for c in np.unique(label[train]):
+        nodes = np.flatnonzero(train & (label == c))
+        chosen[nodes[_lowest(score[nodes], share)]] = True
+    return torch.from_numpy(chosen)
+
+
+def remove_features(
+    x: Tensor, nodes: Tensor, share: float, *, generator: np.random.Generator
+) -> Tensor:
+    """Set a share of the non-zero features of some nodes to zero, FedPG Sec. IV-H.
+
+    Of the M non-zero entries of ``nodes`` (N,), bool, ⌊share · M⌋ become zero, in a
+    copy of the features (N, d) in their layout; strided and sparse CSR lose the same
+    entries. In an equal state of the generator, a larger share in [0, 1) removes a
+    superset.
+    """
+    is_sparse = x.layout == torch.sparse_csr
+    matrix = scipy_csr(x).copy() if is_sparse else None
+    values = x.numpy().copy().reshape(-1) if matrix is None else matrix.data
+    stored = np.flatnonzero(values)
+    if matrix is None:
+        row = stored // max(x.shape[1], 1)
+    else:
+        row = np.repeat(np.arange(len(nodes)), np.diff(matrix.indptr))[stored]
+    score = generator.random(len(stored))
+    eligible = np.flatnonzero(nodes.numpy()[row])
+    values[stored[eligible[_lowest(score[eligible], share)]]] = 0
+    if matrix is None:
+        return torch.from_numpy(values.reshape(x.shape))
+    matrix.eliminate_zeros()
+    return csr_tensor(matrix)
+
+
+def sparsify(
+    graph: Graph, sparsity: Sparsity, *, seed: int, partition_id: int
+) -> Graph:
+    """Remove labels, edges and features from one client's graph, FedPG Sec. IV-H.
+
+    The graph has masks ``train``, ``val`` and ``test``; it is returned itself if nothing is
+    removed.
+
+    Notes
+    -----
+    1. The paper says "partial absence of features for unlabeled nodes". Here every node
+       outside the training set, validation and test nodes included, may lose single
+       entries instead of whole rows, since features are only partially absent. Only
+       non-zero entries are counted, because removing a zero changes nothing. Dense and
+       sparse features therefore lose the same entries.
+    2. The paper changes "the ratio of labeled nodes". Here training nodes lose their
+       label: they get class -1, are in no mask, and can lose features like any other
+       unlabelled node. Validation and test nodes stay, so scores remain comparable. At
+       least one training node of every class stays.
+    3. Removals are nested: everything removed at one share is removed at every larger one.
+    4. All counts are rounded down. As shares are below 1, no client loses its last edge or
+       its last training node. A client that had none is treated as without sparsity.
+    """
+
+    def draw(purpose: str) -> np.random.Generator:
+        return numpy_generator(seed, 0, partition_id, f"{purpose}-sparsity")
+
+    if not sparsity:
+        return graph
+    train = graph.masks["train"]
+    lost = remove_labels(graph.y, train, sparsity.labels, generator=draw("label"))
+    is_train = train & ~lost
+    before = graph.edge_index.shape[1] // 2
+    edge_index, x = graph.edge_index, graph.x
+    if sparsity.edges:
+        edge_index = remove_edges(
+            edge_index, graph.num_nodes, sparsity.edges, generator=draw("edge")
+        )
+    if sparsity.features:
+        x = remove_features(x, ~is_train, sparsity.features, generator=draw("feature"))
+    log.info(
+        "Client %d keeps %d of %d training labels and %d of %d edges.",
+        partition_id,
+        int(is_train.sum()),
+        int(train.sum()),
+        edge_index.shape[1] // 2,
+        before,
+    )
+    messages = graph.messages
+    if messages is not None and sparsity.edges:
+        kept = torch.unique(pair_codes(edge_index, graph.num_nodes))
+        is_loop = messages.index[0] == messages.index[1]
+        codes = pair_codes(messages.index, graph.num_nodes)
+        messages = messages.select(is_loop | torch.isin(codes, kept))
+    return replace(
+        graph,
+        x=x,
+        edge_index=edge_index,
+        messages=messages,
+        y=graph.y.masked_fill(lost, -1),
+        masks={**graph.masks, "train": is_train},
+    )
+
+
+def sparsity_sha256(partition_sha256: str, sparsity: Sparsity) -> str:
+    """Return the hash of a partition, or with sparsity the hash of both."""
+    if not sparsity:
+        return partition_sha256
+    shares = "/".join(f"{k}={float(v)!r}" for k, v in asdict(sparsity).items())
+    return hashlib.sha256(f"{partition_sha256}/{shares}".encode()).hexdigest()

@@ -29,7 +29,7 @@ from flower_fgl.datasets.transforms.canonical import (
     scipy_csr,
     undirected_simple,
 )
-from flower_fgl.datasets.transforms.columns import select_columns
+from flower_fgl.datasets.transforms.normalize_features import select_columns
 
 __all__ = [
     "OWN",

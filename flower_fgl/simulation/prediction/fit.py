@@ -23,7 +23,6 @@ from flower_fgl.datasets.client_graph import GraphDataset, MessageEdges, Scaling
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.splits import graph_sets, links
-from flower_fgl.datasets.transforms.columns import select_columns
 from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
@@ -32,6 +31,7 @@ from flower_fgl.datasets.transforms.normalize_features import (
     normalise_rows,
     own_columns,
     scale_features,
+    select_columns,
 )
 from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard

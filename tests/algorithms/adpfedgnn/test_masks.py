@@ -10,7 +10,7 @@ from flower_fgl.algorithms.adpfedgnn.masks import (
     per_tensor,
     personalise,
 )
-from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
+from flower_fgl.nn.state import state_to_vector, vector_to_state
 
 SHAPES = {"weight": (4, 5), "bias": (4,)}
 

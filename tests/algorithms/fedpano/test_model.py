@@ -9,7 +9,7 @@ from flower_fgl.algorithms.fedpano.shared import SharedParts
 from flower_fgl.core.metrics import auroc, score
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import GraphInput, num_parameters
-from flower_fgl.nn.normalize import bound
+from flower_fgl.nn.layers import bound
 
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # node 3 is isolated
 SIZES = {"in_channels": 6, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}

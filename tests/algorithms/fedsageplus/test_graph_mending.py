@@ -8,7 +8,7 @@ from flower_fgl.algorithms.fedsageplus import MendedGraph, hide_nodes
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn import MODELS, GraphInput, build_model
-from flower_fgl.nn.module_backbone import backbone_class
+from flower_fgl.nn.models import backbone_class
 from tests.support.sparse import sparse
 
 

@@ -19,7 +19,7 @@ from flower_fgl.cli.main import app
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.node_settings import parse_node_config
-from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.base import CONFIG, INFO
 from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.prototypes import CountedTable, LocalPrototypes

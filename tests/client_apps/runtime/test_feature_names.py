@@ -23,7 +23,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
     save_client_graph,
 )
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
-from flower_fgl.datasets.transforms.columns import order_columns
+from flower_fgl.datasets.transforms.normalize_features import order_columns
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import ClassAgreement, Description
 from flower_fgl.runs.model_file import read_card

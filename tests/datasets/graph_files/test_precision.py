@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files import csv_rows
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
-from flower_fgl.datasets.graph_files.precision import check_whole_numbers
+from flower_fgl.datasets.graph_files.validate import check_whole_numbers
 from flower_fgl.datasets.pyg_data import GivenNames, node_dataset
 from flower_fgl.datasets.transforms.canonical import quiet_csr
 

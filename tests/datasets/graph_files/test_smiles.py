@@ -17,7 +17,7 @@ from flower_fgl.datasets.graph_files.graph_set import (
     inspect_graph_set,
     load_graph_set,
 )
-from flower_fgl.datasets.owned_set import client_from_set, split_keys, split_set
+from flower_fgl.datasets.splits.graph_sets import client_from_set, split_keys, split_set
 from flower_fgl.methods import parse_config
 from tests.support.graph_sets import write_tables
 

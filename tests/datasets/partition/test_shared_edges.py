@@ -15,7 +15,7 @@ from flower_fgl import simulate, to_npz
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph
-from flower_fgl.datasets.partition.shared_edges import (
+from flower_fgl.datasets.partition.label_skew import (
     deal_edges,
     deal_relations,
     share_out,

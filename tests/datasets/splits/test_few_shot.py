@@ -17,8 +17,8 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.partition.partition import partition_nodes
 from flower_fgl.datasets.sources.registry import SOURCES, Statistics
-from flower_fgl.datasets.splits import few_shot
-from flower_fgl.datasets.splits.few_shot import (
+from flower_fgl.datasets.splits import split as few_shot
+from flower_fgl.datasets.splits.split import (
     draw_candidates,
     eligible_classes,
     few_shot_split,

@@ -13,7 +13,7 @@ from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.splits.edges import edge_client
-from flower_fgl.datasets.splits.keyed import edge_keys, keyed_split, keyed_uniform
+from flower_fgl.datasets.splits.split import edge_keys, keyed_split, keyed_uniform
 from flower_fgl.methods import parse_config
 from tests.support.graph_sets import write_tables
 

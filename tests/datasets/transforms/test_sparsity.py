@@ -19,7 +19,7 @@ from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.transforms.canonical import csr_tensor
-from flower_fgl.datasets.transforms.sparsity import (
+from flower_fgl.datasets.transforms.subgraph import (
     Sparsity,
     remove_edges,
     remove_features,

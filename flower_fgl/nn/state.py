@@ -1,11 +1,24 @@
-"""Split the state of a model into encoder and classifier, and into layers."""
+"""The state of a model: its encoder, classifier and layers by name; as one vector."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["BODY", "DECODER", "HEAD", "classifier_state", "encoder_state", "layer_of"]
+import torch
+from torch import Tensor
+
+__all__ = [
+    "BODY",
+    "DECODER",
+    "HEAD",
+    "classifier_state",
+    "encoder_state",
+    "layer_of",
+    "state_to_vector",
+    "vector_to_state",
+]
+
 
 BODY = "encoder."
 """Prefix of the encoder's tensor names, see :class:`~flower_fgl.nn.Backbone`."""
@@ -39,3 +52,20 @@ def layer_of(name: str) -> str:
         return root
     numbered = [position for position, part in enumerate(parts) if part.isdigit()]
     return ".".join([root, *parts[: numbered[0] + 1 if numbered else 1]])
+
+
+def state_to_vector(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Concatenate the tensors of a model in their order, without gradient: (P,)."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+
+
+def vector_to_state(
+    vector: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Undo :func:`state_to_vector`; the tensors are views of ``vector`` (P,)."""
+    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+    parts = torch.split(vector, sizes)
+    return {
+        name: part.view(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
