@@ -14,7 +14,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph
-from flower_fgl.datasets.graph_files.write import save_client_graph, save_client_set
+from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.partition.summary import PartitionSummary
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
@@ -132,11 +132,10 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
             f"{folder} holds {others[0].name} of another export, which is not one of "
             f"these {number} clients. Choose another folder, or remove it."
         )
-    save = save_client_set if config.classifies_graphs else save_client_graph
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, client in zip(paths, _clients(store), strict=True):
-            save(path, client)
+            save_client_graph(path, client)
     except OSError as error:
         raise DataError(f"Cannot write to {folder}: {error}.") from error
     return paths

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,26 +46,12 @@ class _HasTarget:
 class EdgeTable(_HasTarget):
     """The edges of a graph with what is predicted of them, as their owner lists them.
 
-    An edge has a direction here, and two nodes may have several edges.
-
-    Parameters
-    ----------
-    pairs : Tensor of shape (2, M), int64
-        Source and target of each edge.
-    y : Tensor of shape (M,), int64
-        Class of each edge, -1 if unknown; 0 for an edge with a known number, else -1.
-    target : Target
-        Names of the classes, or of the numbers.
-    x : Tensor of shape (M, a), float32
-        Features of the edges; a may be 0.
-    feature_names : tuple of str
-        Length a: names of these features; empty if they have none.
-    time : Tensor of shape (M,), float64, or None
-        Time of each edge, ascending; ``None`` if edges have no times.
-    masks : mapping of str to Tensor of shape (M,), bool
-        The owner's split (``train``, ``val``, ``test``); empty if there is none.
-    targets : Tensor of shape (M, T), float64, or None
-        Numbers of the edges, NaN if unknown; ``None`` for classes.
+    An edge has a direction here, and two nodes may have several edges. ``pairs`` (2, M),
+    int64, are source and target of each edge, and ``y`` (M,), int64, its class, -1 if
+    unknown; of edges with ``targets`` 0 for a known number. These are numbers (M, T),
+    float64, NaN if unknown. ``x`` (M, a), float32, are the features of the edges, of which
+    there may be none, with a ``feature_names``, or none. ``time`` (M,), float64, ascends.
+    ``masks`` (M,), bool, are the owner's split (``train``, ``val``, ``test``), if any.
     """
 
     pairs: Tensor
@@ -105,18 +92,10 @@ class MessageEdges:
     """Edges as their owner lists them, along which messages may pass.
 
     They have a direction and features. Two nodes may have several, and a node edges to
-    itself.
-
-    Parameters
-    ----------
-    index : Tensor of shape (2, M), int64
-        Source and target of each edge.
-    x : Tensor of shape (M, a), float32
-        Features of the edges; a may be 0.
-    feature_names : tuple of str
-        Length a: names of these features; empty if they have none.
-    relation : Tensor of shape (M,), int64, or None
-        In a typed graph the relation of each edge, by its place in the schema.
+    itself. ``index`` (2, M), int64, are source and target of each edge, and ``x`` (M, a),
+    float32, its features, of which there may be none, with a ``feature_names``, or none.
+    In a typed graph ``relation`` (M,), int64, is that of each edge, by its place in the
+    schema.
     """
 
     index: Tensor
@@ -186,7 +165,7 @@ class NodeDataset(_Dataset):
     network : Tensor of shape (N,), int64, or None
         Network of each node, for datasets of several networks (Fold-PPI).
     feature_names : tuple of str
-        Length d: names of the feature columns; empty if they have none.
+        Names of the d feature columns; empty if they have none.
     edges : EdgeTable or None
         The edges with their classes; ``None`` if edges have none.
     targets : Tensor of shape (N, T), int8 or float64, or None
@@ -195,12 +174,10 @@ class NodeDataset(_Dataset):
     messages : MessageEdges or None
         The edges as listed, with direction and features; ``None`` if the source lists
         undirected edges without features.
-    node_type : Tensor of shape (N,), int64, or None
-        In a typed graph the kind of each node, by its place in ``schema``. ``x`` has a
-        block of columns for each kind, and ``y`` is known for nodes of the kind to predict
-        only.
-    schema : Schema or None
-        Kinds and relations of a typed graph, else ``None``.
+    node_type, schema : Tensor of shape (N,), int64, and Schema, or None
+        Of a typed graph: the kind of each node, by its place in the schema of its kinds
+        and relations. ``x`` has a block of columns for each kind, and ``y`` is known for
+        nodes of the kind to predict only.
     """
 
     name: str
@@ -234,34 +211,32 @@ class NodeDataset(_Dataset):
             node_type=self.node_type,
         )
 
+    def client(
+        self, masks: Mapping[str, Tensor] | None = None, **fields: Any
+    ) -> ClientGraph:
+        """Return the whole graph as client 0, by default with the published split.
+
+        ``fields`` are others of :class:`ClientGraph`.
+        """
+        common = {"partition_id": 0, "node_ids": torch.arange(self.num_nodes)}
+        return ClientGraph(
+            graph=self.graph(self.masks if masks is None else masks),
+            target=self.target,
+            feature_names=self.feature_names,
+            edges=self.edges,
+            schema=self.schema,
+            **common | fields,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class GraphDataset(_Dataset):
     """Many small graphs, stored as one disjoint union.
 
-    Parameters
-    ----------
-    name : str
-        Name in the table of sources, e.g. ``"mutag"``.
-    x : Tensor of shape (N, d), float32
-        Features of all nodes; ``d == 0`` if the dataset has none. Degree features are then
-        built from the training graphs when the dataset is split.
-    edge_index : Tensor of shape (2, 2E), int64
-        As in :class:`NodeDataset`, over all graphs.
-    batch : Tensor of shape (N,), int64
-        Graph of each node, non-decreasing.
-    y : Tensor of shape (G,), int64
-        Class of each graph, or as in :class:`NodeDataset`; -1 if unknown.
-    target : Target
-        Names of the classes, labels or numbers.
-    masks : mapping of str to Tensor of shape (G,), bool
-        Published split (``train``, ``val``, ``test``); empty if there is none.
-    targets : Tensor of shape (G, T), int8 or float64, or None
-        Labels or numbers of the graphs, as in :class:`NodeDataset`.
-    messages : MessageEdges or None
-        As in :class:`NodeDataset`, over all graphs.
-    feature_names : tuple of str
-        Length d: names of the feature columns; empty if they have none.
+    ``batch`` (N,), int64, is the graph of each node, non-decreasing. ``y``, ``masks`` and
+    ``targets`` are those of the G graphs, ``messages`` those of all graphs; these and all
+    other fields are as in :class:`NodeDataset`. If there are no features, ``d == 0``,
+    degree features are built from the training graphs when the dataset is split.
     """
 
     name: str
@@ -286,17 +261,14 @@ class Graph:
     """A graph with labels and masks, for training or evaluation.
 
     With ``batch`` it is the disjoint union of G graphs with one label each. Labels, masks
-    and counts then refer to graphs instead of nodes.
+    and counts then refer to graphs instead of nodes. Fields of the same name are as in
+    :class:`NodeDataset`.
 
     Parameters
     ----------
-    x : Tensor of shape (N, d), float32
-        Features, strided or sparse CSR.
-    edge_index : Tensor of shape (2, 2E), int64
-        Both directions of each edge; shape (2, 0) without edges.
-    y : Tensor of shape (N,) or (G,), int64
+    y : Tensor of shape (N,), (G,) or (P,), int64
         Classes, -1 if unknown.
-    masks : mapping of str to Tensor of shape (N,) or (G,), bool
+    masks : mapping of str to Tensor of the shape of y, bool
         Masks ``train``, ``val``, ``test``, and those of a setting (``unseen``, ``missing``,
         ``new_client``).
     batch : Tensor of shape (N,), int64, or None
@@ -307,13 +279,9 @@ class Graph:
         training edges only.
     pair_x : Tensor of shape (P, a), float32, or None
         Features of the pairs if they are edges to classify, else ``None``.
-    targets : Tensor of shape (N, T), (G, T) or (P, T), int8 or float64, or None
-        Labels or numbers of the items, as in :class:`NodeDataset`.
     messages : MessageEdges or None
         Edges with direction and features if a backbone of the run reads them, without
         those of held-out pairs and later times; else ``None``.
-    node_type : Tensor of shape (N,), int64, or None
-        Kind of each node of a typed graph, as in :class:`NodeDataset`.
     """
 
     x: Tensor
@@ -355,15 +323,10 @@ class Graph:
 class Scaling:
     """Normalization that was applied to features.
 
-    Parameters
-    ----------
-    kind : {"rows", "columns"}
-        ``rows``: each node's features were divided by the sum of their absolute values.
-        ``columns``: each feature was standardized.
-    mean, std : Tensor of shape (d,), float64, or None
-        Statistics of ``columns``: subtracted mean and standard deviation divided by.
-    edge_mean, edge_std : Tensor of shape (a,), float64, or None
-        Those of the features of classified edges; ``None`` if these are unchanged.
+    With the kind ``rows`` each node's features were divided by the sum of their absolute
+    values. With ``columns`` each feature was standardized: ``mean`` was subtracted, and the
+    result divided by ``std``, both (d,), float64. ``edge_mean`` and ``edge_std`` (a,) are
+    those of the features of classified edges; ``None`` if these are unchanged.
     """
 
     kind: str
@@ -391,14 +354,9 @@ class Scaling:
 class OutsideEdges:
     """Edges between a client's nodes and nodes of other clients.
 
-    Parameters
-    ----------
-    own : Tensor of shape (m,), int64
-        Number of the client's node in its graph.
-    other : Tensor of shape (m,), int64
-        Identifier of the other client's node.
-    ids : Tensor of shape (N,), int64
-        Identifiers of the client's own nodes, by which others name them.
+    ``own`` (m,), int64, is the number of the client's node in its graph, and ``other`` (m,)
+    the identifier of the other client's node. ``ids`` (N,) are the identifiers of the
+    client's own nodes, by which others name them.
     """
 
     own: Tensor
@@ -417,34 +375,32 @@ class ClientGraph(_HasTarget):
     graph : Graph
         Training graph. Its masks always include ``train``, ``val`` and ``test``, which may
         be empty.
-    evaluation : tuple of Graph
-        Additional graphs for evaluation only (inductive validation and test graphs, unseen
-        nodes, a new client's graph); each mask is one metric column.
     target : Target
         Names of the classes, labels or numbers, the same on every client.
     node_ids : Tensor of shape (N,) or (G,), int64
         Number of each node of ``graph`` (with ``batch``, of each graph) in the source
         dataset; ascending.
+    evaluation : tuple of Graph
+        Additional graphs for evaluation only (inductive validation and test graphs, unseen
+        nodes, a new client's graph); each mask is one metric column.
     scaling : Scaling or None
         Normalization of the features; ``None`` for raw features.
     feature_names : tuple of str
-        Length d: names of the feature columns, followed by those of the features of
-        edges that the run reads; empty if they have none.
+        Names of the d feature columns, followed by those of the features of edges that the
+        run reads; empty if they have none.
     outside : OutsideEdges or None
         Edges to nodes of other clients; ``None`` unless the method needs them.
     edges : EdgeTable or None
         Edges with classes, of which ``setting = "edge"`` makes its items; else ``None``.
     name : str
         Name of its natural owner; empty for a partition of a dataset.
-    drawn_from : tuple of (str, bool, int, float or str)
-        Settings from which the split of a data owner's graph was drawn, by name; empty
-        for the split in the owner's file, and for a partition of a dataset.
-    replaces_split : bool
-        Whether the drawn split replaces one in the owner's file.
+    drawn_from, replaces_split : tuple of (str, bool, int, float or str), and bool
+        Settings from which the split of a data owner's graph was drawn, by name, and
+        whether it replaces one in the owner's file. Empty for the split in the file, and
+        for a partition of a dataset.
     prepared : str
-        Hash of the recipe and vocabulary of the file, see ``flower-fgl prepare``; else
-        empty. Of a typed graph the hashes of all kinds, sorted by kind, separated by
-        blanks.
+        Hash of the recipe and vocabulary of the file, see ``flower-fgl prepare``, or none;
+        of a typed graph the hashes of all kinds, sorted by kind, separated by blanks.
     schema : Schema or None
         Kinds and relations of a typed graph, else ``None``.
     """

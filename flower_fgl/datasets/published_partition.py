@@ -26,7 +26,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,6 @@ TYPES: tuple[str, ...] = ("node_type", "edge_type", "target_node_type")
 TYPES += ("hetero_node_types", "hetero_edge_types")
 """Attributes of a typed graph."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class _Client:
-    """Graph of one client as read from its file; ``ids`` are the nodes' global numbers."""
-
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
-    ids: Tensor
-    num_classes: int
-    masks: Mapping[str, Tensor]
-    messages: MessageEdges | None = None
 
 
 def convert_partition(source: Path, target: Path) -> list[Path]:
@@ -116,41 +103,17 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
         )
     if level == TYPED:
         datasets = _read_typed(folder, numbers)
-        graphs = [(dataset.graph(dataset.masks), dataset) for dataset in datasets]
-        return _save(
-            target,
-            [
-                ClientGraph(
-                    number,
-                    graph,
-                    dataset.target,
-                    torch.arange(dataset.num_nodes),
-                    schema=dataset.schema,
-                )
-                for number, (graph, dataset) in enumerate(graphs)
-            ],
-        )
-    clients = [_read_client(folder, k, level == HOMOGENEOUS) for k in numbers]
-    widths = sorted({int(client.x.shape[1]) for client in clients})
+        return _save(target, [dataset.client() for dataset in datasets])
+    found = [_read_client(folder, k, level == HOMOGENEOUS) for k in numbers]
+    clients = [client for client, _ in found]
+    widths = sorted({client.num_features for client in clients})
     if len(widths) > 1:
         raise DataError(
             f"{folder}: the clients have different numbers of features, {widths}. Convert "
             "datasets of equal width only."
         )
-    classes = max(client.num_classes for client in clients)
-    target_of = Target.classes([str(c) for c in range(classes)])
-    graphs_of = [
-        Graph(c.x, c.edge_index, c.y, c.masks, messages=c.messages) for c in clients
-    ]
-    return _save(
-        target,
-        [
-            ClientGraph(number, graph, target_of, client.ids)
-            for number, (graph, client) in enumerate(
-                zip(graphs_of, clients, strict=True)
-            )
-        ],
-    )
+    names = Target.classes([str(c) for c in range(max(most for _, most in found))])
+    return _save(target, [replace(client, target=names) for client in clients])
 
 
 def _save(target: Path, clients: Sequence[ClientGraph]) -> list[Path]:
@@ -259,8 +222,10 @@ def _read_typed(folder: Path, numbers: Sequence[int]) -> list[NodeDataset]:
     return found
 
 
-def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
-    """Read the graph and the split of one client."""
+def _read_client(
+    folder: Path, number: int, is_homogeneous: bool
+) -> tuple[ClientGraph, int]:
+    """Read the graph and the split of one client, and its number of classes."""
     path = folder / f"data_{number}.pt"
     data = _load(path)
     parts: list[Any] = [getattr(data, key, None) for key in ("x", "edge_index", "y")]
@@ -296,18 +261,18 @@ def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
     ids, order = _global_ids(data, count).sort()
     place = torch.empty_like(order)
     place[order] = torch.arange(count)
-    declared = getattr(data, "num_global_classes", 0) or 0
     edges = place[edge_index.to(torch.int64)]
     masks = _read_masks(folder, number, count)
-    return _Client(
-        x=compact_features(x[order]),
-        edge_index=undirected_simple(edges, count),
-        y=labels[order],
-        ids=ids,
-        num_classes=max(int(declared), 1 + int(labels.max()) if count else 0),
-        masks={name: mask[order] for name, mask in masks.items()},
+    graph = Graph(
+        compact_features(x[order]),
+        undirected_simple(edges, count),
+        labels[order],
+        {name: mask[order] for name, mask in masks.items()},
         messages=_edges_with_features(data, edges, str(path)),
     )
+    declared = int(getattr(data, "num_global_classes", 0) or 0)
+    most = max(declared, 1 + int(labels.max()) if count else 0)
+    return ClientGraph(number, graph, Target.classes(()), ids), most
 
 
 def _edges_with_features(data: Any, edges: Tensor, where: str) -> MessageEdges | None:

@@ -33,7 +33,7 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_graph_dataset,
     validate_node_dataset,
 )
-from flower_fgl.datasets.graph_files.write import save_client_graph, save_client_set
+from flower_fgl.datasets.graph_files.write import client_arrays, save_client_graph
 from flower_fgl.datasets.pyg_read import (
     EDGE_LABELS,
     check_columns,
@@ -224,7 +224,7 @@ def to_npz(
         log.warning(
             "%s: without y, the graph is of use for link prediction only.", path
         )
-    _save(dataset, path)
+    save_client_graph(path, dataset.client())
     return path
 
 
@@ -616,9 +616,9 @@ def store_graph(
     graph is malformed, or that the file cannot be written.
     """
     given = GivenNames.of_kind(kind, types)
-    dataset = node_dataset(data, "the graph", given)
-    path = folder / f"graph-{_digest(dataset)}.npz"
-    return _stored([(path, dataset)], path)
+    client = node_dataset(data, "the graph", given).client()
+    path = folder / f"graph-{_digest(client)}.npz"
+    return _stored([(path, client)], path)
 
 
 def store_graphs(
@@ -645,12 +645,13 @@ def store_graphs(
     found = [d.edges for d in datasets if d.edges is not None]
     tables = [edges.y for edges in found if edges.targets is None]
     check_numbering(torch.cat([torch.empty(0), *tables]), "the list of graphs", "edge")
-    digests = "".join(map(_digest, datasets))
+    clients = [dataset.client() for dataset in datasets]
+    digests = "".join(map(_digest, clients))
     digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
     where = folder / f"graphs-{len(datasets)}-{digest}"
     width = max(4, len(str(len(datasets))))
     paths = [where / f"client-{k:0{width}}.npz" for k in range(len(datasets))]
-    return _stored(list(zip(paths, datasets, strict=True)), where)
+    return _stored(list(zip(paths, clients, strict=True)), where)
 
 
 def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -> Path:
@@ -673,23 +674,17 @@ def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -
     )
     numbers = torch.arange(dataset.num_graphs)
     client = ClientGraph(0, whole, dataset.target, numbers)
-    path = folder / f"set-{_digest(dataset)}.npz"
+    path = folder / f"set-{_digest(client)}.npz"
     return _stored([(path, client)], path)
 
 
-def _stored(
-    files: Sequence[tuple[Path, NodeDataset | ClientGraph]], result: Path
-) -> Path:
+def _stored(files: Sequence[tuple[Path, ClientGraph]], result: Path) -> Path:
     """Write the graphs or sets whose files do not exist, and return ``result``."""
     try:
-        for path, dataset in files:
+        for path, client in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                continue
-            if isinstance(dataset, ClientGraph):
-                save_client_set(path, dataset)
-            else:
-                _save(dataset, path)
+            if not path.exists():
+                save_client_graph(path, client)
     except OSError as error:
         raise DataError(
             f"Cannot write the graph to {result}: {error}. Free some disk space, or set "
@@ -698,47 +693,10 @@ def _stored(
     return result
 
 
-def _save(dataset: NodeDataset, path: Path) -> None:
-    """Write a dataset as a graph file."""
-    client = ClientGraph(
-        0,
-        dataset.graph(dataset.masks),
-        dataset.target,
-        torch.arange(dataset.num_nodes),
-        feature_names=dataset.feature_names,
-        edges=dataset.edges,
-        schema=dataset.schema,
-    )
-    save_client_graph(path, client)
-
-
-def _digest(dataset: NodeDataset | GraphDataset) -> str:
-    """Return a hash of a dataset's content."""
-    x, found = dataset.x, hashlib.sha256(repr(dataset.class_names).encode())
-    if dataset.targets is not None:
-        found.update(repr(dataset.target).encode())
-    is_sparse = x.layout == torch.sparse_csr
-    parts = [x.crow_indices(), x.col_indices(), x.values()] if is_sparse else [x]
-    masks = [dataset.masks[name] for name in sorted(dataset.masks)]
-    masks += [] if dataset.targets is None else [dataset.targets]
-    if isinstance(dataset, GraphDataset):
-        masks += [dataset.batch]
-    if (edges := getattr(dataset, "edges", None)) is not None:
-        found.update(repr((edges.class_names, edges.feature_names)).encode())
-        masks += [edges.pairs, edges.y, edges.x]
-        masks += [edges.masks[name] for name in sorted(edges.masks)]
-        masks += [held for held in (edges.time, edges.targets) if held is not None]
-        if edges.targets is not None:
-            found.update(repr(edges.target).encode())
-    elif (messages := dataset.messages) is not None:
-        found.update(repr(messages.feature_names).encode())
-        masks += [messages.index, messages.x]
-    if isinstance(dataset, NodeDataset) and dataset.node_type is not None:
-        found.update(repr(dataset.schema).encode())
-        assert dataset.messages is not None
-        assert dataset.messages.relation is not None
-        masks += [dataset.node_type, dataset.messages.relation]
-    for tensor in (*parts, dataset.edge_index, dataset.y, *masks):
-        found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        found.update(tensor.contiguous().numpy().tobytes())
+def _digest(client: ClientGraph) -> str:
+    """Return a hash of the content of a client's file."""
+    found = hashlib.sha256()
+    for name, array in sorted(client_arrays(client).items()):
+        found.update(repr((name, array.dtype.str, array.shape)).encode())
+        found.update(array.tobytes())
     return found.hexdigest()[:16]

@@ -192,13 +192,9 @@ class Backbone(nn.Module):
         """Return the penultimate representation of each node, or of each graph.
 
         It has the shape (N, hidden_channels), for a readout, whose input is a batch of G
-        graphs, (G, hidden_channels): after dropout, in training mode; then pooled.
-
-        Raises
-        ------
-        ValueError
-            If a network without readout gets a batch of graphs, or one with readout gets
-            a single graph.
+        graphs, (G, hidden_channels): after dropout, in training mode; then pooled. A
+        ValueError says that a network without readout got a batch of graphs, or one with
+        readout a single graph.
         """
         if self.readout != (graph.batch is not None):
             raise ValueError(
@@ -307,11 +303,9 @@ class RecordingBackbone(Backbone):
     """Wrap a backbone, not copied, and keep the embedding of its last forward pass.
 
     ``extra`` is a module that the same optimizer trains, e.g. an attention scorer.
-
-    ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels), for
-    a readout (G, hidden_channels). ``items`` are the embedded graphs if the last input
-    was a mini-batch of graphs, numbered as in the whole batch; ``None`` if it was all
-    nodes or graphs.
+    ``embedding`` is the last result of :meth:`embed`. ``items`` are the embedded graphs
+    if the last input was a mini-batch of graphs, numbered as in the whole batch; ``None``
+    if it was all nodes or graphs.
     """
 
     def __init__(self, backbone: Backbone, extra: nn.Module | None = None) -> None:

@@ -128,10 +128,7 @@ class GraphInput:
     def ways(self, direction: Direction) -> Ways:
         """Return the edges along which messages pass in a direction, computed once.
 
-        Raises
-        ------
-        ValueError
-            If the graph has no :attr:`messages`.
+        A ValueError says that the graph has no :attr:`messages`.
         """
         if direction not in self._ways:
             with torch.inference_mode(False), torch.no_grad():
@@ -257,13 +254,7 @@ class GraphInput:
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:
-        """Select graphs (g,) of a batch, in the desired order, as a batch of their own.
-
-        Raises
-        ------
-        DataError
-            If this is a single graph.
-        """
+        """Select graphs (g,) of a batch, in the desired order, as a batch of their own."""
         part = self._union().select(graphs)
         weight = self.edge_weight
         topology = Topology(
@@ -278,15 +269,7 @@ class GraphInput:
         return out
 
     def pool(self, h: Tensor, how: Pooling) -> Tensor:
-        """Aggregate the rows of ``h`` (N, p) of each graph: (G, p).
-
-        A graph without nodes has zeros.
-
-        Raises
-        ------
-        DataError
-            If this is a single graph.
-        """
+        """Aggregate the rows of ``h`` (N, p) of each graph: (G, p), zeros without nodes."""
         union = self._union()
         total = index_sum(h, union.batch, union.num_graphs)
         return total if how == "sum" else total / union.num_nodes.clamp(min=1)[:, None]
@@ -301,20 +284,14 @@ class GraphInput:
     def level(self, number: int) -> GraphInput:
         """Return the input of layer ``number`` of consecutive layers: the whole graph.
 
-        Only a :func:`~flower_fgl.nn.computation_graph.receptive_field` has smaller
-        inputs.
+        Only a :func:`~flower_fgl.nn.computation_graph.receptive_field` has smaller inputs.
         """
         return self
 
     def with_features(self, x: Tensor) -> GraphInput:
-        """Return a graph with the same edges, their cached operators, and new features.
+        """Return a graph with the same edges and cached operators, and features (N, d').
 
-        The features are (N, d').
-
-        Raises
-        ------
-        DataError
-            If the number of rows or the dtype differs.
+        A DataError says that the number of rows or the dtype differs.
         """
         if x.shape[0] != self.num_nodes or x.dtype != self.topology.dtype:
             raise DataError(
@@ -332,13 +309,8 @@ class GraphInput:
     ) -> GraphInput:
         """Return a graph with new edges, the same features, and their cached transpose.
 
-        Edges (2, E') and weights (E',) are as in the constructor.
-
-        Raises
-        ------
-        DataError
-            If shapes do not fit, an edge names a node that does not exist, or this is a
-            batch of graphs.
+        Edges (2, E'), weights (E',) and errors are as in the constructor; of a batch of
+        graphs there is a DataError.
         """
         if self.union is not None:
             raise DataError(
@@ -356,9 +328,8 @@ class GraphInput:
     ) -> Tensor:
         """Return a constant (N, p) that depends only on the edges of each node's graph.
 
-        It is computed once, by ``compute`` from this input, under ``key``, which names
-        the constant and its parameters; graphs that :meth:`select` chooses take their
-        rows of it.
+        ``compute`` makes it from this input, once for a ``key``, which names the constant
+        and its parameters; graphs that :meth:`select` chooses take their rows of it.
         """
         if self._chosen_from is not None:
             whole, nodes = self._chosen_from
@@ -381,12 +352,8 @@ class GraphInput:
     ) -> Tensor:
         """Map node representations linearly, (N, q); sparse features stay sparse.
 
-        Parameters
-        ----------
-        h : Tensor of shape (N, p), float, or None
-            Hidden representations; ``None`` for the graph's features.
-        weight, bias : Tensor of shape (q, p), and (q,) or None, float
-            As in :class:`torch.nn.Linear`.
+        ``h`` are hidden representations (N, p), ``None`` for the graph's features.
+        ``weight`` (q, p) and ``bias`` (q,) are as in :class:`torch.nn.Linear`.
         """
         if h is None and self._sparse is not None:
             return self._sparse.matmul(weight.t(), bias)
@@ -416,16 +383,8 @@ class GraphInput:
     ) -> Tensor:
         """Compute ``(Σ_k c_k S^k H) Wᵀ + b``, (N, q): propagate, then map linearly.
 
-        Parameters
-        ----------
-        h : Tensor of shape (N, p), float, or None
-            Hidden representations H; ``None`` for the graph's features.
-        weight, bias : Tensor of shape (q, p), and (q,) or None, float
-            W and b.
-        kind : {"normalised", "mean", "sum"}
-            S.
-        coefficients : tuple of float
-            c_0, c_1, …; (0, 1) is one step of propagation.
+        ``h`` (N, p), ``weight`` W and ``bias`` b are as in :meth:`linear`, ``kind`` is S,
+        and ``coefficients`` are c_0, c_1, …; (0, 1) is one step of propagation.
         """
         if h is None and self._is_kept:
             return F.linear(self.propagated(kind, coefficients), weight, bias)

@@ -34,12 +34,8 @@ class GraphBatch:
 
     ``edge_index`` (2, E) are the edges of all graphs, and ``batch`` (N,), int64,
     non-decreasing, the graph of each node. ``num_graphs`` G counts graphs without nodes
-    too; by default one more than the largest entry of ``batch``.
-
-    Raises
-    ------
-    DataError
-        If ``batch`` is not an int64 vector, decreases, or names a graph out of range.
+    too; by default one more than the largest entry of ``batch``. A DataError says that
+    ``batch`` is not such a vector.
     """
 
     def __init__(

@@ -141,20 +141,12 @@ def pair_sides(
 ) -> Tensor | None:
     """Return the side of each node, (N,), int64: negatives join different sides.
 
-    It is ``None`` if any two nodes may be a negative: in a plain graph that is not
-    bipartite. In a typed graph only nodes of the kinds that ``edges`` join have a side,
-    others -1; two kinds are two sides, and each node of a single kind is one by itself.
-
-    Parameters
-    ----------
-    edges : Tensor of shape (2, E), int64
-        All edges that are predicted; they decide whether there are sides.
-    num_nodes : int
-        N.
-    node_type : Tensor of shape (N,), int64, optional
-        Kind of each node of a typed graph.
-    training : Tensor of shape (2, T), int64, optional
-        Those from which the sides of a bipartite graph follow, by default all.
+    All predicted ``edges`` (2, E) decide whether there are sides; those of a bipartite
+    graph follow from ``training`` (2, T), by default all. The result is ``None`` if any
+    two nodes may be a negative: in a plain graph that is not bipartite. In a typed graph,
+    with the kind ``node_type`` (N,) of each node, only nodes of the kinds that ``edges``
+    join have a side, others -1; two kinds are two sides, and each node of a single kind
+    is one by itself.
     """
     kinds = None if node_type is None else torch.unique(node_type[edges])
     if kinds is None or node_type is None or len(kinds) < 2:
@@ -179,19 +171,10 @@ def draw_negatives(
     """Draw distinct pairs of different nodes that are not known, uniformly.
 
     Returns pairs (2, n) of (smaller node, larger node), in random order; n is ``number``,
-    or the number of all pairs that are not known if that is smaller.
-
-    Parameters
-    ----------
-    known : Tensor of shape (E,), int64
-        Codes of known undirected pairs, see :func:`pair_codes`.
-    num_nodes, number : int
-        N, and the pairs to draw.
-    generator : torch.Generator
-        CPU generator.
-    side : Tensor of shape (N,), int64, optional
-        Side of each node, see :func:`pair_sides`: two nodes of one side are no pair, and
-        nodes with -1 are in none. By default any two nodes are a pair.
+    or the number of all pairs that are not known if that is smaller. ``known`` (E,) are
+    the :func:`pair_codes` of known pairs. Two nodes of one ``side`` (N,), see
+    :func:`pair_sides`, are no pair, and nodes with -1 are in none; by default any two
+    nodes are a pair. The generator draws on the CPU.
     """
     known = torch.unique(known)
     between = None if side is None else _PairsBetween(side)

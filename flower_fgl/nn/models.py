@@ -113,10 +113,7 @@ class ModuleBackbone(Backbone):
 def backbone_class(name: str, thing: Any) -> type[Backbone]:
     """Return the class for a row of another package: a backbone, or a :data:`Factory`.
 
-    Raises
-    ------
-    ConfigError
-        If it is neither.
+    Raises a ConfigError if it is neither.
     """
     if isinstance(thing, type) and issubclass(thing, Backbone):
         return thing
@@ -169,29 +166,16 @@ def build_model(
     link: str = "",
     messages: str = "",
 ) -> Backbone:
-    """Build a backbone on the CPU by its name.
+    """Build a backbone in training mode, on the CPU, by its name.
+
+    Arguments that are not listed here are those of :class:`Backbone`.
 
     Parameters
     ----------
     name : str
-        One of ``MODELS``, optionally with sizes: ``"gcn"``, ``"gcn:3x512"``, see
-        :mod:`flower_fgl.core.model_spec`.
-    in_channels : int
-        Feature width d, at least 1.
-    hidden_channels : int
-        Embedding width, at least 1; a width in the name takes precedence.
-    num_classes : int
-        Number of classes C, at least 1.
-    num_layers : int
-        Depth; a depth in the name takes precedence. Each backbone defines its meaning
-        and minimum.
-    dropout : float in [0, 1)
-        Rate for hidden representations.
-    readout : bool or {"default", "sum", "mean"}
-        Classify whole graphs, with the backbone's or another pooling, see
-        :class:`Backbone`.
-    has_linear_head : bool
-        Classify nodes by a linear map; the name can also request it.
+        One of ``MODELS``, optionally with sizes, which take precedence: ``"gcn"``,
+        ``"gcn:3x512"``, see :mod:`flower_fgl.core.model_spec`. It can also request a linear
+        head.
     initialise : bool
         Draw initial parameters from torch's global generator. Otherwise parameters are
         uninitialised memory: load a complete state before use. On ``torch.device("meta")``
@@ -199,14 +183,6 @@ def build_model(
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of pairs of nodes, see :func:`~flower_fgl.nn.link.make_decoder`; the
         embeddings are then as wide as the hidden layers, whatever ``num_classes`` is.
-    messages : {"", "both:A", "separate:A", "forward:A"}
-        Direction of messages and width of the features of edges, for backbones that read
-        them, see :class:`Backbone`.
-
-    Returns
-    -------
-    Backbone
-        In training mode.
 
     Raises
     ------
@@ -245,46 +221,22 @@ def build_model(
     return model
 
 
-def backbone_shapes(
-    name: str,
-    *,
-    in_channels: int,
-    hidden_channels: int,
-    num_classes: int,
-    num_layers: int,
-    readout: bool | str = False,
-    link: str = "",
-    messages: str = "",
-) -> dict[str, tuple[int, ...]]:
+def backbone_shapes(name: str, **sizes: Any) -> dict[str, tuple[int, ...]]:
     """Return the :func:`state_shapes` of a backbone without its memory.
 
-    Arguments and errors are those of :func:`build_model`. A backbone of another package
-    is constructed with its memory.
+    ``sizes`` and errors are those of :func:`build_model`. A backbone of another package is
+    constructed with its memory.
     """
     is_own = read_model(name).name in MODELS.own
     with torch.device("meta") if is_own else contextlib.nullcontext():
-        made = build_model(
-            name,
-            in_channels=in_channels,
-            hidden_channels=hidden_channels,
-            num_classes=num_classes,
-            num_layers=num_layers,
-            dropout=0.0,
-            readout=readout,
-            initialise=False,
-            link=link,
-            messages=messages,
-        )
+        made = build_model(name, dropout=0.0, initialise=False, **sizes)
     return state_shapes(made)
 
 
 def assign_models(names: str, num_clients: int) -> list[str]:
     """Assign backbones, such as ``"gcn,gin,gcn:2x128"``, to K clients in turn.
 
-    Raises
-    ------
-    ConfigError
-        If a name is unknown or its sizes are malformed.
+    Raises a ConfigError if a name is unknown or its sizes are malformed.
     """
     models = split_models(names)
     return [models[client % len(models)] for client in range(num_clients)]
@@ -328,10 +280,8 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 def _construct(model: ModelName, *, initialise: bool, **sizes: Any) -> Backbone:
     """Construct a backbone of another package; weights are drawn only if wanted.
 
-    Raises
-    ------
-    ConfigError
-        If two networks of the same sizes have other weights, which cannot be averaged.
+    A ConfigError says that two networks of the same sizes have other weights, which cannot
+    be averaged.
     """
     cls: Any = MODELS[model.name]
     expected = _shapes(cls, tuple(sizes.items()))

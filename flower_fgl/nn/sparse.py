@@ -128,16 +128,11 @@ def _pass_beta_warning() -> None:
 
 
 class SparseOperator:
-    """A constant sparse matrix and its transpose, which the backward pass needs.
+    """A constant sparse matrix (M, N), CSR, and its transpose for the backward pass.
 
     The first backward pass computes the transpose, once. A symmetric matrix serves as its
     own transpose and is stored once. torch's own backward of a CSR product transposes in
     every pass.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (M, N), sparse CSR
-        Must not be changed afterwards.
     """
 
     def __init__(self, matrix: Tensor) -> None:

@@ -87,12 +87,7 @@ class StackedInput(StackedWeights):
 
     The graphs have no edge weights, and the same feature width, layout and dtype.
     ``num_rows`` is n, and ``real`` (K, n), bool, are the rows that are nodes; the other
-    rows are padding.
-
-    Raises
-    ------
-    ValueError
-        If a graph is a batch of graphs, or has edge weights.
+    rows are padding. A batch of graphs, or edge weights, are a ValueError.
     """
 
     def __init__(self, graphs: Sequence[GraphInput]) -> None:

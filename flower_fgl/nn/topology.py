@@ -38,15 +38,9 @@ OperatorKind = Literal["normalised", "mean", "sum"]
 class Topology:
     """The edges of a graph and the propagation operators built from them.
 
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Sources and targets, each undirected edge in both directions.
-    edge_weight : Tensor of shape (E,), float, or None
-        Weight of each edge. If it requires grad, operators are differentiable in it and
-        are not cached.
-    num_nodes, dtype : int and torch.dtype
-        Number of nodes N, and type of the operators.
+    ``edge_index`` (2, E), int64, are sources and targets, each undirected edge in both
+    directions, and ``edge_weight`` (E,) their weights or ``None``. If these require grad,
+    operators, which are of ``dtype``, are differentiable in them and are not cached.
     """
 
     def __init__(
@@ -165,14 +159,8 @@ def graph_filter(
 ) -> Tensor:
     """Apply a polynomial of an operator by Horner's rule: ``Σ_k c_k S^k h + b``, (N, p).
 
-    Parameters
-    ----------
-    operator : Operator
-        S, of shape (N, N).
-    h, bias : Tensor of shape (N, p), and (p,) or None, float
-        Node representations, and b, added to every row.
-    coefficients : tuple of float
-        c_0, …, c_K; the last is not 0. They take K products.
+    ``operator`` is S (N, N), and ``coefficients`` are c_0, …, c_K, of which the last is not
+    0. They take K products. ``bias`` (p,) is added to every row of the result.
     """
     *lower, highest = coefficients
     out = h if highest == 1 else highest * h

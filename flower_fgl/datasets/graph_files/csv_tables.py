@@ -85,12 +85,11 @@ def read_csv_folder(
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` graph file.
 
-    Without ``needs_labels``, labels, classes and split are not read and may be missing.
-    With ``scores_edges``, features and times of edges are read without their classes,
-    and ``edge_label`` is 0 for an edge with a label, else -1. Nodes are in the order of
-    the table. ``names`` are their ids as text, and ``notes`` sentences on how the
-    tables were read. Edges keep their classes, times and split whatever
-    ``needs_labels`` is.
+    Without ``needs_labels``, labels, classes and split are not read and may be missing;
+    edges keep theirs. With ``scores_edges``, features and times of edges are read without
+    their classes, and ``edge_label`` is 0 for an edge with a label, else -1. ``names``
+    are the ids of the nodes, in the order of the table, and ``notes`` sentences on how
+    the tables were read.
 
     By default the first error is raised, a DataError that names file, line and column;
     arrays with an error that ``attempts`` has collected are missing in the result.
@@ -254,19 +253,8 @@ def read_ends(
 ) -> Array:
     """Return the rows of the source and the target of each edge, shape (M, 2).
 
-    Parameters
-    ----------
-    path : Path
-        Table with the columns ``source`` and ``target``.
-    indexes : two mappings of str to int
-        Row of each id: of the sources, and of the targets.
-    unknown : callable
-        Returns the error for an id that is in no row, by its text, column, file and line.
-
-    Raises
-    ------
-    DataError
-        If the table cannot be read, or an id is unknown.
+    ``indexes`` are the row of each id, of the sources, and of the targets. ``unknown``
+    returns the error for an id that is in no row, by its text, column, file and line.
     """
     rows = csv_rows(path, ("source", "target"))
     _, header = next(rows)

@@ -150,24 +150,14 @@ Held = TypeVar("Held", bound=_Noted)
 class LocalGraphFile:
     """A graph read from its data owner's file.
 
-    Parameters
-    ----------
-    dataset : NodeDataset
-        The graph; its ``masks`` hold the file's split and are empty without one.
-    node_ids : Tensor of shape (N,), int64
-        The owner's node numbers, ascending; 0..N-1 if the file has none.
-    evaluation : tuple of Graph
-        Additional graphs for evaluation only.
-    names : tuple of str
-        Length N: the owner's node ids if they are text, else empty.
-    scaling : Scaling or None
-        Normalization of the features before they were written; ``None`` for raw features.
-    outside : OutsideEdges or None
-        Edges to nodes of other data owners; ``None`` if the file has no table of them.
-    notes : tuple of str
-        Sentences for the owner on how the file was read.
-    prepared : str
-        Hash of the recipe and vocabulary of ``flower-fgl prepare``, else empty.
+    The ``masks`` of ``dataset`` hold the file's split and are empty without one.
+    ``node_ids`` (N,), int64, are the owner's node numbers, ascending; 0..N-1 if the file
+    has none; ``names`` the owner's N node ids if they are text. ``evaluation`` are
+    additional graphs for evaluation only. ``scaling`` is the normalization of the
+    features before they were written, ``None`` for raw features, and ``outside`` the
+    edges to nodes of other data owners, ``None`` without a table of them. ``notes`` are
+    sentences for the owner on how the file was read, and ``prepared`` is the hash of the
+    recipe and vocabulary of ``flower-fgl prepare``, else empty.
     """
 
     dataset: NodeDataset
@@ -197,18 +187,14 @@ class LocalGraphFile:
                 "Add train_mask, val_mask and test_mask (CSV: a column split), or set "
                 "split."
             )
-        return ClientGraph(
+        return self.dataset.client(
+            dict(masks),
             partition_id=partition_id,
-            graph=self.dataset.graph(dict(masks)),
-            target=self.dataset.target,
             node_ids=self.node_ids,
             evaluation=self.evaluation,
             scaling=self.scaling,
-            feature_names=self.dataset.feature_names,
             outside=self.outside,
-            edges=self.dataset.edges,
             prepared=self.prepared,
-            schema=self.dataset.schema,
         )
 
 
@@ -233,11 +219,9 @@ def load_graph_file(
     scores_edges : bool
         Whether edges are to be scored. Their features and times are then read without
         their classes, whose number is 0 where a label is known, else -1.
-    target_node : str
-        In a typed folder the kind to predict; by default the only one with labels.
-    target_relation : str
-        In a typed graph the relation whose edges are predicted, see
-        :meth:`.Schema.to_predict`; by default the only one with labels of edges.
+    target_node, target_relation : str
+        In a typed graph the kind of nodes, and the relation whose edges are predicted, see
+        :meth:`.Schema.to_predict`; by default the only one with labels.
 
     Returns
     -------

@@ -106,19 +106,12 @@ SET_KEYS = frozenset(
 class OwnedSet:
     """A set of graphs read from its data owner's file.
 
-    Parameters
-    ----------
-    dataset : GraphDataset
-        The graphs; ``masks`` hold the file's split and are empty without one, and ``y`` is
-        -1 where the label is unknown.
-    ids, keys, smiles : tuple of str
-        Length G: unique names of the graphs, 0, 1, … if the file has none; identifiers
-        by which they can be split; and those of a table of molecules. The last two may
-        be empty.
-    scaling : Scaling or None
-        Normalization of the features before they were written; ``None`` for raw features.
-    notes : tuple of str
-        Sentences for the owner on how the file was read.
+    The ``masks`` of ``dataset`` hold the file's split and are empty without one, and
+    ``y`` is -1 where the label is unknown. ``ids`` are unique names of the G graphs, 0,
+    1, … if the file has none, ``keys`` identifiers by which they can be split, and
+    ``smiles`` those of a table of molecules; the last two may be empty. ``scaling`` and
+    ``notes`` are as in
+    :class:`~flower_fgl.datasets.graph_files.graph_file.LocalGraphFile`.
     """
 
     dataset: GraphDataset

@@ -113,9 +113,8 @@ def try_node_dataset(
     """Build one graph from the arrays of ``GRAPH_KEYS``, and validate it.
 
     It is undirected and simple; the log counts dropped and added edges. Without
-    ``has_labels``, ``y`` is not read and every label is -1. The result is ``None`` if
-    an error was collected: an array is missing, has the wrong dtype or shape, or does
-    not fit the others.
+    ``has_labels``, ``y`` is not read and every label is -1. The result is ``None`` if an
+    error was collected.
     """
     x = attempt(_features, arrays, where)
     if x is None:
@@ -243,10 +242,7 @@ def check_labels(
 ) -> None:
     """Reject classes that are probably none, unless the file declares them.
 
-    ``y`` (N,) are classes in [-1, C) of nodes, edges or graphs (``of``) with the
-    ``names``. A DataError says that ``declared_classes`` is no list of class names, or
-    that a class is doubtful, see
-    :func:`~flower_fgl.datasets.graph_files.validate.doubtful_labels`.
+    ``y`` are classes in [-1, C) of nodes, edges or graphs (``of``) with the ``names``.
     """
     label, prefix = ("edge_label", "edge_") if of == "edge" else ("y", "")
     key = f"{prefix}declared_classes"

@@ -57,14 +57,9 @@ def read_typed_names(
 ) -> TypedNames | None:
     """Read ``relations.csv`` and the headers of the tables.
 
-    Kinds are sorted by name, relations are in the order of their lines. Returns ``None`` if
-    an error was collected.
-
-    Raises
-    ------
-    DataError
-        If a table is missing or not listed, a name is malformed or given twice, or the kind
-        to predict is not clear.
+    Kinds are sorted by name, relations are in the order of their lines. The result is
+    ``None`` if an error was collected: a table is missing or not listed, a name is
+    malformed or given twice, or the kind to predict is not clear.
     """
     attempt(_reject_plain, folder)
     kinds = attempt(_tables_in, folder / "nodes", "kind of nodes")

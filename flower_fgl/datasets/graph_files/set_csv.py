@@ -14,11 +14,11 @@
 ``classes.csv``
     Optional: ``name``, one class per line, as for one graph.
 
-With a column ``smiles`` the graphs are those of the molecules, by rdkit and torch-geometric,
-and there is neither ``nodes.csv`` nor ``edges.csv``. Atoms have the 9 categories of
-``torch_geometric.utils.from_smiles``, one-hot: 177 columns named ``atomic_num=6`` etc.
-Bonds have 3: 30 columns such as ``bond_type=SINGLE``. So another version with other
-categories differs in the names of its columns.
+With a column ``smiles`` the graphs are those of the molecules, by rdkit and
+torch-geometric, and there is neither ``nodes.csv`` nor ``edges.csv``. Atoms have the 9
+categories of ``torch_geometric.utils.from_smiles``, one-hot: 177 columns named
+``atomic_num=6`` etc. Bonds have 3: 30 columns such as ``bond_type=SINGLE``. So another
+version with other categories differs in the names of its columns.
 """
 
 from __future__ import annotations

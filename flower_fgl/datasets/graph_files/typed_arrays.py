@@ -44,13 +44,7 @@ SCHEMA_KEYS = (
 
 
 def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
-    """Return the schema of a file; ``None`` without any of its arrays.
-
-    Raises
-    ------
-    DataError
-        If an array is missing or malformed.
-    """
+    """Return the schema of a file; ``None`` without any of its arrays."""
     needed = (*SCHEMA_KEYS[:4], *TYPE_KEYS)
     held = [key for key in (*SCHEMA_KEYS, *TYPE_KEYS) if key in arrays]
     if not held:
@@ -103,13 +97,7 @@ def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
 def with_types(
     dataset: NodeDataset, arrays: Mapping[str, Array], schema: Schema, where: str
 ) -> NodeDataset:
-    """Return a graph of a file with kinds and relations; repeated edges are merged.
-
-    Raises
-    ------
-    DataError
-        If an array does not fit the others, or the schema.
-    """
+    """Return a graph of a file with kinds and relations; repeated edges are merged."""
     kinds = torch.from_numpy(integers(arrays, "node_type", where))
     relation = torch.from_numpy(integers(arrays, "edge_type", where))
     messages = dataset.messages

@@ -88,37 +88,13 @@ def read_typed_folder(
     scores_edges: bool = False,
     attempts: ErrorCollector | None = None,
 ) -> TypedFolder | None:
-    """Read the tables of a typed graph.
+    """Read the tables of a typed graph, a folder with ``relations.csv``.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder with ``relations.csv``.
-    target_node : str
-        Kind to predict; by default the only one whose table has labels or numbers.
-    target_relation : str
-        Relation whose edges are predicted, see :meth:`.Schema.to_predict`; by default the
-        only one whose table has labels or numbers.
-    needs_labels : bool
-        Whether to read labels, classes and split. If not, they may be missing: every label
-        is -1, and there is one class with an empty name.
-    scores_edges : bool
-        Whether to read the edges of ``target_relation`` without their labels.
-    attempts : ErrorCollector or None
-        Collects errors; by default the first one is raised.
-
-    Returns
-    -------
-    TypedFolder or None
-        Kinds are sorted by name, relations are in the order of ``relations.csv``; ``None``
-        if an error was collected.
-
-    Raises
-    ------
-    DataError
-        If a table is missing, malformed, empty or not listed, a kind has no table, or an
-        id is empty, duplicate or unknown; and as in :func:`.read_csv_folder`. The message
-        names file, line and column.
+    Without ``needs_labels``, labels, classes and split are not read and may be missing;
+    with ``scores_edges`` the edges of ``target_relation`` are read without their labels.
+    Kinds are sorted by name, relations are in the order of ``relations.csv``. By default
+    the first error is raised, a DataError that names file, line and column; the result is
+    ``None`` if ``attempts`` has collected one.
     """
     attempt = attempts or ErrorCollector()
     names = read_typed_names(folder, target_node, attempt, needs_labels=needs_labels)

@@ -92,9 +92,9 @@ def doubtful_labels(
     """Describe labels that are probably no classes: markers of unknown ones, or ids.
 
     ``y`` (N,) are classes in [-1, C) of the items (nodes, edges or graphs) with the
-    ``names``; the owner has confirmed those ``declared``. ``unknown`` and ``declare``
-    say how to mark an item of unknown class, and how to confirm a class. The result is
-    empty without doubt.
+    ``names``; the owner has confirmed those ``declared``. ``unknown`` and ``declare`` say
+    how to mark an item of unknown class, and how to confirm a class. The result is empty
+    without doubt.
     """
     counts = torch.bincount(y[y >= 0], minlength=len(names)).tolist()
     sure = set(declared)
@@ -386,9 +386,11 @@ def check_whole_numbers(
 ) -> None:
     """Reject a column of whole numbers of which two become equal as float32.
 
-    ``values`` are features (N, d) in the dtype of their file, or with ``columns`` (n,) the
-    values (n,) of a sparse matrix in these columns. ``where`` and ``names`` of the columns
-    are for the DataError, which names the column and two such numbers.
+    float32 holds whole numbers exactly up to 2^24 = 16,777,216. Account numbers and Unix
+    times are larger: 1,700,000,000 and 1,700,000,050 are one number there. ``values`` are
+    features (N, d) in the dtype of their file, or with ``columns`` (n,) the values (n,)
+    of a sparse matrix in these columns. The DataError names the column and two such
+    numbers.
 
     A column with any fraction is no column of whole numbers: it was measured, and
     float32 holds seven of its digits. :func:`~flower_fgl.datasets.suspect.suspect_data`

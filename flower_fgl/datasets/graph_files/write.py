@@ -21,7 +21,7 @@ from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays, type_arr
 from flower_fgl.datasets.graph_files.validate import doubtful_labels
 from flower_fgl.datasets.transforms.canonical import scipy_csr, stack_rows
 
-__all__ = ["save_client_graph", "save_client_set"]
+__all__ = ["client_arrays", "save_client_graph"]
 
 EDGE_ROWS = {"edge_label", "edge_target", "edge_attr", "edge_time"}
 EDGE_ROWS |= {f"edge_{part}_mask" for part in PARTS}
@@ -29,19 +29,29 @@ EDGE_ROWS |= {f"edge_{part}_mask" for part in PARTS}
 
 
 def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
-    """Write one client's graph as a data owner's ``.npz`` file, atomically.
+    """Write one client's graph or graphs as a data owner's ``.npz`` file, atomically.
 
-    :func:`load_graph_file` restores it exactly, except for ``partition_id``, which the
-    caller then sets. The folder must exist; an OSError leaves an existing file
-    unchanged. A DataError names masks that graph files do not support.
+    :func:`load_graph_file` restores a graph exactly, except for ``partition_id``, which the
+    caller then sets. Of sets of graphs the file holds the training, validation and test
+    graphs, in this order, and their split; :func:`load_graph_set` reads it. The folder
+    must exist; an OSError leaves an existing file unchanged. A DataError names masks that
+    graph files do not support.
     """
-    path = Path(path)
     names = {name for g in client.graphs for name in g.masks}
     if not names <= set(MASKS):
         raise DataError(
             f"{path}: masks {', '.join(sorted(names - set(MASKS)))} cannot be stored; "
             f"a graph file supports {', '.join(MASKS)}. Rename or remove the others."
         )
+    arrays = client_arrays(client)
+    with replacing(Path(path)) as file:
+        np.savez(file, **arrays)
+
+
+def client_arrays(client: ClientGraph) -> dict[str, Any]:
+    """Return the arrays of a client's file."""
+    if client.graph.batch is not None:
+        return _set_arrays(client)
     arrays = _graph_arrays(client.graph, "")
     if client.class_names != ("",) or client.edges is None:
         arrays |= _declared(client.target, client.graph.y, client.graph.targets)
@@ -61,17 +71,11 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
         arrays |= _graph_arrays(graph, f"evaluation_{i}_")
         values = graph.y if graph.targets is None else graph.targets
         arrays[f"evaluation_{i}_y"] = values.numpy()
-    with replacing(path) as file:
-        np.savez(file, **arrays)
+    return arrays
 
 
-def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
-    """Write one client's sets of graphs as a data owner's ``.npz`` file, atomically.
-
-    The file holds its training, validation and test graphs, in this order, and their
-    split; :func:`~flower_fgl.datasets.graph_files.graph_set.load_graph_set` reads it.
-    An OSError leaves an existing file unchanged.
-    """
+def _set_arrays(client: ClientGraph) -> dict[str, Any]:
+    """Return the arrays of a client's training, validation and test graphs."""
     graphs, edges, features, batches, masks = client.held, [], [], [], []
     first_node = first_graph = 0
     for graph in graphs:
@@ -98,9 +102,7 @@ def save_client_set(path: str | os.PathLike[str], client: ClientGraph) -> None:
     arrays["graph_of_node"] = torch.cat(batches).numpy()
     targets = [graph.targets for graph in graphs if graph.targets is not None]
     joint = torch.cat(targets) if targets else None
-    arrays |= _declared(client.target, whole.y, joint)
-    with replacing(Path(path)) as file:
-        np.savez(file, **arrays)
+    return arrays | _declared(client.target, whole.y, joint)
 
 
 def _declared(

@@ -150,17 +150,9 @@ def merge_communities(
     Communities of more than ⌊N/K⌋ - δ nodes are first divided into consecutive chunks of
     that size. The list of chunks is breadth-first: the first chunks of all communities,
     then all second chunks, and so on. Every client stays below ⌊N/K⌋ + δ nodes unless a
-    chunk fits no client.
-
-    Parameters
-    ----------
-    communities : sequence of ndarray of shape (n_i,), int64
-        Disjoint communities in the order of their first node, nodes ascending; N nodes
-        in all.
-    num_clients : int in [1, N]
-        Number of clients K.
-    max_size_difference : int, at least 0
-        δ; half of ⌊N/K⌋ if ⌊N/K⌋ - δ is below 1.
+    chunk fits no client. The disjoint communities, N nodes in all, are in the order of
+    their first node, nodes ascending. δ is ``max_size_difference``, or half of ⌊N/K⌋ if
+    ⌊N/K⌋ - δ is below 1.
 
     Notes
     -----

@@ -1,8 +1,8 @@
 """Partition rules that ignore edges: uniform, by network, Dirichlet, label clusters.
 
-Those of the edges of a typed graph, which clients share, follow the published code of Fu and
-King, IJCAI 2023: of K + 2 pieces, one is held by each client alone, one by several clients,
-and one by all. An own generator replaces theirs.
+Those of the edges of a typed graph, which clients share, follow the published code of Fu
+and King, IJCAI 2023: of K + 2 pieces, one is held by each client alone, one by several
+clients, and one by all. An own generator replaces theirs.
 """
 
 from __future__ import annotations
@@ -102,17 +102,13 @@ def dirichlet_parts(
 ) -> list[IntArray]:
     """Assign each client class shares sampled from a Dirichlet distribution.
 
-    ``labels`` (N,) are the classes of nodes or graphs; members of unknown class (-1)
-    are assigned like one more class, the last. A small ``alpha``, above 0, gives strong
-    label skew. A client that holds N/K members gets no members of the following
-    classes. Sampling is repeated, with another generator each time, until the smallest
-    client holds ``min_size`` members.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than K · ``min_size`` members, or 100 attempts leave a client
-        with fewer than ``min_size``.
+    ``labels`` (N,) are the classes of nodes or graphs; members of unknown class (-1) are
+    assigned like one more class, the last. A small ``alpha``, above 0, gives strong label
+    skew. A client that holds N/K members gets no members of the following classes.
+    Sampling is repeated, with another generator each time, until the smallest client
+    holds ``min_size`` members. A DataError says that there are fewer than K ·
+    ``min_size`` members, or that 100 attempts leave a client with fewer than
+    ``min_size``.
 
     Notes
     -----
@@ -173,13 +169,9 @@ def cluster_by_labels(
     The communities are disjoint and none is empty; ``labels`` (N,) are -1 if unknown,
     which counts towards no share. ``seed`` in [0, 2**32) is that of K-means (Euclidean,
     best of 10 starts); if a cluster is empty, K-means is repeated with the next seed.
-    Sizes of the clients may differ by two orders of magnitude.
-
-    Raises
-    ------
-    DataError
-        If there are fewer communities with distinct label shares than clients, or if 100
-        seeds all leave a cluster empty.
+    Sizes of the clients may differ by two orders of magnitude. A DataError says that
+    there are fewer communities with distinct label shares than clients, or that 100 seeds
+    all leave a cluster empty.
     """
     sizes = np.array([len(nodes) for nodes in communities])
     shares = count_classes(communities, labels, num_classes) / sizes[:, None]  # (M, C)
@@ -260,20 +252,11 @@ def share_out(
 ) -> list[IntArray]:
     """Give K clients pieces of their own, a piece that several share, and one of all.
 
-    Parameters
-    ----------
-    order : ndarray of shape (E,), int64
-        Shuffled edges or relations, at least K + 1.
-    num_clients : int, at least 3
-        Number of clients K.
-
-    Returns
-    -------
-    list of ndarray, int64
-        The ascending items of each client: with s = ⌊E / (K + 2)⌋ the k-th s items, the
-        items after the first (K + 1)s, and of the s items before these some. Each of them
-        goes to m random clients, with m uniform in 2, …, K - 1. With E = K + 1 a client
-        has its own item and the last one.
+    ``order`` are the E shuffled edges or relations, at least K + 1, for at least 3
+    clients. Of the ascending items of each client, with s = ⌊E / (K + 2)⌋, these are the
+    k-th s items, the items after the first (K + 1)s, and of the s items before these
+    some. Each of them goes to m random clients, with m uniform in 2, …, K - 1. With E = K
+    + 1 a client has its own item and the last one.
     """
     size = len(order) // (num_clients + 2)
     own, last = size or 1, (num_clients + 1) * size or num_clients

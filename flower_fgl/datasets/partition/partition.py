@@ -255,19 +255,13 @@ def partition_nodes(
 ) -> list[IntArray]:
     """Partition the N nodes of a graph among K clients by a rule.
 
-    ``rule`` is a name in ``NODE_RULES`` or ``NETWORK_RULES``, K lies in [1, N],
-    ``seed`` in [0, 2**31), and ``alpha``, above 0, is the concentration of
-    ``dirichlet``. The ascending nodes of the K clients are disjoint and none is empty;
-    they cover the graph, except with ``network``.
-
-    Raises
-    ------
-    ConfigError
-        If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
-        of range, or the rule is ``network`` and the dataset has a single network.
-    DataError
-        If the rule leaves a client without nodes, or cannot assign each client its
-        minimum number of nodes or its own network.
+    ``rule`` is a name in ``NODE_RULES`` or ``NETWORK_RULES``, K lies in [1, N], ``seed``
+    in [0, 2**31), and ``alpha``, above 0, is the concentration of ``dirichlet``. The
+    ascending nodes of the K clients are disjoint and none is empty; they cover the graph,
+    except with ``network``. A ConfigError says that an argument is out of range, or that
+    the dataset has a single network. A DataError says that the rule leaves a client
+    without nodes, or cannot assign each client its minimum number of nodes or its own
+    network.
     """
     rules, labels = NODE_RULES, dataset.y.numpy()
     if rule in NETWORK_RULES:
@@ -318,14 +312,7 @@ def partition_edges(
     """Assign the M edges of a typed graph to K clients by a rule of ``EDGE_RULES``.
 
     Returns the ascending edges of each client, in the order of ``dataset.messages``; some
-    are held by several. K is at least 3.
-
-    Raises
-    ------
-    ConfigError
-        If the graph is not typed, or the number of clients or the seed is out of range.
-    DataError
-        If there are too few edges or relations.
+    are held by several. K is at least 3. Errors are as in :func:`partition_nodes`.
     """
     messages = dataset.messages
     if messages is None or messages.relation is None:
@@ -422,8 +409,6 @@ def partition_key(
     """Return a text key of everything that determines a partition except the dataset.
 
     For example ``"rules=2 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
-
-    Raises a ConfigError if the rule is not in ``rules``.
     """
     row = _find(rule, rules)
     words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]

@@ -25,8 +25,7 @@ from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.archive import read_arrays
-from flower_fgl.datasets.sources.raw_readers import Raw
-from flower_fgl.datasets.sources.targets import read_targets
+from flower_fgl.datasets.sources.raw_readers import Raw, read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,

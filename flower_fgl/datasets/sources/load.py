@@ -28,7 +28,7 @@ from flower_fgl.datasets.graph_files.validate import (
 from flower_fgl.datasets.pyg_data import GivenNames, graph_dataset, node_dataset
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.download import is_on_disk, obtain
-from flower_fgl.datasets.sources.raw_readers import Raw
+from flower_fgl.datasets.sources.raw_readers import Raw, choose_target
 from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
     MORRIS,
@@ -38,7 +38,6 @@ from flower_fgl.datasets.sources.registry import (
     Statistics,
 )
 from flower_fgl.datasets.sources.synthetic import synthetic_dataset
-from flower_fgl.datasets.sources.targets import choose_target
 
 __all__ = [
     "SOURCES",
@@ -135,11 +134,9 @@ def load(
         Name as in :func:`find_source`; ``synthetic`` uses its default settings.
     data_dir, cache_dir : Path or None, Path
         Data folder, only read; folder for downloads and processed files.
-    allow_download : bool
-        Whether to download a dataset that is not on disk.
-    check : bool
-        Whether the dataset must match its published statistics; tests with reduced files
-        disable it.
+    allow_download, check : bool
+        Whether to download a dataset that is not on disk, and whether it must match its
+        published statistics; tests with reduced files disable that.
     target : str
         Target of a dataset with several, or ``all``, see ``core/settings.py``; empty: the
         first, for a run that does not read classes.
@@ -154,10 +151,9 @@ def load(
 
     Raises
     ------
-    ConfigError
-        If the name or the target is unknown.
-    DataError
-        If the files are missing or damaged, or differ from the published dataset.
+    ConfigError, DataError
+        If the name or the target is unknown; if the files are missing or damaged, or differ
+        from the published dataset.
     """
     source = find_source(name)
     if source.loader:

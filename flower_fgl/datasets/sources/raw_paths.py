@@ -5,150 +5,137 @@ The locations are those of the library loaders: a folder that these filled works
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-__all__ = [
-    "Layout",
-    "aifb_arrays",
-    "airports",
-    "amazon",
-    "citation_full",
-    "coauthor",
-    "collab",
-    "few_shot_tables",
-    "fold_ppi_arrays",
-    "geom_gcn",
-    "graph_saint",
-    "heterophilous",
-    "ogb",
-    "ogb_graphs",
-    "ogb_typed",
-    "planetoid",
-    "reddit",
-    "rozemberczki",
-    "tu",
-    "twitch",
-    "wiki_cs",
-]
+if TYPE_CHECKING:
+    from flower_fgl.datasets.sources.raw_readers import Raw
 
+__all__ = ["AIFB", "COLLAB", "FOLD_PPI", "Layout", "few_shot_tables", "filtered"]
+__all__ += ["geom_gcn", "ogb", "ogb_graphs", "ogb_typed", "pyg", "tu", "twitch"]
 
-PLANETOID_PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
-SAINT_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
-TU_PARTS = ("A", "graph_indicator", "graph_labels")
+PLANETOID = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+SAINT = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
+SAINT_URL = "https://drive.google.com/drive/folders/1zycmmDES39zVlbVCYs88JTJ1Wm5FbfLz"
 SHCHUR = "https://github.com/shchur/gnn-benchmark/tree/master/data/npz"
+PLATONOV = "https://github.com/yandex-research/heterophilous-graphs/tree/main/data"
+PTG = "https://graphmining.ai/datasets/ptg/"
+TU_PARTS = ("A", "graph_indicator", "graph_labels")
+LOADERS = {
+    "Airports": (
+        "https://github.com/leoribeiro/struc2vec/tree/master/graph",
+        *("{name}-airports.edgelist", "labels-{name}-airports.txt"),
+    ),
+    "Amazon": (SHCHUR, "amazon_electronics_{low}.npz"),
+    "CitationFull": (
+        "https://github.com/abojchevski/graph2gauss/tree/master/data",
+        "{name}.npz",
+    ),
+    "Coauthor": (SHCHUR, "ms_academic_{low:.3}.npz"),
+    "DeezerEurope": (f"{PTG}deezer_europe.npz", "deezer_europe.npz"),
+    "FacebookPagePage": (f"{PTG}facebook.npz", "facebook.npz"),
+    "Flickr": (SAINT_URL, *SAINT),
+    "HeterophilousGraphDataset": (PLATONOV, "{name}.npz"),
+    "LastFMAsia": (f"{PTG}lastfm_asia.npz", "lastfm_asia.npz"),
+    "Planetoid": (
+        "https://github.com/kimiyoung/planetoid/tree/master/data",
+        *(f"ind.{{low}}.{part}" for part in PLANETOID),
+    ),
+    "Reddit": (
+        "https://data.dgl.ai/dataset/reddit.zip",
+        *("reddit_data.npz", "reddit_graph.npz"),
+    ),
+    "Reddit2": (SAINT_URL, *SAINT),
+    "Twitch": (f"{PTG}twitch/{{name}}.npz", "{name}.npz"),
+    "WikiCS": (
+        "https://github.com/pmernyei/wiki-cs-dataset/tree/master/dataset",
+        "data.json",
+    ),
+    "Yelp": (SAINT_URL, *SAINT),
+}
+"""Address and files in ``raw/`` of the classes of ``torch_geometric.datasets``."""
 
 # References, not imports: listing the datasets must not load torch.
 LIBRARY = "flower_fgl.datasets.sources.library_loaders:"
 RAW = "flower_fgl.datasets.sources.raw_readers:"
 
 
-def planetoid(name: str) -> tuple[Layout, ...]:
-    """Return the layout of Planetoid's ``name``: ``Planetoid/<name>/raw/ind.<name>.*``."""
-    files = tuple(f"ind.{name.lower()}.{part}" for part in PLANETOID_PARTS)
-    url = "https://github.com/kimiyoung/planetoid/tree/master/data"
-    return _pyg("Planetoid", f"Planetoid/{name}", files, url, name=name)
+@dataclass(frozen=True)
+class Layout:
+    """One form in which a dataset may lie on disk.
+
+    ``folder`` is below the data folder, and ``files`` are required in it. ``reader`` is a
+    reference ``module:function``, which :meth:`read` imports, so that the table of
+    datasets loads without torch; ``arguments`` are its keywords. ``leaf`` is the name
+    that a library loader gives ``folder`` below its root, ``.`` if both are the same; the
+    reader then gets a root it may write to. With ``None`` it gets ``folder`` itself and
+    only reads. ``url`` says where the files are published, and ``can_download`` that the
+    reader downloads missing ones. If it ``is_partial``, parts of the published dataset
+    are absent, so its statistics differ.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    reader: str
+    arguments: Mapping[str, str | bool] = field(default_factory=dict)
+    leaf: str | None = None
+    url: str = ""
+    can_download: bool = False
+    is_partial: bool = False
+
+    def read(self, root: Path) -> Raw:
+        """Import the reader and read ``folder``, or the root of a library loader."""
+        return resolve_name(self.reader)(root, **self.arguments)  # type: ignore[no-any-return]
 
 
-def amazon(name: str) -> tuple[Layout, ...]:
-    """Return the layout of ``Amazon/<name>/raw/amazon_electronics_*.npz``."""
-    file = f"amazon_electronics_{name.lower()}.npz"
-    return _pyg("Amazon", f"Amazon/{name}", (file,), SHCHUR, name=name)
+def pyg(
+    loader: str, name: str = "", *, folders: tuple[str, ...] = (), **settings: bool
+) -> tuple[Layout, ...]:
+    """Return the layouts of a node dataset of ``torch_geometric.datasets``.
+
+    The default folder is ``<loader>``, or ``<loader>/<name>``; others may follow it.
+    """
+    url, *files = (part.format(name=name, low=name.lower()) for part in LOADERS[loader])
+    first = f"{loader}/{name}" if name else loader
+    raw = tuple(f"raw/{file}" for file in files)
+    return tuple(
+        _pyg(loader, folder, raw, url, name, **settings) for folder in (first, *folders)
+    )
 
 
-def coauthor(name: str) -> tuple[Layout, ...]:
-    """Return the layout of ``Coauthor/<name>/raw/ms_academic_*.npz``."""
-    file = f"ms_academic_{name[:3].lower()}.npz"
-    return _pyg("Coauthor", f"Coauthor/{name}", (file,), SHCHUR, name=name)
-
-
-def citation_full(name: str, *other_folders: str) -> tuple[Layout, ...]:
-    """Return the layouts of ``CitationFull/<name>/raw/<name>.npz``, one per folder."""
-    url = "https://github.com/abojchevski/graph2gauss/tree/master/data"
-    folders = (f"CitationFull/{name}", *other_folders)
-    made = [
-        _pyg("CitationFull", at, (f"{name}.npz",), url, name=name) for at in folders
-    ]
-    return tuple(itertools.chain(*made))
-
-
-def graph_saint(loader: str) -> tuple[Layout, ...]:
-    """Return the layout of a GraphSAINT dataset: ``<loader>/raw/adj_full.npz`` etc."""
-    url = "https://drive.google.com/drive/folders/1zycmmDES39zVlbVCYs88JTJ1Wm5FbfLz"
-    return _pyg(loader, loader, SAINT_FILES, url)
-
-
-def reddit() -> tuple[Layout, ...]:
-    """Return the layout of GraphSAGE's Reddit: ``Reddit/raw/reddit_*.npz``."""
-    files = ("reddit_data.npz", "reddit_graph.npz")
-    return _pyg("Reddit", "Reddit", files, "https://data.dgl.ai/dataset/reddit.zip")
-
-
-def geom_gcn(loader: str, folder: str, name: str) -> tuple[Layout, ...]:
+def geom_gcn(loader: str, name: str) -> tuple[Layout, ...]:
     """Return the layout of Geom-GCN's tables: ``out1_*.txt`` and ten splits.
 
     They lie in ``Actor/raw``, ``WebKB/<name>/raw`` and
     ``WikipediaNetwork/<name>/geom_gcn/raw``.
     """
     raw = "geom_gcn/raw" if loader == "WikipediaNetwork" else "raw"
-    tables = ("out1_node_feature_label.txt", "out1_graph_edges.txt")
-    files = (*tables, *(f"{name}_split_0.6_0.2_{i}.npz" for i in range(10)))
-    url = "https://github.com/graphdml-uiuc-jlu/geom-gcn"
+    files = [f"{name}_split_0.6_0.2_{i}.npz" for i in range(10)]
+    files = ["out1_node_feature_label.txt", "out1_graph_edges.txt", *files]
+    url, own = "https://github.com/graphdml-uiuc-jlu/geom-gcn", name
     if loader == "Actor":  # the files have another name than the loader
-        return _pyg(loader, folder, files, url)
-    return _pyg(loader, f"{folder}/{name}", files, url, name=name, raw=raw)
-
-
-def heterophilous(name: str) -> tuple[Layout, ...]:
-    """Return the layout ``HeterophilousGraphDataset/<name>/raw/<name>.npz``."""
-    loader = "HeterophilousGraphDataset"
-    folder, files = f"{loader}/{name}", (f"{name}.npz",)
-    url = "https://github.com/yandex-research/heterophilous-graphs/tree/main/data"
-    if not name.endswith("_filtered"):
-        return _pyg(loader, folder, files, url, name=name)
-    return _library("filtered_nodes", folder, (f"raw/{name}.npz",), url, name=name)
-
-
-def airports(name: str) -> tuple[Layout, ...]:
-    """Return the layout ``Airports/<name>/raw/*-airports.*``."""
-    files = (f"{name}-airports.edgelist", f"labels-{name}-airports.txt")
-    url = "https://github.com/leoribeiro/struc2vec/tree/master/graph"
-    return _pyg("Airports", f"Airports/{name}", files, url, name=name)
-
-
-def rozemberczki(loader: str, file: str, name: str = "") -> tuple[Layout, ...]:
-    """Return the layout ``<loader>/raw/<file>``, or ``<loader>/<name>/raw/<file>``."""
-    folder = f"{loader}/{name}" if name else loader
-    url = "https://graphmining.ai/datasets/ptg/" + ("twitch/" * bool(name)) + file
-    return _pyg(loader, folder, (file,), url, name=name)
-
-
-def wiki_cs() -> tuple[Layout, ...]:
-    """Return the layout ``WikiCS/raw/data.json``."""
-    url = "https://github.com/pmernyei/wiki-cs-dataset/tree/master/dataset"
-    return _pyg("WikiCS", "WikiCS", ("data.json",), url, is_undirected=True)
+        own = ""
+    folder = f"{loader}/{own}" if own else loader
+    return (_pyg(loader, folder, tuple(f"{raw}/{f}" for f in files), url, own),)
 
 
 def _pyg(
-    loader: str,
-    folder: str,
-    files: tuple[str, ...],
-    url: str,
-    *,
-    name: str = "",
-    raw: str = "raw",
-    **settings: bool,
-) -> tuple[Layout, ...]:
-    """Return the layout of a node dataset of ``torch_geometric.datasets``."""
-    arguments: dict[str, str | bool] = {"loader": loader, **settings}
-    arguments |= {"name": name} if name else {}
-    files = tuple(f"{raw}/{file}" for file in files)
+    loader: str, folder: str, files: tuple[str, ...], url: str, name: str, **more: bool
+) -> Layout:
+    """Return the layout of a class of ``torch_geometric.datasets``."""
+    named: dict[str, str | bool] = {"name": name} if name else {}
+    arguments = {"loader": loader, **more, **named}
     reader = f"{LIBRARY}pyg_nodes"
-    return (Layout(folder, files, reader, arguments, name or ".", url, True),)
+    return Layout(folder, files, reader, arguments, name or ".", url, True)
+
+
+def filtered(name: str) -> tuple[Layout, ...]:
+    """Return the layout ``HeterophilousGraphDataset/<name>/raw/<name>.npz``."""
+    folder = f"HeterophilousGraphDataset/{name}"
+    return _library("filtered_nodes", folder, (f"raw/{name}.npz",), PLATONOV, name=name)
 
 
 def ogb(
@@ -258,11 +245,6 @@ def twitch(name: str) -> tuple[Layout, ...]:
     )
 
 
-def collab() -> tuple[Layout, ...]:
-    """Return the layouts of COLLAB: as a TU dataset, or ``TU/COLLAB/COLLAB.npz``."""
-    return (*tu("COLLAB"), Layout("TU/COLLAB", ("COLLAB.npz",), f"{RAW}collab_npz"))
-
-
 def few_shot_tables(prefix: str) -> tuple[Layout, ...]:
     """Return the layouts of a GPN dataset: ``<prefix>_network`` and two tables.
 
@@ -286,67 +268,21 @@ def few_shot_tables(prefix: str) -> tuple[Layout, ...]:
     )
 
 
-def fold_ppi_arrays() -> tuple[Layout, ...]:
-    """Return the layout of Fold-PPI: ``FoldPPI/fold_ppi.npz``, converted from G-Meta."""
-    url = (
-        "https://github.com/mims-harvard/G-Meta (fold_PPI; convert it as described in "
-        "the docstring of flower_fgl.datasets.sources.raw_readers.fold_ppi)"
-    )
-    return (Layout("FoldPPI", ("fold_ppi.npz",), f"{RAW}fold_ppi", url=url),)
-
-
-def aifb_arrays() -> tuple[Layout, ...]:
-    """Return the layout of AIFB: ``AIFB-hetero/aifb.npz``, converted from DGL's file."""
-    url = (
-        "https://github.com/cynricfu/FedHGN (data/aifb-hetero; convert it to the arrays of "
-        "flower_fgl.datasets.sources.raw_readers.aifb)"
-    )
-    return (Layout("AIFB-hetero", ("aifb.npz",), f"{RAW}aifb", url=url),)
-
-
-if TYPE_CHECKING:
-    from flower_fgl.datasets.sources.raw_readers import Raw
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One form in which a dataset may lie on disk.
-
-    Parameters
-    ----------
-    folder : str
-        Folder below the data folder.
-    files : tuple of str
-        Required files, relative to ``folder``.
-    reader : str
-        Reference ``module:function`` to the reader. :meth:`read` imports it, so the
-        table of datasets loads without torch.
-    arguments : mapping of str to str or bool
-        Keyword arguments of the reader, besides its first argument, a folder.
-    leaf : str or None
-        Name that a library loader gives ``folder`` below its root; ``.`` if root and
-        folder are the same. The reader then gets a root it may write to. With ``None``
-        the reader gets ``folder`` itself and only reads.
-    url : str
-        Where the files are published.
-    can_download : bool
-        Whether the reader downloads missing files.
-    is_partial : bool
-        Whether parts of the published dataset are absent, so its statistics differ.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    reader: str
-    arguments: Mapping[str, str | bool] = field(default_factory=dict)
-    leaf: str | None = None
-    url: str = ""
-    can_download: bool = False
-    is_partial: bool = False
-
-    def read(self, root: Path) -> Raw:
-        """Import the reader and read ``folder``, or the root of a library loader.
-
-        Readers raise any kind of error.
-        """
-        return resolve_name(self.reader)(root, **self.arguments)  # type: ignore[no-any-return]
+COLLAB = (*tu("COLLAB"), Layout("TU/COLLAB", ("COLLAB.npz",), f"{RAW}collab_npz"))
+"""COLLAB as a TU dataset, or ``TU/COLLAB/COLLAB.npz``."""
+FOLD_PPI = Layout(
+    "FoldPPI",
+    ("fold_ppi.npz",),
+    f"{RAW}fold_ppi",
+    url="https://github.com/mims-harvard/G-Meta (fold_PPI; convert it as described in "
+    "the docstring of flower_fgl.datasets.sources.raw_readers.fold_ppi)",
+)
+"""Fold-PPI, converted from G-Meta."""
+AIFB = Layout(
+    "AIFB-hetero",
+    ("aifb.npz",),
+    f"{RAW}aifb",
+    url="https://github.com/cynricfu/FedHGN (data/aifb-hetero; convert it to the arrays of "
+    "flower_fgl.datasets.sources.raw_readers.aifb)",
+)
+"""AIFB, converted from DGL's file."""

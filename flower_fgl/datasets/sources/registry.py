@@ -146,63 +146,67 @@ _OWN: dict[str, Source] = {
         "20/40/40",
         Statistics(),
     ),
-    "cora": _nodes(f"Cora, {YANG}", at.planetoid("Cora"), (2708, 5278, 1433, 7)),
+    "cora": _nodes(f"Cora, {YANG}", at.pyg("Planetoid", "Cora"), (2708, 5278, 1433, 7)),
     "citeseer": _nodes(
-        f"CiteSeer, {YANG}", at.planetoid("CiteSeer"), (3327, 4552, 3703, 6)
+        f"CiteSeer, {YANG}", at.pyg("Planetoid", "CiteSeer"), (3327, 4552, 3703, 6)
     ),
-    "pubmed": _nodes(f"PubMed, {YANG}", at.planetoid("PubMed"), (19717, 44324, 500, 3)),
+    "pubmed": _nodes(
+        f"PubMed, {YANG}", at.pyg("Planetoid", "PubMed"), (19717, 44324, 500, 3)
+    ),
     "cora-full": _nodes(
         f"Cora with 70 classes, {BOJCHEVSKI}",
-        at.citation_full("cora", "CoraFull/cora", "CoraFull"),
+        at.pyg("CitationFull", "cora", folders=("CoraFull/cora", "CoraFull")),
         (19793, 63421, 8710, 70),
     ),
     "cora-ml": _nodes(
         f"Machine-learning papers of Cora, {BOJCHEVSKI}",
-        at.citation_full("cora_ml"),
+        at.pyg("CitationFull", "cora_ml"),
         (2995, 8158, 2879, 7),
     ),
     "citeseer-full": _nodes(
-        f"CiteSeer, {BOJCHEVSKI}", at.citation_full("citeseer"), (4230, 5337, 602, 6)
+        f"CiteSeer, {BOJCHEVSKI}",
+        at.pyg("CitationFull", "citeseer"),
+        (4230, 5337, 602, 6),
     ),
     "dblp": _nodes(
-        f"DBLP, {BOJCHEVSKI}", at.citation_full("dblp"), (17716, 52867, 1639, 4)
+        f"DBLP, {BOJCHEVSKI}", at.pyg("CitationFull", "dblp"), (17716, 52867, 1639, 4)
     ),
     "computers": _nodes(
         f"Amazon co-purchases, computers, {SHCHUR}",
-        at.amazon("Computers"),
+        at.pyg("Amazon", "Computers"),
         (13752, 245861, 767, 10),
     ),
     "photo": _nodes(
         f"Amazon co-purchases, photo, {SHCHUR}",
-        at.amazon("Photo"),
+        at.pyg("Amazon", "Photo"),
         (7650, 119081, 745, 8),
     ),
     "cs": _nodes(
         f"Co-authors in computer science, {SHCHUR}",
-        at.coauthor("CS"),
+        at.pyg("Coauthor", "CS"),
         (18333, 81894, 6805, 15),
     ),
     "physics": _nodes(
         f"Co-authors in physics, {SHCHUR}",
-        at.coauthor("Physics"),
+        at.pyg("Coauthor", "Physics"),
         (34493, 247962, 8415, 5),
     ),
     "flickr": _nodes(
         "Flickr images, Zeng et al., ICLR 2020",
-        at.graph_saint("Flickr"),
+        at.pyg("Flickr"),
         (89250, None, 500, 7),
         split="60/20/20",
         entries=899756,
     ),
     "reddit": _nodes(
         "Reddit posts, Hamilton et al., NIPS 2017; needs about 10 GB of memory",
-        at.reddit(),
+        at.pyg("Reddit"),
         (232965, 57307946, 602, 41),
         split="80/10/10",
     ),
     "reddit2": _nodes(
         "Reddit posts, fewer edges, Zeng et al., ICLR 2020",
-        at.graph_saint("Reddit2"),
+        at.pyg("Reddit2"),
         (232965, None, 602, 41),
         split="65/10/25",
         entries=23213838,
@@ -210,7 +214,7 @@ _OWN: dict[str, Source] = {
     "yelp": _nodes(
         "Yelp reviewers, Zeng et al., ICLR 2020; 100 targets; needs about 10 GB of "
         "memory",
-        at.graph_saint("Yelp"),
+        at.pyg("Yelp"),
         (716847, None, 300, 2),
         split="75/10/15",
         entries=13954819,
@@ -218,41 +222,41 @@ _OWN: dict[str, Source] = {
     ),
     "actor": _nodes(
         f"Actors that occur on the same page, {PEI}",
-        at.geom_gcn("Actor", "Actor", "film"),
+        at.geom_gcn("Actor", "film"),
         (7600, None, 932, 5),
         split="48/32/20",
         entries=30019,
     ),
     "chameleon": _nodes(
         f"Wikipedia pages about chameleons, {PEI}; has duplicate nodes",
-        at.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "chameleon"),
+        at.geom_gcn("WikipediaNetwork", "chameleon"),
         (2277, None, 2325, 5),
         split="48/32/20",
         entries=36101,
     ),
     "squirrel": _nodes(
         f"Wikipedia pages about squirrels, {PEI}; has duplicate nodes",
-        at.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "squirrel"),
+        at.geom_gcn("WikipediaNetwork", "squirrel"),
         (5201, None, 2089, 5),
         split="48/32/20",
         entries=217073,
     ),
     "chameleon-filtered": _nodes(
         f"Chameleon without duplicate nodes, {PLATONOV}",
-        at.heterophilous("chameleon_filtered"),
+        at.filtered("chameleon_filtered"),
         (890, 8854, 2325, 5),
         split="48/32/20",
     ),
     "squirrel-filtered": _nodes(
         f"Squirrel without duplicate nodes, {PLATONOV}",
-        at.heterophilous("squirrel_filtered"),
+        at.filtered("squirrel_filtered"),
         (2223, 46998, 2089, 5),
         split="48/32/20",
     ),
     **{
         name: _nodes(
             f"Web pages of a university, {PEI}",
-            at.geom_gcn("WebKB", "WebKB", name),
+            at.geom_gcn("WebKB", name),
             (nodes, None, 1703, 5),
             split="48/32/20",
             entries=entries,
@@ -266,7 +270,7 @@ _OWN: dict[str, Source] = {
     **{
         name: _nodes(
             f"{title}, {PLATONOV}",
-            at.heterophilous(name.replace("-", "_")),
+            at.pyg("HeterophilousGraphDataset", name.replace("-", "_")),
             statistics,
             split="50/25/25",
         )
@@ -281,7 +285,7 @@ _OWN: dict[str, Source] = {
     **{
         f"airports-{name}": _nodes(
             "Flights between airports, Ribeiro et al., KDD 2017; a feature per airport",
-            at.airports(name),
+            at.pyg("Airports", name),
             (nodes, None, nodes, 4),
         )
         for name, nodes in (("usa", 1190), ("brazil", 131), ("europe", 399))
@@ -289,7 +293,7 @@ _OWN: dict[str, Source] = {
     **{
         f"twitch-{name}": _nodes(
             f"Streamers of one language, {ROZEMBERCZKI}",
-            at.rozemberczki("Twitch", f"{name.upper()}.npz", name.upper()),
+            at.pyg("Twitch", name.upper()),
             (nodes, None, 128, 2),
             entries=entries,
         )
@@ -304,25 +308,25 @@ _OWN: dict[str, Source] = {
     },
     "lastfm-asia": _nodes(
         f"Friends on LastFM, {ROZEMBERCZKI}",
-        at.rozemberczki("LastFMAsia", "lastfm_asia.npz"),
+        at.pyg("LastFMAsia"),
         (7624, None, 128, 18),
         entries=55612,
     ),
     "deezer-europe": _nodes(
         f"Friends on Deezer, {ROZEMBERCZKI}",
-        at.rozemberczki("DeezerEurope", "deezer_europe.npz"),
+        at.pyg("DeezerEurope"),
         (28281, None, 128, 2),
         entries=185504,
     ),
     "facebook-page-page": _nodes(
         f"Pages that like each other, {ROZEMBERCZKI}",
-        at.rozemberczki("FacebookPagePage", "facebook.npz"),
+        at.pyg("FacebookPagePage"),
         (22470, None, 128, 4),
         entries=342004,
     ),
     "wiki-cs": _nodes(
         "Wikipedia articles on computer science, Mernyei and Cangea, 2020",
-        at.wiki_cs(),
+        at.pyg("WikiCS", is_undirected=True),
         (11701, None, 300, 10),
     ),
     "ogbn-arxiv": _nodes(
@@ -367,7 +371,7 @@ _OWN: dict[str, Source] = {
     "imdb-binary": _graphs(
         "IMDB-BINARY", at.tu("IMDB-BINARY"), 1000, (19773, 96531, 0, 2)
     ),
-    "collab": _graphs("COLLAB", at.collab(), 5000, (372474, 12286079, 0, 3)),
+    "collab": _graphs("COLLAB", at.COLLAB, 5000, (372474, 12286079, 0, 3)),
     **{
         f"ogbg-{name}": _ogb_graphs(f"ogbg-{name}", *numbers, archive=archive)
         for name, archive, *numbers in (
@@ -398,13 +402,13 @@ _OWN: dict[str, Source] = {
     ),
     "fold-ppi": _nodes(
         "Protein networks of 144 tissues, Huang and Zitnik, NeurIPS 2020",
-        at.fold_ppi_arrays(),
+        (at.FOLD_PPI,),
         (274606, None, 512, 29),
         networks=144,
     ),
     "aifb": _nodes(
         "Typed graph of a research institute, Ristoski et al., ISWC 2016",
-        at.aifb_arrays(),
+        (at.AIFB,),
         (7262, None, 0, 4),
         split="public",
         entries=24405,

@@ -68,29 +68,12 @@ def contextual_sbm(
 ) -> NodeDataset:
     """Sample a graph with communities, classes and noisy features, equal for equal seeds.
 
-    Parameters
-    ----------
-    num_nodes, num_classes, num_features : int
-        N, C and d.
-    homophily : float in [0, 1]
-        Share of the edges that join two nodes of one class.
-    mean_degree : float, at least 0
-        Mean number of neighbours: there are E = round(N · mean_degree / 2) distinct
-        edges, of which round(E · homophily) lie inside a class; both counts are exact.
-    feature_noise : float, at least 0
-        Standard deviation of each feature around its class mean.
-    seed : int
-        Seed of all draws.
-    num_blocks : int, at least 1
-        Latent communities B, of N/B nodes each.
-    block_skew : float in [0, 1]
-        Probability that a node takes the preferred class of its block.
-
-    Raises
-    ------
-    ConfigError
-        If the requested edges exceed half of the node pairs, either of the same class or
-        of different classes.
+    Of E = round(N · ``mean_degree`` / 2) distinct edges, round(E · ``homophily``) lie
+    inside a class; both counts are exact. ``feature_noise`` is the standard deviation of
+    each feature around its class mean. There are ``num_blocks`` latent communities B of
+    N/B nodes each, and a node takes the preferred class of its block with the probability
+    ``block_skew``. A ConfigError says that the edges exceed half of the node pairs,
+    either of the same class or of different classes.
 
     Notes
     -----

@@ -105,11 +105,9 @@ def cut_graph_clients(
     of its training graphs; ``evaluation`` holds the unions of the validation and of the
     test graphs, so training cannot see an evaluation graph.
 
-    Notes
-    -----
-    1. A dataset without node features gets one-hot degrees. The largest encoded degree is
-       the maximum over the training graphs of all clients. A federation can agree on this
-       number beforehand, and no validation or test graph affects it.
+    A dataset without node features gets one-hot degrees. The largest encoded degree is the
+    maximum over the training graphs of all clients. A federation can agree on this number
+    beforehand, and no validation or test graph affects it.
     """
     numbers = [torch.from_numpy(part) for part in parts]
     x = dataset.x

@@ -76,22 +76,11 @@ def split_links(
     ``parts`` are masks ``train``, ``val`` and ``test`` (E,) of the sorted edges in place of
     the shuffle.
 
-    Returns
-    -------
-    edge_index : Tensor of shape (2, 2T), int64
-        Both directions of the T training edges, sorted.
-    pairs : Tensor of shape (2, P), int64
-        Training edges, validation edges and negatives, test edges and negatives, each as
-        (smaller node, larger node).
-    y : Tensor of shape (P,), int64
-        1 for an edge, 0 for a negative.
-    masks : dict of str to Tensor of shape (P,), bool
-        ``train``, ``val`` and ``test``.
-
-    Raises
-    ------
-    DataError
-        If there are fewer than ``MIN_EDGES`` edges, or too few pairs without an edge.
+    Returns both directions of the T training edges, (2, 2T), sorted; the pairs (2, P),
+    which are training edges, validation edges and negatives, test edges and negatives,
+    each as (smaller node, larger node); their y (P,), 1 for an edge, 0 for a negative;
+    and their masks (P,). A DataError says that there are fewer than ``MIN_EDGES`` edges,
+    or too few pairs without an edge.
     """
     edges = edge_index[:, edge_index[0] < edge_index[1]]
     number = edges.shape[1]

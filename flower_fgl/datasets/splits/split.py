@@ -1,7 +1,8 @@
 """Splits of a client's labelled nodes (or graphs) into train, val and test masks.
 
-They are random within each class, follow a keyed hash of an identifier, by which equal items
-are in one part at every owner, or have K training nodes and 15 queries per class (FedPANO).
+They are random within each class, follow a keyed hash of an identifier, by which equal
+items are in one part at every owner, or have K training nodes and 15 queries per class
+(FedPANO).
 """
 
 from __future__ import annotations
@@ -132,23 +133,10 @@ def split_nodes(
 
     Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
     next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
-    have no training node. ``labels`` (n,) are -1 if unknown.
-
-    Parameters
-    ----------
-    fractions : sequence of three Fraction or float in [0, 1]
-        Shares r_train, r_val and r_test, adding up to 1. A float is read as the simple
-        fraction it was written as, e.g. 0.3 as 3/10, so rounding down is exact.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (n,), bool
-        Disjoint masks ``train``, ``val`` and ``test`` that cover the nodes of known class.
-
-    Raises
-    ------
-    ValueError
-        If the shares are negative or do not add up to 1.
+    have no training node. ``labels`` (n,) are -1 if unknown. The masks ``train``, ``val``
+    and ``test`` (n,) are disjoint and cover the nodes of known class. ``fractions`` are
+    the shares; a float is read as the simple fraction it was written as, e.g. 0.3 as
+    3/10, so rounding down is exact. Shares that do not add up to 1 are a ValueError.
     """
     shares = [Fraction(share).limit_denominator(MAX_DENOMINATOR) for share in fractions]
     if len(shares) != 3 or min(shares) < 0 or sum(shares) != 1:
@@ -295,19 +283,10 @@ def few_shot_split(
     """Sample training and test nodes of each class, FedPANO Sec. 4.1.
 
     ``labels`` (n,) are the classes of the client's nodes, -1 if unknown, and ``classes``
-    (C_i,) the ascending ones to sample from.
-
-    Returns
-    -------
-    dict of str to Tensor of shape (n,), bool
-        In a random order of each class, ``train`` holds the first K = ``shots`` nodes and
-        ``test`` the last 15, independent of K; ``val`` is empty. In an equal state of the
-        generator, a larger K samples a superset of the training nodes.
-
-    Raises
-    ------
-    ValueError
-        If a class has fewer than ``shots`` + 15 nodes.
+    (C_i,) the ascending ones to sample from, each of at least ``shots`` + 15 nodes
+    (ValueError). In a random order of each class, the mask ``train`` (n,) holds the first
+    K = ``shots`` nodes and ``test`` the last 15, independent of K; ``val`` is empty. In an
+    equal state of the generator, a larger K samples a superset of the training nodes.
     """
     shuffled = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
     node = shuffled[np.argsort(labels[shuffled], kind="stable")]  # class by class

@@ -21,8 +21,7 @@ from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.owners import list_owners
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.datasets.sources.load import SOURCES, load
-from flower_fgl.datasets.sources.raw_readers import Raw
-from flower_fgl.datasets.sources.targets import choose_target, read_targets
+from flower_fgl.datasets.sources.raw_readers import Raw, choose_target, read_targets
 from flower_fgl.datasets.store import open_store
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import parse_config
