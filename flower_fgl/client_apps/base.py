@@ -32,8 +32,8 @@ from flower_fgl.core.extensions import Kind, owner_of
 from flower_fgl.core.flower_internals import reply_with
 from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import floors_in_force
-from flower_fgl.datasets.store import open_store
-from flower_fgl.datasets.suspect import log_notes, suspect_data
+from flower_fgl.datasets.store import log_notes, open_store
+from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import (
     DESCRIBE,

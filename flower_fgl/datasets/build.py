@@ -83,7 +83,6 @@ from flower_fgl.datasets.transforms.normalize_features import can_standardize, s
 from flower_fgl.datasets.transforms.subgraph import (
     Sparsity,
     cut_clients,
-    edges_between_clients,
     induced_graph,
     inductive_graphs,
     largest_dataset,
@@ -434,7 +433,8 @@ def _node_clients(
     pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
     between: list[Tensor] = []
     if config.needs_cross_edges:
-        between = edges_between_clients(dataset.edge_index, dataset.num_nodes, parts)
+        graph = (dataset.edge_index, dataset.num_nodes)
+        between = cut_clients(*graph, parts, are_inside=False)
     clients = []
     for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
         nodes = torch.from_numpy(part)
@@ -477,11 +477,11 @@ def in_setting(
     elif config.setting == "inductive":
         schema = client.schema
         target = 0 if schema is None else schema.node_types.index(schema.target)
-        graphs = inductive_graphs(client.graph, target)
+        (train, *later), nodes = inductive_graphs(client.graph, target)
         client = replace(
             client,
-            graph=graphs.train,
-            node_ids=client.node_ids[graphs.train_nodes],
-            evaluation=(graphs.val, graphs.test),
+            graph=train,
+            node_ids=client.node_ids[nodes],
+            evaluation=tuple(later),
         )
     return finish_messages(client, config)

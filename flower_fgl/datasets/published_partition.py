@@ -64,26 +64,12 @@ log = logging.getLogger(__name__)
 def convert_partition(source: Path, target: Path) -> list[Path]:
     """Convert a partition of OpenFGL or FedGB into one graph file per client.
 
-    Parameters
-    ----------
-    source : Path
-        Folder with ``data_0.pt``, or of a FedGB dataset.
-    target : Path
-        Folder to write ``client-<k>.npz`` to; created if missing. It is a value of the
-        setting ``owners``.
-
-    Returns
-    -------
-    list of Path
-        The written files. Classes are named by their numbers; nodes are sorted by their
-        number in the whole graph.
-
-    Raises
-    ------
-    DataError
-        If the folder holds no such partition, sets of graphs or several types of nodes
-        without names, a file is damaged or holds other objects than tensors, or ``target``
-        cannot be written.
+    ``source`` is a folder with ``data_0.pt``, or of a FedGB dataset. ``target`` is the
+    folder to write ``client-<k>.npz`` to, created if missing, and a value of the setting
+    ``owners``. Returns the written files. Classes are named by their numbers; nodes are
+    sorted by their number in the whole graph. A DataError says that the folder holds no
+    such partition, sets of graphs or several types of nodes without names, that a file is
+    damaged or holds other objects than tensors, or that ``target`` cannot be written.
 
     Notes
     -----

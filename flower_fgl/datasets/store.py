@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -60,11 +60,10 @@ from flower_fgl.datasets.sources.load import (
     find_source,
     is_missing,
 )
-from flower_fgl.datasets.suspect import log_notes, suspect_data
+from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
-from flower_fgl.datasets.transforms.subgraph import Sparsity
 
-__all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
+__all__ = ["ClientStore", "GraphSizes", "StoreIndex", "log_notes", "open_store"]
 
 log = logging.getLogger(__name__)
 FORMAT = 3
@@ -72,6 +71,8 @@ FORMAT = 3
 READER = 3
 """Version of the checks of graph files; a store of an earlier version is built again."""
 INDEX = "index.json"
+MOST_OWNERS = 3
+"""Owners whose notes a run logs."""
 MAPPED_FROM = 1 << 20
 """Bytes of a client's file from which it is mapped into memory instead of read."""
 Stamp = tuple[int, int, int, int]
@@ -215,6 +216,21 @@ class ClientStore:
         return load_safetensors(data)
 
 
+def log_notes(
+    notes: Mapping[str, Sequence[str]], *, most: int = MOST_OWNERS, what: str = "owners"
+) -> None:
+    """Log the notes of :func:`suspect_data`, by owner, on the machine of the data only.
+
+    Those of the first ``most`` owners are logged; the others are counted, as ``what``.
+    """
+    noted = {name: found for name, found in notes.items() if found}
+    for name in list(noted)[:most]:
+        for note in noted[name]:
+            log.warning("%s: %s", name, note)
+    if len(noted) > most:
+        log.warning("There are such notes on %s more %s.", len(noted) - most, what)
+
+
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
     """Open the store of a configuration with K clients, and build it if it does not exist.
 
@@ -308,17 +324,30 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         "format": FORMAT,
         "sparse_below": SPARSE_BELOW,
         "data_dir": str(data_folder(config.data_dir) or ""),
-        "partition": "owners" if config.owners else _partition_key(config, num_clients),
+        "partition": "owners",
         "split": config.split,
         "setting": config.setting,
         "seed": config.partition_seed,
         "dataset": config.dataset,
     }
+    if not config.owners:
+        of_nodes = NODE_RULES | NETWORK_RULES | EDGE_RULES
+        key["partition"] = partition_key(
+            config.partition,
+            num_clients,
+            seed=config.partition_seed,
+            alpha=config.dirichlet_alpha,
+            rules=GRAPH_RULES if config.classifies_graphs else of_nodes,
+        )
     scale = config.scale_of_features(is_dense=True)
     is_normed = config.feature_norm != "default" or scale == "columns"
     has_degrees = config.classifies_graphs and config.graph_features == "degree"
     is_other = config.predicts != CLASSES
-    sparsity = Sparsity.of(config)
+    sparsity = {
+        "features": config.feature_sparsity,
+        "edges": config.edge_sparsity,
+        "labels": config.label_sparsity,
+    }
     for is_used, name, value in (
         (is_normed, "feature_norm", scale),
         (config.split_by != "auto", "split_by", config.split_by),
@@ -336,7 +365,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         (config.reads_messages, "messages", True),
         (has_targets(config) or is_other, "target", config.target),
         (is_other, "target-kind", config.predicts),
-        (bool(sparsity), "sparsity", asdict(sparsity)),
+        (any(sparsity.values()), "sparsity", sparsity),
         (config.dataset == "synthetic", "synthetic", asdict(config.synthetic)),
         (is_file(config.dataset) or bool(config.owners), "reader", READER),
     ):
@@ -359,19 +388,6 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name[:100])
     return f"{name}-{rule}-{num_clients}-{digest[:16]}"
-
-
-def _partition_key(config: RunConfig, num_clients: int) -> str:
-    """Return all that the partition of a dataset depends on."""
-    return partition_key(
-        config.partition,
-        num_clients,
-        seed=config.partition_seed,
-        alpha=config.dirichlet_alpha,
-        rules=GRAPH_RULES
-        if config.classifies_graphs
-        else NODE_RULES | NETWORK_RULES | EDGE_RULES,
-    )
 
 
 def _read_index(folder: Path, num_clients: int) -> StoreIndex | None:

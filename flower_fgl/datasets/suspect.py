@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +18,8 @@ from flower_fgl.datasets.transforms.canonical import scipy_csr
 from flower_fgl.datasets.transforms.messages import EDGE_PREFIX
 from flower_fgl.datasets.transforms.normalize_features import can_standardize
 
-__all__ = ["label_columns", "log_notes", "suspect_data"]
+__all__ = ["label_columns", "suspect_data"]
 
-
-log = logging.getLogger(__name__)
 
 LARGE_VALUE = 100.0
 """Absolute value above which a column counts as not scaled."""
@@ -36,8 +33,6 @@ FEW_STEPS = 1000
 """Steps of float32 between the ends of a column, below which it keeps few digits."""
 MOST_COLUMNS = 5
 """Columns that a note lists by name."""
-MOST_OWNERS = 3
-"""Owners whose notes a run logs."""
 
 
 def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
@@ -46,29 +41,15 @@ def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
     They name columns and values: they are for the owner alone, and never leave its machine.
     ``held`` are the classes that have an item at any client, if that is known here.
     """
-    return [
-        *_missing_markers(graph),
-        *_empty_classes(graph, held),
-        *_unscaled_columns(graph),
-        *_coarse_columns(graph),
-        *_columns_like_labels(graph),
-        *_columns_like_a_split(graph),
-    ]
-
-
-def log_notes(
-    notes: Mapping[str, Sequence[str]], *, most: int = MOST_OWNERS, what: str = "owners"
-) -> None:
-    """Log the notes of :func:`suspect_data`, by owner, on the machine of the data only.
-
-    Those of the first ``most`` owners are logged; the others are counted, as ``what``.
-    """
-    noted = {name: found for name, found in notes.items() if found}
-    for name in list(noted)[:most]:
-        for note in noted[name]:
-            log.warning("%s: %s", name, note)
-    if len(noted) > most:
-        log.warning("There are such notes on %s more %s.", len(noted) - most, what)
+    notes = (
+        _missing_markers(graph),
+        _empty_classes(graph, held),
+        _unscaled_columns(graph),
+        _coarse_columns(graph),
+        _columns_like_labels(graph),
+        _columns_like_a_split(graph),
+    )
+    return [note for note in notes if note]
 
 
 def _listed(found: Sequence[str]) -> str:
@@ -107,7 +88,7 @@ def _all_columns(graph: ClientGraph) -> list[_Columns]:
     ]
 
 
-def _missing_markers(graph: ClientGraph) -> list[str]:
+def _missing_markers(graph: ClientGraph) -> str:
     """Return a note that lists columns in which a number seems to mean "unknown"."""
     found = []
     for items, x, statistics, names in _all_columns(graph):
@@ -124,12 +105,12 @@ def _missing_markers(graph: ClientGraph) -> list[str]:
                     number = len(column) - len(others)
                     found.append(f"{names[i]} ({marker} at {number:,} {items})")
     if not found:
-        return []
-    return [
+        return ""
+    return (
         f"A number that seems to mean unknown: {_listed(found)}. It is read as a value. "
         "Fill in e.g. the mean of the column, and add a column of 0 and 1 that says where "
         "the value was unknown."
-    ]
+    )
 
 
 def _near(values: Tensor, marker: int) -> Tensor:
@@ -147,21 +128,21 @@ def _stands_apart(marker: int, others: Tensor) -> bool:
     return low > marker / 10
 
 
-def _empty_classes(graph: ClientGraph, held: Collection[int]) -> list[str]:
+def _empty_classes(graph: ClientGraph, held: Collection[int]) -> str:
     """Return a note if most classes have no item here, nor at another client."""
     y = graph.graph.y
     used = {*held, *torch.unique(y[y >= 0]).tolist()}
     is_dense = graph.num_classes <= MOST_EMPTY * len(used)
     if graph.graph.targets is not None or not used or is_dense:
-        return []
+        return ""
     empty = graph.num_classes - len(used)
-    return [
+    return (
         f"{empty:,} of {graph.num_classes:,} classes have no item in this graph. If other "
         "owners do not have them either, number the classes without gaps."
-    ]
+    )
 
 
-def _unscaled_columns(graph: ClientGraph) -> list[str]:
+def _unscaled_columns(graph: ClientGraph) -> str:
     """Return a note that lists feature columns with large values, unless standardized."""
     found = []
     for _, x, statistics, names in _all_columns(graph):
@@ -172,19 +153,19 @@ def _unscaled_columns(graph: ClientGraph) -> list[str]:
                 text = f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
                 found.append((float(largest[i]), text))
     if not found:
-        return []
+        return ""
     found.sort(key=lambda entry: -entry[0])
     # runs refuse to standardize sparse features, row sums, and sums over other clients
     can_run = can_standardize(graph.graph.x) and graph.outside is None
     or_run = ', or run with feature-norm = "columns"'
-    return [
+    return (
         f"Not scaled: {_listed([text for _, text in found])}. Columns with large values "
         "outweigh the others, and training converges slowly. Scale them in the same way "
         f"at all owners{or_run if can_run and graph.scale != 'rows' else ''}."
-    ]
+    )
 
 
-def _coarse_columns(graph: ClientGraph) -> list[str]:
+def _coarse_columns(graph: ClientGraph) -> str:
     """Return a note that lists columns of large numbers that float32 hardly tells apart."""
     found = []
     for _, x, statistics, names in _all_columns(graph):
@@ -196,19 +177,19 @@ def _coarse_columns(graph: ClientGraph) -> list[str]:
         for i in is_coarse.nonzero().flatten().tolist():
             found.append(f"{names[i]} ({float(low[i]):.10g} to {float(high[i]):.10g})")
     if not found:
-        return []
-    return [
+        return ""
+    return (
         f"Large numbers that are close together: {_listed(found)}. As float32, many of "
         "them are one value. Subtract the same offset at all owners from the original "
         "numbers (from times e.g. the first one)."
-    ]
+    )
 
 
-def _columns_like_labels(graph: ClientGraph) -> list[str]:
+def _columns_like_labels(graph: ClientGraph) -> str:
     """Return a note that lists feature columns that determine the label."""
     found = label_columns(graph)
     if not found:
-        return []
+        return ""
     names = _all_columns(graph)[0 if graph.graph.pair_x is None else -1].names
     listed = []
     for column, classes in found.items():
@@ -216,25 +197,25 @@ def _columns_like_labels(graph: ClientGraph) -> list[str]:
         listed.append(
             f"{names[column]} ({of}{', …' if len(classes) > MOST_COLUMNS else ''})"
         )
-    return [
+    return (
         f"Columns that determine the label by themselves: {_listed(listed)}; the classes "
         "that they tell from the others are in parentheses. Leave out a column that is a "
         "copy of the label, was made from it, or is known only after it: all scores would "
         "be too high."
-    ]
+    )
 
 
-def _columns_like_a_split(graph: ClientGraph) -> list[str]:
+def _columns_like_a_split(graph: ClientGraph) -> str:
     """Return a note that lists feature columns with names of a split."""
     parts, whole = split_names(graph.feature_names)
     found = [*(name for names in parts.values() for name in names), *whole]
     if not found:
-        return []
-    return [
+        return ""
+    return (
         f"Features with the name of a split: {', '.join(found[:MOST_COLUMNS])}. If they "
         "hold the split, leave them out, and store it as train_mask, val_mask and "
         "test_mask."
-    ]
+    )
 
 
 def _column_ranges(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,9 +33,12 @@ class SGC(Backbone):
     def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct two linear maps."""
         hidden = self.hidden_channels
-        self.coefficients = (0.0,) * num_layers + (1.0,)
-        encoder = SGConv(in_channels, hidden)
-        return encoder, nn.Linear(hidden, num_classes)
+        self.coefficients = self.filter(num_layers)
+        return SGConv(in_channels, hidden), nn.Linear(hidden, num_classes)
+
+    def filter(self, steps: int) -> tuple[float, ...]:
+        """Return the coefficients of the powers of S."""
+        return (0.0,) * steps + (1.0,)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Propagate the features and map them to (N, hidden_channels)."""
@@ -66,12 +69,9 @@ class SSGC(SGC):
     alpha: ClassVar[float] = 0.05
     """Weight of the features themselves, as in the paper's citation experiments."""
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
-        """Construct two linear maps."""
-        hidden, alpha = self.hidden_channels, self.alpha
-        self.coefficients = (alpha, *[(1 - alpha) / num_layers] * num_layers)
-        encoder = SGConv(in_channels, hidden)
-        return encoder, nn.Linear(hidden, num_classes)
+    def filter(self, steps: int) -> tuple[float, ...]:
+        """Return α and (1 − α) / K for each power."""
+        return (self.alpha, *[(1 - self.alpha) / steps] * steps)
 
 
 class APPNP(Backbone):

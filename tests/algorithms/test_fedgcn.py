@@ -18,7 +18,7 @@ from flower_fgl.algorithms.fedgcn import (
     summed_graph,
 )
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.transforms.subgraph import cut_clients, edges_between_clients
+from flower_fgl.datasets.transforms.subgraph import cut_clients
 from flower_fgl.nn import GraphInput, build_model
 
 PATH = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
@@ -29,7 +29,7 @@ def owned(edge_index: Tensor, size: int, parts: list[Tensor]) -> list[OwnedEdges
     """Return the edges of each client of a whole graph."""
     arrays = [part.numpy() for part in parts]
     inside = cut_clients(edge_index, size, arrays)
-    between = edges_between_clients(edge_index, size, arrays)
+    between = cut_clients(edge_index, size, arrays, are_inside=False)
     out = []
     for edges, (own, other), part in zip(inside, between, parts, strict=True):
         ids, place = torch.unique(other, return_inverse=True)

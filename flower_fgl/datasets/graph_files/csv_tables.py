@@ -227,23 +227,21 @@ def _edges(
     path: Path, index: dict[str, int], attempt: ErrorCollector, scores_edges: bool
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
-    several = target_columns(path, of_edges=True)
     rows = csv_rows(path, ("source", "target"))
     _, header = next(rows)
-    if len(header) > 2:
-        rows.close()
-        is_read = "label" in header or bool(several) or scores_edges
-        return read_described_edges(
-            path,
-            (index, index),
-            _unknown_end,
-            attempt,
-            path.parent,
-            is_read=is_read,
-            scores_edges=scores_edges,
-        )
     rows.close()
-    return {"edges": read_ends(path, (index, index), _unknown_end)}
+    if len(header) == 2:
+        return {"edges": read_ends(path, (index, index), _unknown_end)}
+    several = target_columns(path, of_edges=True)
+    return read_described_edges(
+        path,
+        (index, index),
+        _unknown_end,
+        attempt,
+        path.parent,
+        is_read="label" in header or bool(several) or scores_edges,
+        scores_edges=scores_edges,
+    )
 
 
 def read_ends(

@@ -198,14 +198,7 @@ class LocalGraphFile:
         )
 
 
-def load_graph_file(
-    path: str | os.PathLike[str],
-    *,
-    needs_labels: bool = True,
-    scores_edges: bool = False,
-    target_node: str = "",
-    target_relation: str = "",
-) -> LocalGraphFile:
+def load_graph_file(path: str | os.PathLike[str], **options: Any) -> LocalGraphFile:
     """Read and validate a data owner's graph file.
 
     Parameters
@@ -213,10 +206,10 @@ def load_graph_file(
     path : path-like
         An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv`` or with
         ``relations.csv``; ``~`` is the user's home folder.
-    needs_labels : bool
+    needs_labels : bool, by default True
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
-    scores_edges : bool
+    scores_edges : bool, by default False
         Whether edges are to be scored. Their features and times are then read without
         their classes, whose number is 0 where a label is known, else -1.
     target_node, target_relation : str
@@ -235,40 +228,23 @@ def load_graph_file(
         If the file is missing or damaged, contains pickled objects, or its arrays are
         inconsistent. The message names the array and the way to fix it.
     """
-    return read_logged(
-        _load,
-        path,
-        needs_labels=needs_labels,
-        scores_edges=scores_edges,
-        target_node=target_node,
-        target_relation=target_relation,
-    )
+    return read_logged(_load, path, **options)
 
 
 def inspect_graph_file(
-    path: str | os.PathLike[str],
-    *,
-    needs_labels: bool = True,
-    target_node: str = "",
-    target_relation: str = "",
+    path: str | os.PathLike[str], **options: Any
 ) -> tuple[LocalGraphFile | None, list[str]]:
     """Read a file as :func:`load_graph_file`, and return all of its errors.
 
     The graph is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(
-        _load,
-        path,
-        needs_labels=needs_labels,
-        target_node=target_node,
-        target_relation=target_relation,
-    )
+    return inspect(_load, path, **options)
 
 
 def read_logged(
     read: Callable[..., Held | None],
     path: str | os.PathLike[str],
-    **options: bool | str,
+    **options: Any,
 ) -> Held:
     """Call a reader of graph files, which raises its first error, and log its notes."""
     # the methods of Path raise errors for long names and unknown users
@@ -282,7 +258,7 @@ def read_logged(
 def inspect(
     read: Callable[..., Held | None],
     path: str | os.PathLike[str],
-    **options: bool | str,
+    **options: Any,
 ) -> tuple[Held | None, list[str]]:
     """Call a reader of graph files, and return what it read, or all of its errors."""
     attempts = ErrorCollector(collect=True)
@@ -294,7 +270,7 @@ def _load(
     path: Path,
     attempt: ErrorCollector,
     *,
-    needs_labels: bool,
+    needs_labels: bool = True,
     scores_edges: bool = False,
     target_node: str = "",
     target_relation: str = "",

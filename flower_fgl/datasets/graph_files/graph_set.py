@@ -135,17 +135,17 @@ def load_graph_set(
 
 
 def inspect_graph_set(
-    path: str | os.PathLike[str], *, needs_labels: bool = True
+    path: str | os.PathLike[str],
 ) -> tuple[OwnedSet | None, list[str]]:
     """Read a file as :func:`load_graph_set`, and return all of its errors.
 
     The set is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(_load, path, needs_labels=needs_labels)
+    return inspect(_load, path)
 
 
 def _load(
-    path: Path, attempt: ErrorCollector, *, needs_labels: bool
+    path: Path, attempt: ErrorCollector, *, needs_labels: bool = True
 ) -> OwnedSet | None:
     """Read a set of graphs; return ``None`` if an error was collected."""
     arrays = _read(path, attempt, needs_labels=needs_labels)

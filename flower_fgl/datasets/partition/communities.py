@@ -75,10 +75,9 @@ def metis_communities(
 
     Notes
     -----
-    1. The graph is unweighted, the objective is the edge cut, and the imbalance is
-       METIS' default. Recursive bisection up to ``RECURSIVE_UP_TO`` parts and k-way
-       partitioning above are the defaults of pymetis. They are fixed here so that
-       another release cannot change a partition.
+    1. The graph is unweighted, the objective is the edge cut, and the imbalance is METIS'
+       default. Recursive bisection up to ``RECURSIVE_UP_TO`` parts is that of pymetis,
+       fixed here so that another release cannot change a partition.
     2. The generator of METIS gives the same stream for 0 and 1, so that METIS gets
        ``IN_PLACE_OF_1`` for seed 1, and all other seeds unchanged.
     """

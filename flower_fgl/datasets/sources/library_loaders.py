@@ -51,19 +51,13 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> Raw:
         data = make(str(root), pre_transform=_finish, **settings)[0]
     held = {s: data[f"{s}_mask"] for s in SPLITS if f"{s}_mask" in data}
     first = {s: m if m.dim() == 1 else m[:, 0] for s, m in held.items()}
-    return Raw(
+    return Raw.of(
         data.x,
         data.edge_index,
         data.y,
         entries=data.entries,
-        class_names=_numbers_of(data.y),
         masks={split: mask.contiguous() for split, mask in first.items()},
     )
-
-
-def _numbers_of(y: Tensor) -> tuple[str, ...] | None:
-    """Return the numbers of several targets as their names, ``None`` for classes."""
-    return tuple(map(str, range(y.shape[1]))) if y.dim() == 2 else None
 
 
 def filtered_nodes(root: Path, *, name: str) -> Raw:
@@ -81,7 +75,7 @@ def filtered_nodes(root: Path, *, name: str) -> Raw:
     keys = ("node_features", "node_labels", "edges", *(f"{s}_masks" for s in SPLITS))
     arrays = read_arrays(path, keys.__contains__)
     x, y, edges, *masks = (torch.from_numpy(arrays[key]) for key in keys)
-    return Raw(
+    return Raw.of(
         compact_features(x),
         undirected_simple(edges.T.to(torch.int64).contiguous(), len(y)),
         y.to(torch.int64),
@@ -129,7 +123,7 @@ def tu_graphs(root: Path, *, name: str) -> Raw:
     edges, messages = data.edge_index + offset, None
     if data.edge_attr is not None:
         messages = MessageEdges(edges, data.edge_attr.to(torch.float32).contiguous())
-    return Raw(
+    return Raw.of(
         x=x.to(torch.float32).contiguous(),
         edge_index=undirected_simple(edges, batch.numel()),
         messages=messages,
@@ -190,12 +184,12 @@ def ogb_nodes(root: Path, *, name: str) -> Raw:
         ours: _mask(split[theirs], len(data.y))
         for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test"))
     }
-    return Raw(
+    return Raw.of(
         data.x,
         data.edge_index,
         data.y,
         entries=data.entries,
-        class_names=_numbers_of(data.y) or _ogb_class_names(folder),
+        names=None if data.y.dim() == 2 else _ogb_class_names(folder),
         masks=masks,
     )
 
@@ -245,7 +239,7 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     if (folder / "raw" / "node-feat.csv.gz").is_file():
         x = _one_hot_atoms(table("raw/node-feat"), name)
     files = {"train": "train", "val": "valid", "test": "test"}
-    return Raw(
+    return Raw.of(
         x=x,
         edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
         batch=batch,
@@ -254,20 +248,15 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
             ours: _mask(table(f"split/{split}/{theirs}")[:, 0], len(y))
             for ours, theirs in files.items()
         },
-        class_names=targets,
+        names=targets,
     )
 
 
 def ogb_typed(root: Path, *, name: str, kind: str) -> Raw:
     """Read a typed graph by its name at OGB, whose nodes of one kind have classes.
 
-    A DataError says that the files belong to another release than the one the installed
-    ``ogb`` reads.
-
-    Notes
-    -----
-    1. The tables are read as published: reverse relations are not listed, and the years of
-       papers are not used.
+    The tables are read as published: reverse relations are not listed, and the years of
+    papers are not used.
     """
     import pandas as pd
 
@@ -301,7 +290,7 @@ def ogb_typed(root: Path, *, name: str, kind: str) -> Raw:
     }
     wanted = TypedTarget(y.to(torch.int64), Target.classes(names), masks)
     found = typed_dataset(name, tables, relations, kind, wanted)
-    return Raw.of_typed(found, sum(edges.shape[1] for edges in relations.values()))
+    return Raw(found, sum(edges.shape[1] for edges in relations.values()))
 
 
 def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import owner_of, refusal
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import SyntheticSettings
-from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS, Target, TargetKind
+from flower_fgl.core.targets import CLASSES, TargetKind
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.validate import (
     validate_graph_dataset,
@@ -28,7 +28,7 @@ from flower_fgl.datasets.graph_files.validate import (
 from flower_fgl.datasets.pyg_data import GivenNames, graph_dataset, node_dataset
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.download import is_on_disk, obtain
-from flower_fgl.datasets.sources.raw_readers import Raw, choose_target
+from flower_fgl.datasets.sources.raw_readers import choose_target
 from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
     MORRIS,
@@ -159,24 +159,32 @@ def load(
     if source.loader:
         dataset = _call(name, source, kind)
         if check:
-            _check_statistics(name, source.statistics, _measure(dataset))
+            _check_statistics(name, source.statistics, _measure(dataset, dataset))
         return dataset
     if not source.layouts:
         return synthetic_dataset(SyntheticSettings())
-    raw, layout = obtain(
+    (found, entries), layout = obtain(
         name,
         source.layouts,
         data_dir=data_dir,
         cache_dir=cache_dir,
         allow_download=allow_download,
     )
-    chosen = raw
-    if raw.y.dim() == 2:
-        chosen = choose_target(raw, name, target or (raw.class_names or ("0",))[0])
-    dataset = _dataset(name, chosen)
+    dataset = whole = replace(found, name=name)
+    if whole.targets is not None:
+        dataset = choose_target(whole, target or whole.class_names[0])
+    _validate(dataset)
     if check and not layout.is_partial:
-        _check_statistics(name, source.statistics, _measure(dataset, raw))
+        measured = replace(_measure(dataset, whole), entries=entries)
+        _check_statistics(name, source.statistics, measured)
     return dataset
+
+
+def _validate(dataset: NodeDataset | GraphDataset) -> None:
+    if isinstance(dataset, GraphDataset):
+        validate_graph_dataset(dataset)
+    else:
+        validate_node_dataset(dataset)
 
 
 def _call(name: str, source: Source, kind: TargetKind) -> NodeDataset | GraphDataset:
@@ -192,12 +200,9 @@ def _call(name: str, source: Source, kind: TargetKind) -> NodeDataset | GraphDat
             f"{type(error).__name__}: {error}."
         ) from error
     dataset: NodeDataset | GraphDataset
-    if isinstance(found, GraphDataset):
+    if isinstance(found, GraphDataset | NodeDataset):
         dataset = replace(found, name=name)
-        validate_graph_dataset(dataset)
-    elif isinstance(found, NodeDataset):
-        dataset = replace(found, name=name)
-        validate_node_dataset(dataset)
+        _validate(dataset)
     elif isinstance(found, list | tuple):
         dataset = graph_dataset(found, name, kind)
     else:
@@ -210,49 +215,14 @@ def _call(name: str, source: Source, kind: TargetKind) -> NodeDataset | GraphDat
     return dataset
 
 
-def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
-    """Add name and class names to a reader's result, and validate it."""
-    num_classes = int(raw.y.max()) + 1 if raw.y.numel() else 0
-    names = raw.class_names or tuple(str(c) for c in range(num_classes))
-    kind = CLASSES
-    if raw.targets is not None:
-        kind = NUMBERS if raw.targets.is_floating_point() else LABELS
-    target = Target(kind, names)
-    if raw.batch is not None:
-        graphs = GraphDataset(
-            name,
-            raw.x,
-            raw.edge_index,
-            raw.batch,
-            raw.y,
-            target,
-            raw.masks,
-            raw.targets,
-            raw.messages,
-        )
-        validate_graph_dataset(graphs)
-        return graphs
-    nodes = NodeDataset(
-        name=name,
-        x=raw.x,
-        edge_index=raw.edge_index,
-        y=raw.y,
-        target=target,
-        masks=raw.masks,
-        network=raw.network,
-        targets=raw.targets,
-        messages=raw.messages if raw.schema is not None else None,
-        node_type=raw.node_type,
-        schema=raw.schema,
-    )
-    validate_node_dataset(nodes)
-    return nodes
+def _measure(
+    dataset: NodeDataset | GraphDataset, whole: NodeDataset | GraphDataset
+) -> Statistics:
+    """Compute the statistics of a loaded dataset; a label has two classes.
 
-
-def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Statistics:
-    """Compute the statistics of a loaded dataset; a label has two classes."""
+    The ``whole`` has graphs without a label too.
+    """
     graphs, classes = None, dataset.num_classes if dataset.targets is None else 2
-    whole = dataset if raw is None else raw  # the files hold graphs without a label too
     if isinstance(dataset, GraphDataset):
         graphs = len(whole.y)
     elif dataset.network is not None:
@@ -262,9 +232,8 @@ def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Sta
         edges=whole.edge_index.shape[1] // 2,
         features=dataset.num_features,
         classes=None if dataset.target.has_numbers else classes,
-        entries=None if raw is None else raw.entries,
         graphs=graphs,
-        targets=whole.y.shape[1] if whole.y.dim() == 2 else None,
+        targets=None if whole.targets is None else whole.targets.shape[1],
     )
 
 

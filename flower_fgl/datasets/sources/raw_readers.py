@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -16,10 +17,9 @@ from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.schema import Schema
 from flower_fgl.core.settings import ALL_TARGETS
 from flower_fgl.core.targets import LABELS, NUMBERS, Target
-from flower_fgl.datasets.client_graph import MessageEdges, NodeDataset
+from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, node_dataset
 from flower_fgl.datasets.graph_files.own_split import PARTS
@@ -45,49 +45,55 @@ __all__ = [
 
 
 log = logging.getLogger(__name__)
+Dataset = TypeVar("Dataset", NodeDataset, GraphDataset)
 
 
-@dataclass(frozen=True, eq=False)
-class Raw:
-    """One graph, or the disjoint union of G graphs, as returned by its reader.
+class Raw(NamedTuple):
+    """What a reader returns: a dataset without name, with all targets if it has several.
 
-    ``x`` (N, d), float32, ``edge_index``, ``batch``, ``messages`` and ``masks``, the
-    published split, are as in :class:`NodeDataset` and :class:`GraphDataset`. ``y`` is
-    the class of each of I nodes or graphs, (I,), -1 where unknown; of several targets
-    (I, T) whether an item belongs to each, int8, or T numbers, float64, NaN where
-    unknown. ``targets`` then holds these if none of them was chosen. ``entries`` is the
-    number of columns of ``edge_index`` in the published files, ``class_names`` are
-    those of the classes or targets if the files contain them, and ``network`` (N,) is
-    the network of each node if there are several. ``node_type`` (N,) and ``schema`` are
-    those of a typed graph.
+    ``entries`` is the number of columns of ``edge_index`` in the published files.
     """
 
-    x: Tensor
-    edge_index: Tensor
-    y: Tensor
-    batch: Tensor | None = None
+    dataset: NodeDataset | GraphDataset
     entries: int | None = None
-    class_names: tuple[str, ...] | None = None
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
-    network: Tensor | None = None
-    targets: Tensor | None = None
-    messages: MessageEdges | None = None
-    node_type: Tensor | None = None
-    schema: Schema | None = None
 
     @classmethod
-    def of_typed(cls, dataset: NodeDataset, entries: int) -> Raw:
-        """Return a typed graph with classes; ``entries`` counts its published edges."""
+    def of(
+        cls,
+        x: Tensor,
+        edge_index: Tensor,
+        y: Tensor,
+        *,
+        names: tuple[str, ...] | None = None,
+        entries: int | None = None,
+        **fields: Any,
+    ) -> Raw:
+        """Make a dataset: a :class:`GraphDataset` if ``fields`` have a ``batch``.
+
+        ``y`` is the class of each of I nodes or graphs, (I,), -1 where unknown. Of several
+        targets (I, T) it says whether an item belongs to each, int8, or is T numbers,
+        float64, NaN where unknown. ``names`` are by default numbers.
+        """
+        targets = None
+        if y.dim() == 2:
+            kind = NUMBERS if y.is_floating_point() else LABELS
+            target = Target(kind, names or tuple(map(str, range(y.shape[1]))))
+            _, y, targets = target_values(target, y)
+        else:
+            number = int(y.max()) + 1 if y.numel() else 0
+            target = Target.classes(names or tuple(map(str, range(number))))
+        kind_of: Any = GraphDataset if "batch" in fields else NodeDataset
         return cls(
-            dataset.x,
-            dataset.edge_index,
-            dataset.y,
-            entries=entries,
-            class_names=dataset.class_names,
-            masks=dataset.masks,
-            messages=dataset.messages,
-            node_type=dataset.node_type,
-            schema=dataset.schema,
+            kind_of(
+                name="",
+                x=x,
+                edge_index=edge_index,
+                y=y,
+                target=target,
+                targets=targets,
+                **fields,
+            ),
+            entries,
         )
 
 
@@ -145,12 +151,12 @@ def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> Raw:
         (np.ones(len(index)), (index, np.arange(len(index)))),
         shape=(num_nodes, len(index)),
     )
-    return Raw(
+    return Raw.of(
         x=compact_features(csr_tensor((place @ attributes).tocsr())),
         edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
         y=torch.from_numpy(y),
         entries=entries,
-        class_names=tuple(str(int(name)) for name in names),
+        names=tuple(str(int(name)) for name in names),
     )
 
 
@@ -213,7 +219,7 @@ def fold_ppi(folder: Path) -> Raw:
                x=np.concatenate(list(features)).astype("float32"),
                edge_index=np.concatenate(edges, axis=1),
                y=y,
-               class_names=names.astype(str),
+               names=names.astype(str),
                network=np.repeat(np.arange(len(sizes)), sizes),
            )
     """
@@ -233,14 +239,10 @@ def fold_ppi(folder: Path) -> Raw:
         raise DataError(
             f"{path}: an edge joins nodes of two networks. Convert the dataset again."
         )
-    return Raw(
-        x=compact_features(dataset.x),
-        edge_index=dataset.edge_index,
-        y=dataset.y,
-        entries=arrays["edge_index" if "edge_index" in arrays else "edges"].size // 2,
-        class_names=names,
-        network=network,
-    )
+    entries = arrays["edge_index" if "edge_index" in arrays else "edges"].size // 2
+    x = compact_features(dataset.x)
+    dataset = replace(dataset, x=x, network=network, masks={}, messages=None)
+    return Raw(dataset, entries)
 
 
 def aifb(folder: Path) -> Raw:
@@ -250,16 +252,8 @@ def aifb(folder: Path) -> Raw:
     which the edges from ``edge_ptr[r]`` to ``edge_ptr[r + 1]`` are rows of ``edge_src``
     and ``edge_dst`` (numbers within their types), ``target_type``, and ``y``,
     ``train_mask``, ``val_mask`` and ``test_mask`` of its nodes. Nodes have no features,
-    and reverse relations are not listed.
-
-    Raises
-    ------
-    DataError
-        If an array is missing or has the wrong shape.
-
-    Notes
-    -----
-    1. ``.`` replaces the ``#`` in names of relations, which may be names of files.
+    and reverse relations are not listed. ``.`` replaces the ``#`` in names of relations,
+    which may be names of files.
     """
     path = folder / "aifb.npz"
     arrays = read_arrays(path, {*AIFB, "num_classes"}.__contains__)
@@ -291,7 +285,7 @@ def aifb(folder: Path) -> Raw:
     wanted = TypedTarget(y, Target.classes(names), masks)
     predicted = str(arrays["target_type"])
     found = typed_dataset(where, tables, relations, predicted, wanted)
-    return Raw.of_typed(found, len(source))
+    return Raw(found, len(source))
 
 
 AIFB = (
@@ -342,12 +336,12 @@ def twitch(folder: Path, *, name: str) -> Raw:
         (np.ones(len(node), dtype=np.float32), (node, column)),
         shape=(num_nodes, TWITCH_FEATURES),
     )
-    return Raw(
+    return Raw.of(
         x=compact_features(csr_tensor(x)),
         edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
         y=torch.tensor([int(is_mature) for _, is_mature in sorted(labels)]),
         entries=len(edges),
-        class_names=("not mature", "mature"),
+        names=("not mature", "mature"),
     )
 
 
@@ -367,7 +361,7 @@ def collab_npz(folder: Path) -> Raw:
     first_node = np.cumsum(num_nodes) - num_nodes
     offset = np.repeat(first_node, np.diff(edge_ptr))
     edges = torch.from_numpy(np.stack([u + offset, v + offset]))
-    return Raw(
+    return Raw.of(
         x=torch.empty((len(batch), 0)),
         edge_index=undirected_simple(edges, len(batch)),
         batch=torch.from_numpy(batch),
@@ -396,27 +390,49 @@ def read_targets(y: Tensor, name: str) -> Tensor:
     return values.to(torch.int8)
 
 
-def choose_target(raw: Raw, name: str, target: str) -> Raw:
+def choose_target(dataset: Dataset, chosen: str) -> Dataset:
     """Reduce several labels to one, with the classes ``no <target>`` and ``<target>``.
 
-    The target ``all`` keeps all of them, and ``y`` is 0 for items with a known label.
-    Numbers are kept too; :func:`expect_target` then chooses. A node without a label
-    stays in the graph, with class -1. A graph without one is left out, and a warning
-    counts such graphs. A ConfigError says that there is no such target; a DataError
-    that no graph has a label.
+    The target ``all`` keeps all of them. Numbers are kept too; :func:`expect_target` then
+    chooses. A node without a label stays in the graph, with class -1. A graph without one
+    is left out, and a warning counts such graphs. A ConfigError says that there is no such
+    target; a DataError that no graph has a label.
     """
-    names, has_numbers = raw.class_names or (), raw.y.is_floating_point()
-    if has_numbers or target == ALL_TARGETS:
-        kind = NUMBERS if has_numbers else LABELS
-        _, y, targets = target_values(Target(kind, names), raw.y)
-        return _labelled(replace(raw, y=y, targets=targets), name, target)
-    if target not in names:
-        raise ConfigError(
-            f'target = "{target}" is not one of {name}. {_list_of(target, names)}'
+    target, names = dataset.target, dataset.class_names
+    if not target.has_numbers and chosen != ALL_TARGETS:
+        if chosen not in names:
+            raise ConfigError(
+                f'target = "{chosen}" is not one of {dataset.name}. '
+                f"{_list_of(chosen, names)}"
+            )
+        assert dataset.targets is not None
+        y = dataset.targets[:, names.index(chosen)].to(torch.int64)
+        target = Target.classes((f"no {chosen}", chosen))
+        dataset = replace(dataset, y=y, target=target, targets=None)
+    if isinstance(dataset, NodeDataset) or bool((dataset.y >= 0).all()):
+        return dataset
+    kept, total = (dataset.y >= 0).nonzero().flatten(), dataset.num_graphs
+    if not len(kept):
+        raise DataError(
+            f'{dataset.name}: no graph has a label for target = "{chosen}".'
         )
-    y = raw.y[:, names.index(target)].to(torch.int64)
-    chosen = replace(raw, y=y, class_names=(f"no {target}", target))
-    return _labelled(chosen, name, target)
+    log.warning(
+        '%s: %s of %s graphs have no label for target = "%s" and are left out.',
+        dataset.name,
+        total - len(kept),
+        total,
+        chosen,
+    )
+    part = GraphBatch(dataset.edge_index, dataset.batch, total).select(kept)
+    return replace(
+        dataset,
+        x=select_rows(dataset.x, part.nodes),
+        edge_index=part.edge_index,
+        batch=part.batch,
+        y=dataset.y[kept],
+        masks={split: mask[kept] for split, mask in dataset.masks.items()},
+        targets=None if dataset.targets is None else dataset.targets[kept],
+    )
 
 
 def _list_of(target: str, names: Sequence[str]) -> str:
@@ -426,30 +442,3 @@ def _list_of(target: str, names: Sequence[str]) -> str:
     hint = nearest(target, names).partition("Known:")[0]
     shown = ", ".join(names[:MOST_NAMES])
     return f"{hint}It has {len(names)}: {shown}, …, {names[-1]}."
-
-
-def _labelled(raw: Raw, name: str, target: str) -> Raw:
-    """Leave out the graphs without a label; nodes without one stay."""
-    if raw.batch is None or bool((raw.y >= 0).all()):
-        return raw
-    kept = (raw.y >= 0).nonzero().flatten()
-    total = len(raw.y)
-    if not len(kept):
-        raise DataError(f'{name}: no graph has a label for target = "{target}".')
-    log.warning(
-        '%s: %s of %s graphs have no label for target = "%s" and are left out.',
-        name,
-        total - len(kept),
-        total,
-        target,
-    )
-    part = GraphBatch(raw.edge_index, raw.batch, total).select(kept)
-    return replace(
-        raw,
-        x=select_rows(raw.x, part.nodes),
-        edge_index=part.edge_index,
-        batch=part.batch,
-        y=raw.y[kept],
-        masks={split: mask[kept] for split, mask in raw.masks.items()},
-        targets=None if raw.targets is None else raw.targets[kept],
-    )

@@ -67,29 +67,14 @@ def propose_vocabulary(
 def prepare_graph(
     recipe_path: Path, tables: Sequence[Path], output: Path, *, has_labels: bool = True
 ) -> list[str]:
-    """Write a graph file from an owner's tables.
+    """Write a graph file from an owner's tables: CSV, Parquet, GraphML or ``.npz`` files.
 
-    Parameters
-    ----------
-    recipe_path : Path
-        Recipe, see :func:`~flower_fgl.datasets.tables.recipe.read_recipe`.
-    tables : sequence of Path
-        CSV, Parquet, GraphML or ``.npz`` files.
-    output : Path
-        New ``.npz`` file, or folder of CSV tables; for a typed graph a folder.
-    has_labels : bool
-        Whether to read labels and splits; without them the graph is for ``predict``.
-
-    Returns
-    -------
-    list of str
-        What was read, filled and dropped, as lines of text.
-
-    Raises
-    ------
-    DataError
-        If the recipe or a table cannot be read, the graph has an error, or the output
-        exists or cannot be written.
+    ``recipe_path`` is as in :func:`~flower_fgl.datasets.tables.recipe.read_recipe`, and
+    ``output`` a new ``.npz`` file, or folder of CSV tables; for a typed graph a folder.
+    Without ``has_labels``, labels and splits are not read, and the graph is for
+    ``predict``. Returns what was read, filled and dropped, as lines of text. A DataError
+    says that the recipe or a table cannot be read, the graph has an error, or the output
+    exists or cannot be written.
     """
     _require_new(output)
     recipe = read_recipe(recipe_path, has_labels=has_labels)

@@ -100,13 +100,7 @@ def _check_target_node(dataset: NodeDataset, config: RunConfig) -> None:
 
 
 def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
-    """Return a typed graph as the run reads it, and refuse any that does not fit.
-
-    Raises
-    ------
-    DataError
-        If only one of graph and model is typed.
-    """
+    """Return a typed graph as the run reads it, and refuse any that does not fit."""
     name = dataset.name
     if dataset.schema is None:
         raise DataError(

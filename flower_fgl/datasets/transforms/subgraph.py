@@ -25,10 +25,8 @@ from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.link import pair_codes
 
 __all__ = [
-    "InductiveGraphs",
     "Sparsity",
     "cut_clients",
-    "edges_between_clients",
     "induced_graph",
     "induced_subgraph",
     "inductive_graphs",
@@ -45,23 +43,6 @@ __all__ = [
 
 
 IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class InductiveGraphs:
-    """One client's graph, divided so that training does not see evaluation nodes.
-
-    ``train`` has the training nodes and the edges among them, with the masks ``train`` (all
-    True), ``val`` and ``test`` (all False). ``val`` and ``test`` have the single mask of
-    their name, all True. In a typed graph this holds of the kind to predict.
-    ``train_nodes`` (n,) are the ascending numbers of the nodes of ``train`` in the client's
-    graph.
-    """
-
-    train: Graph
-    val: Graph
-    test: Graph
-    train_nodes: Tensor
 
 
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
@@ -95,35 +76,19 @@ def induced_subgraph(
 
 
 def cut_clients(
-    edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray]
+    edge_index: Tensor,
+    num_nodes: int,
+    parts: Sequence[IntArray],
+    *,
+    are_inside: bool = True,
 ) -> list[Tensor]:
     """Compute the induced subgraphs of all clients in one pass over the edges.
 
     This is :func:`induced_subgraph` for each part, without shared memory. ``parts`` are
     the nodes of each client; they need not cover the graph, and must be disjoint
-    (ValueError).
-    """
-    return _edges_by_client(edge_index, num_nodes, parts, are_inside=True)
-
-
-def edges_between_clients(
-    edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray]
-) -> list[Tensor]:
-    """Return the edges that :func:`cut_clients` drops, by the client of their source.
-
-    Each Tensor (2, m_i) holds the position of the client's node in its part, and the
+    (ValueError). Unless edges ``are_inside``, the result is those from each part to nodes
+    of other parts: (2, m_i), the position of the client's node in its part, and the
     number of the other node in the whole graph; in the order of ``edge_index``.
-    """
-    return _edges_by_client(edge_index, num_nodes, parts, are_inside=False)
-
-
-def _edges_by_client(
-    edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray], *, are_inside: bool
-) -> list[Tensor]:
-    """Return the edges inside each part, or those from it to nodes of other parts.
-
-    Sources are positions in their part; so are targets of edges inside, while others are
-    numbers in the whole graph.
     """
     owner = owner_of_nodes(num_nodes, parts)
     local = np.empty(num_nodes, dtype=np.int64)
@@ -143,11 +108,14 @@ def _edges_by_client(
     ]
 
 
-def inductive_graphs(graph: Graph, target: int = 0) -> InductiveGraphs:
-    """Divide a graph with disjoint masks into training, validation and test graphs.
+def inductive_graphs(graph: Graph, target: int = 0) -> tuple[list[Graph], Tensor]:
+    """Divide a graph so that training does not see validation and test nodes.
 
-    Nodes in no mask are dropped. In a typed graph, in which ``target`` is the number of the
-    kind to predict, the nodes of other kinds are in all three.
+    Of the three graphs the first has the training nodes and the edges among them, with the
+    masks ``train`` (all True), ``val`` and ``test`` (all False). The others have the single
+    mask of their name, all True. Nodes in no mask are dropped. In a typed graph, in which
+    ``target`` is the number of the kind to predict, the nodes of other kinds are in all
+    three. The ascending numbers of the nodes (n,) of the first graph follow.
     """
     stays = torch.zeros(graph.num_nodes, dtype=torch.bool)
     if graph.node_type is not None:
@@ -163,7 +131,7 @@ def inductive_graphs(graph: Graph, target: int = 0) -> InductiveGraphs:
     # a client's file holds no tensor twice
     none = torch.zeros(train.num_nodes, dtype=torch.bool)
     train = replace(train, masks={**train.masks, "val": none, "test": none.clone()})
-    return InductiveGraphs(train, val, test, nodes["train"])
+    return [train, val, test], nodes["train"]
 
 
 def induced_graph(

@@ -159,8 +159,8 @@ def test_a_node_without_a_label_stays_in_the_graph() -> None:
     assert y.tolist() == [[1, -1], [0, 1]]
     assert y.dtype == torch.int8
     edges = torch.tensor([[0, 1], [1, 0]])
-    nodes = Raw(torch.ones(2, 1), edges, y, class_names=("a", "b"))
-    chosen = choose_target(nodes, "x", "b")
+    nodes = Raw.of(torch.ones(2, 1), edges, y, names=("a", "b")).dataset
+    chosen = choose_target(nodes, "b")
     assert chosen.y.tolist() == [-1, 1]
     assert chosen.class_names == ("no b", "b")
     assert chosen.x.shape == (2, 1)
@@ -177,14 +177,14 @@ def test_an_unknown_target_is_refused_with_the_list(data: Path, tmp_path: Path) 
         read("ogbg-moltox21", "NR-AR2", data, tmp_path)
     expected = 'Did you mean "NR-AR"? Known: NR-AR, NR-AhR, SR-p53.'
     assert str(error.value).endswith(expected)
-    many = Raw(
+    many = Raw.of(
         torch.ones(1, 1),
         torch.empty((2, 0), dtype=torch.int64),
         torch.zeros(1, 617, dtype=torch.int8),
-        class_names=tuple(f"assay-{i}" for i in range(617)),
+        names=tuple(f"assay-{i}" for i in range(617)),
     )
     with pytest.raises(ConfigError) as error:
-        choose_target(many, "x", "assay-61x")
+        choose_target(many.dataset, "assay-61x")
     assert "Did you mean" in str(error.value)
     assert "It has 617: assay-0, assay-1, " in str(error.value)
     assert str(error.value).endswith("assay-29, …, assay-616.")

@@ -132,28 +132,30 @@ def path():
 
 
 def test_inductive_graphs_keep_only_edges_within_each_set(path):
-    cut = inductive_graphs(path)
-    assert cut.train_nodes.tolist() == [0, 1, 7]
-    assert cut.train.y.tolist() == [0, 1, 7]
-    assert cut.train.edge_index.tolist() == [[0, 1], [1, 0]]
-    assert {name: mask.tolist() for name, mask in cut.train.masks.items()} == {
+    (train, val, test), nodes = inductive_graphs(path)
+    assert nodes.tolist() == [0, 1, 7]
+    assert train.y.tolist() == [0, 1, 7]
+    assert train.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert {name: mask.tolist() for name, mask in train.masks.items()} == {
         "train": [True, True, True],
         "val": [False, False, False],
         "test": [False, False, False],
     }
-    for name, part, nodes in (("val", cut.val, [2, 3]), ("test", cut.test, [4, 5])):
-        assert part.y.tolist() == nodes
+    for name, part, own in (("val", val, [2, 3]), ("test", test, [4, 5])):
+        assert part.y.tolist() == own
         assert part.edge_index.tolist() == [[0, 1], [1, 0]]
         assert {key: mask.tolist() for key, mask in part.masks.items()} == {
             name: [True, True]
         }
-    torch.testing.assert_close(cut.test.x, path.x[4:6])
+    torch.testing.assert_close(test.x, path.x[4:6])
 
 
 def test_empty_validation_and_test_sets_give_graphs_without_nodes(path):
     none = torch.zeros(8, dtype=torch.bool)
     masks = {"train": ~none, "val": none, "test": none}
-    cut = inductive_graphs(Graph(path.x, path.edge_index, path.y, masks))
-    assert torch.equal(cut.train.edge_index, path.edge_index)
-    assert cut.val.x.shape == cut.test.x.shape == (0, 2)
-    assert cut.val.edge_index.shape == (2, 0)
+    (train, val, test), _ = inductive_graphs(
+        Graph(path.x, path.edge_index, path.y, masks)
+    )
+    assert torch.equal(train.edge_index, path.edge_index)
+    assert val.x.shape == test.x.shape == (0, 2)
+    assert val.edge_index.shape == (2, 0)

@@ -141,11 +141,11 @@ def test_training_graphs_hide_nodes_to_predict_along_all_relations() -> None:
     whole = client_of(node_dataset(data, "g"))
     assert whole.schema is not None
     target = whole.schema.node_types.index("card")
-    found = inductive_graphs(whole.graph, target)
+    (train, val, test), nodes = inductive_graphs(whole.graph, target)
     hidden = whole.graph.masks["val"] | whole.graph.masks["test"]
-    assert not hidden[found.train_nodes].any()
+    assert not hidden[nodes].any()
     assert (whole.graph.node_type != target).sum() == 18
-    for graph, number in ((found.train, 24), (found.val, 8), (found.test, 8)):
+    for graph, number in ((train, 24), (val, 8), (test, 8)):
         assert graph.node_type is not None
         assert graph.messages is not None
         assert graph.messages.relation is not None
