@@ -61,7 +61,6 @@ from flower_fgl.datasets.splits.split import (
     draw_few_shot,
     draw_split,
     few_shot_labels,
-    keyed_split,
     parse_split,
     published_split,
     strata,
@@ -412,12 +411,12 @@ def _split_clients(
         y = dataset.y[items]
         if fractions is None:
             masks.append(published_split(published, part))
-        elif is_keyed:
-            ids = map(str, part.tolist())
-            masks.append(keyed_split(ids, y >= 0, fractions, seed=seed))
         else:
             own = None if targets is None else targets[items]
-            drawn = draw_split(y, own, fractions, seed=seed, partition_id=number)
+            keys = map(str, part.tolist()) if is_keyed else None
+            drawn = draw_split(
+                y, own, fractions, seed=seed, partition_id=number, keys=keys
+            )
             masks.append(drawn)
     return masks
 

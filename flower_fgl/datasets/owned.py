@@ -23,7 +23,6 @@ from flower_fgl.datasets.splits.split import (
     SplitFractions,
     draw_few_shot,
     draw_split,
-    keyed_split,
     parse_split,
 )
 from flower_fgl.datasets.transforms.messages import (
@@ -280,7 +279,5 @@ def _split_owned(
             seed=seed,
             partition_id=0,
         )
-    if config.split_by == "id":
-        ids = map(str, owned.ids.tolist())
-        return keyed_split(ids, y >= 0, fractions, seed=seed)
-    return draw_split(y, owned.dataset.targets, fractions, seed=seed)
+    keys = map(str, owned.ids.tolist()) if config.split_by == "id" else None
+    return draw_split(y, owned.dataset.targets, fractions, seed=seed, keys=keys)

@@ -356,9 +356,7 @@ def _reset_parameters(module: nn.Module) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def hidden_names(
-    model: str, *, hidden_channels: int, num_layers: int, readout: bool
-) -> frozenset[str]:
+def hidden_names(model: str, **sizes: Any) -> frozenset[str]:
     """Return the tensors of the encoder without its input layer.
 
     The input layer is each module with a parameter whose shape depends on the number of
@@ -367,16 +365,7 @@ def hidden_names(
     ConfigError if the backbone has no other layer.
     """
     narrow, wide = (
-        encoder_state(
-            backbone_shapes(
-                model,
-                in_channels=width,
-                hidden_channels=hidden_channels,
-                num_classes=2,
-                num_layers=num_layers,
-                readout=readout,
-            )
-        )
+        encoder_state(backbone_shapes(model, in_channels=width, num_classes=2, **sizes))
         for width in (1, 2)
     )
     inputs = {name.rpartition(".")[0] for name in narrow if narrow[name] != wide[name]}

@@ -164,8 +164,6 @@ def csv_rows(
             reader = csv.reader(file)
             header = [cell.strip() for cell in next(reader, [])]
             _check_header(header, required, where, more=more)
-            if not more:
-                _reject_surplus(header, required, where)
             yield 1, header
             key, width = header.index(required[0]), len(header)
             line = reader.line_num
@@ -216,11 +214,8 @@ def _check_header(
                 f'{where}: column {number} has the name "{clip(name)}", expected one line '
                 f"of 1 to {LONGEST_NAME} characters. Name it, or remove the column."
             )
-
-
-def _reject_surplus(header: list[str], required: Sequence[str], where: str) -> None:
-    """Reject columns that would not be read."""
-    if surplus := [column for column in header if column not in required]:
+    surplus = [column for column in header if column not in required]
+    if surplus and not more:
         raise DataError(
             f"{where}: expected the columns {', '.join(required)} and no others. Remove "
             f"{clip(', '.join(surplus), 200)}, which would not be read."

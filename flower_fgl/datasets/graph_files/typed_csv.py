@@ -178,18 +178,14 @@ def _read(
         wanted,
         schema.private,
     )
-    if dataset is None or attempt(_check_names, dataset, where) is None:
+    if dataset is not None:
+        attempt(check_feature_names, dataset.feature_names, where)
+    if dataset is None or attempt.problems:
         return None
     if described is not None and predicted is not None:
         dataset = with_edge_table(dataset, described, predicted)
     names_of_all = tuple(n for table in tables.values() for n in table.text["id"])
     return TypedFolder(dataset, names_of_all, tuple(notes), prepared)
-
-
-def _check_names(dataset: NodeDataset, where: str) -> bool:
-    """Check the names of the features of all kinds; return ``True``."""
-    check_feature_names(dataset.feature_names, where)
-    return True
 
 
 def _table(path: Path) -> Table:

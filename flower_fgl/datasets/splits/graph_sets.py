@@ -26,7 +26,6 @@ from flower_fgl.datasets.splits.split import (
     PUBLIC,
     SPLITS,
     draw_split,
-    keyed_split,
     parse_split,
 )
 from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
@@ -281,10 +280,8 @@ def split_set(
     shares = "/".join(f"{float(100 * share):g}" for share in fractions)
     seed = config.partition_seed
     drawn |= {"split-by": rule, "split": shares, "partition-seed": seed}
-    if rule == "random":
-        masks = draw_split(dataset.y, dataset.targets, fractions, seed=seed)
-    else:
-        masks = keyed_split(split_keys(owned, rule), known, fractions, seed=seed)
+    keys = None if rule == "random" else split_keys(owned, rule)
+    masks = draw_split(dataset.y, dataset.targets, fractions, seed=seed, keys=keys)
     return masks, tuple(drawn.items())
 
 

@@ -167,8 +167,11 @@ def draw_split(
     *,
     seed: int,
     partition_id: int = 0,
+    keys: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Split the items of a client by :func:`split_nodes` of their :func:`strata`."""
+    """Split the items of a client by their identifiers, or at random in their strata."""
+    if keys is not None:
+        return keyed_split(keys, y >= 0, fractions, seed=seed)
     labels = strata(y, targets, fractions=fractions)
     generator = numpy_generator(seed, 0, partition_id, "split")
     return split_nodes(labels, fractions, generator=generator)
