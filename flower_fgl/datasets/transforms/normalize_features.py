@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_fgl.core.agreement import column_order, differing_names
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.feature_names import column_order, differing_names
 from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
