@@ -218,7 +218,10 @@ class NodeDataset(_Dataset):
 
         ``fields`` are others of :class:`ClientGraph`.
         """
-        common = {"partition_id": 0, "node_ids": torch.arange(self.num_nodes)}
+        common: dict[str, Any] = {
+            "partition_id": 0,
+            "node_ids": torch.arange(self.num_nodes),
+        }
         return ClientGraph(
             graph=self.graph(self.masks if masks is None else masks),
             target=self.target,

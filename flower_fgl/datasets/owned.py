@@ -18,6 +18,8 @@ from flower_fgl.core.targets import EDGE_SPLIT, LINK_SPLIT
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
+from flower_fgl.datasets.graph_files.graph_set import load_graph_set
+from flower_fgl.datasets.splits.graph_sets import client_from_set
 from flower_fgl.datasets.splits.split import (
     SPLITS,
     SplitFractions,
@@ -54,10 +56,6 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
        node of one run could be a training node of the next.
     """
     if config.classifies_graphs:
-        # only a run on sets of graphs loads the code of their files
-        from flower_fgl.datasets.graph_files.graph_set import load_graph_set
-        from flower_fgl.datasets.splits.graph_sets import client_from_set
-
         return client_from_set(load_graph_set(path), config)
     owned = load_graph_file(
         path,

@@ -55,6 +55,7 @@ from flower_fgl.datasets.splits.graph_sets import client_from_set
 from flower_fgl.datasets.splits.links import require_links
 from flower_fgl.datasets.transforms.messages import expect_target
 from flower_fgl.datasets.transforms.normalize_features import order_columns
+from flower_fgl.datasets.transforms.typed import told_parts
 
 __all__ = ["Owner", "absolute_owners", "build_owners", "list_owners", "owner_contents"]
 
@@ -347,8 +348,6 @@ def _agree_on_schema(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> list[ClientGraph]:
     """Reject typed graphs whose kinds or relations do not fit; else return all."""
-    from flower_fgl.datasets.transforms.typed import told_parts
-
     align = config.schema_align
     told = {
         client.name: told_parts(client, align) if client.schema else None

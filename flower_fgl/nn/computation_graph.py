@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.graph_union import concatenated_ranges, select_rows
-from flower_fgl.nn.sparse import Operator, SparseOperator
+from flower_fgl.nn.sparse import Operator, SparseOperator, computed_once
 from flower_fgl.nn.topology import OperatorKind
 
 __all__ = [
@@ -184,18 +184,16 @@ class Level(GraphInput):
         if self._whole.x.layout == torch.sparse_csr:
             z = _map(self._features(self.num_nodes), weight, None)
             return self._propagate(z, kind, coefficients, bias)
-        key = (kind, coefficients)
-        if key not in self._filtered:
-            with torch.inference_mode(False), torch.no_grad():
-                if self._is_batch:
-                    rows = self._nodes[: self._inner]
-                    whole = self._whole.propagated(kind, coefficients)
-                    out = select_rows(whole, rows)
-                else:
-                    x = select_rows(self._whole.x, self._nodes)
-                    out = self._propagate(x, kind, coefficients)
-                self._filtered[key] = out
-        return F.linear(self._filtered[key], weight, bias)
+
+        def compute() -> Tensor:
+            if self._is_batch:
+                whole = self._whole.propagated(kind, coefficients)
+                return select_rows(whole, self._nodes[: self._inner])
+            x = select_rows(self._whole.x, self._nodes)
+            return self._propagate(x, kind, coefficients)
+
+        filtered = computed_once(self._filtered, (kind, coefficients), compute)
+        return F.linear(filtered, weight, bias)
 
     def _propagate(
         self,
@@ -211,10 +209,7 @@ class Level(GraphInput):
 
     def _operator(self, kind: OperatorKind) -> SparseOperator:
         """Return rows of the output nodes and columns of the input nodes."""
-        if kind not in self._operators:
-            with torch.inference_mode(False), torch.no_grad():
-                self._operators[kind] = self.make_operator(kind)
-        return self._operators[kind]
+        return computed_once(self._operators, kind, lambda: self.make_operator(kind))
 
     def make_operator(self, kind: OperatorKind) -> SparseOperator:
         """Build the operator of a kind, once."""
@@ -233,12 +228,12 @@ class Level(GraphInput):
 
     def _features(self, size: int) -> Tensor | SparseOperator:
         """Return the features of the first ``size`` input nodes."""
-        if size not in self._rows:
-            with torch.inference_mode(False), torch.no_grad():
-                x = select_rows(self._whole.x, self._nodes[:size])
-                is_sparse = x.layout == torch.sparse_csr
-                self._rows[size] = SparseOperator(x) if is_sparse else x
-        return self._rows[size]
+
+        def compute() -> Tensor | SparseOperator:
+            x = select_rows(self._whole.x, self._nodes[:size])
+            return SparseOperator(x) if x.layout == torch.sparse_csr else x
+
+        return computed_once(self._rows, size, compute)
 
 
 def _map(
@@ -358,16 +353,17 @@ class NeighborSampler:
 
     def values(self, kind: OperatorKind) -> tuple[Tensor, Tensor]:
         """Return an operator's entries of ``lists``, (E,), and its diagonal, (N,)."""
-        if kind not in self._values:
-            with torch.inference_mode(False), torch.no_grad():
-                matrix = cast(SparseOperator, self.graph.operator(kind)).matrix
-                row = torch.repeat_interleave(matrix.crow_indices().diff().long())
-                is_own = row == matrix.col_indices()
-                entries = matrix.values()
-                own = entries.new_zeros(self.graph.num_nodes)
-                own = own.index_add(0, row[is_own], entries[is_own])
-                self._values[kind] = entries[~is_own], own
-        return self._values[kind]
+
+        def compute() -> tuple[Tensor, Tensor]:
+            matrix = cast(SparseOperator, self.graph.operator(kind)).matrix
+            row = torch.repeat_interleave(matrix.crow_indices().diff().long())
+            is_own = row == matrix.col_indices()
+            entries = matrix.values()
+            own = entries.new_zeros(self.graph.num_nodes)
+            own = own.index_add(0, row[is_own], entries[is_own])
+            return entries[~is_own], own
+
+        return computed_once(self._values, kind, compute)
 
     def draw(
         self, targets: Tensor, limits: Sequence[int], generator: torch.Generator

@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.relations import Relations
-from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
+from flower_fgl.nn.sparse import Operator, SparseOperator, computed_once, index_sum
 from flower_fgl.nn.topology import (
     Direction,
     Messages,
@@ -130,10 +130,7 @@ class GraphInput:
 
         A ValueError says that the graph has no :attr:`messages`.
         """
-        if direction not in self._ways:
-            with torch.inference_mode(False), torch.no_grad():
-                self._ways[direction] = self._find_ways(direction)
-        return self._ways[direction]
+        return computed_once(self._ways, direction, lambda: self._find_ways(direction))
 
     def directed(self, direction: Direction) -> tuple[GraphInput, GraphInput | None]:
         """Return the graph with directed edges, and with those of a second way.
@@ -334,10 +331,7 @@ class GraphInput:
         if self._chosen_from is not None:
             whole, nodes = self._chosen_from
             return whole.encode_nodes(key, compute).index_select(0, nodes)
-        if key not in self._encodings:
-            with torch.inference_mode(False), torch.no_grad():
-                self._encodings[key] = compute(self)
-        return self._encodings[key]
+        return computed_once(self._encodings, key, lambda: compute(self))
 
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a propagation operator, see :meth:`Topology.operator`."""
@@ -399,13 +393,11 @@ class GraphInput:
 
     def propagated(self, kind: OperatorKind, coefficients: tuple[float, ...]) -> Tensor:
         """Return ``Σ_k c_k S^k X`` (N, d) of constant strided features, computed once."""
-        key = (kind, coefficients)
-        if key not in self._filtered:
-            with torch.inference_mode(False), torch.no_grad():
-                self._filtered[key] = graph_filter(
-                    self.operator(kind), self.x, coefficients
-                )
-        return self._filtered[key]
+        return computed_once(
+            self._filtered,
+            (kind, coefficients),
+            lambda: graph_filter(self.operator(kind), self.x, coefficients),
+        )
 
 
 def _check(x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -17,6 +18,7 @@ __all__ = [
     "Operator",
     "SparseOperator",
     "apply_function",
+    "computed_once",
     "csr_matrix",
     "index_sum",
     "lay_out_for_sparse",
@@ -24,6 +26,7 @@ __all__ = [
     "transpose_csr",
 ]
 
+Key, Value = TypeVar("Key"), TypeVar("Value")
 INT32_MAX = 2**31 - 1
 HAS_MKL = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 """Whether torch multiplies CSR matrices on a CPU with MKL, which never reads the result's
@@ -381,6 +384,16 @@ def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> 
     """Call an autograd function that returns one tensor; torch does not type ``apply``."""
     out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
+
+
+def computed_once(
+    table: dict[Key, Value], key: Key, compute: Callable[[], Value]
+) -> Value:
+    """Return an entry of a cache, which serves training even if evaluation creates it."""
+    if key not in table:
+        with torch.inference_mode(False), torch.no_grad():
+            table[key] = compute()
+    return table[key]
 
 
 def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:

@@ -17,6 +17,7 @@ from flower_fgl.nn.sparse import (
     EdgePattern,
     Operator,
     SparseOperator,
+    computed_once,
     index_sum,
 )
 
@@ -70,14 +71,12 @@ class Topology:
         if not self.is_constant:
             row, column, value = self._entries(kind)
             return EdgeOperator(row, column, value, self.num_nodes)
-        if kind not in self._operators:
-            # the cached operator must serve training even if evaluation creates it
-            with torch.inference_mode(False), torch.no_grad():
-                size = (self.num_nodes, self.num_nodes)
-                self._operators[kind] = SparseOperator.from_entries(
-                    *self._entries(kind), size
-                )
-        return self._operators[kind]
+        size = (self.num_nodes, self.num_nodes)
+        return computed_once(
+            self._operators,
+            kind,
+            lambda: SparseOperator.from_entries(*self._entries(kind), size),
+        )
 
     def _entries(self, kind: OperatorKind) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows (targets), columns (sources) and values of an operator."""

@@ -133,9 +133,6 @@ def _labels(graphs: Table, several: Sequence[str]) -> dict[str, Array]:
 
 def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
     """Return the graphs of molecules."""
-    # loads rdkit
-    from flower_fgl.datasets.graph_files.set_csv import read_molecules
-
     for name in (NODES, EDGES):
         if os.path.exists(graphs.path.parent / name):
             raise DataError(

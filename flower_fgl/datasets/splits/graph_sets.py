@@ -21,6 +21,7 @@ from flower_fgl.datasets.client_graph import (
     MessageEdges,
 )
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
+from flower_fgl.datasets.graph_files.set_csv import inchikeys
 from flower_fgl.datasets.partition.partition import IntArray
 from flower_fgl.datasets.splits.split import (
     PUBLIC,
@@ -316,7 +317,4 @@ def split_keys(owned: OwnedSet, rule: str) -> tuple[str, ...]:
             f'split-by = "{rule}" needs molecules, but {name} has no column smiles. Use '
             'split-by = "id", with a column key in graphs.csv (graph_keys).'
         )
-    # loads rdkit
-    from flower_fgl.datasets.graph_files.set_csv import inchikeys
-
     return tuple(inchikeys(owned.smiles, name, is_skeleton=rule == "skeleton"))

@@ -32,7 +32,7 @@ def write(
 
 
 def test_the_published_files_become_one_graph(tmp_path: Path) -> None:
-    raw = twitch(write(tmp_path), name="DE")
+    raw = twitch(write(tmp_path), name="DE").dataset
     assert raw.x.shape == (2, 3170)
     assert raw.x.to_dense().nonzero().tolist() == [[0, 3], [0, 5], [1, 3169]]
     assert raw.y.tolist() == [0, 1]  # by new_id; the repeated row agrees
