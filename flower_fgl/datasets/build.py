@@ -432,8 +432,8 @@ def _node_clients(
     pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
     between: list[Tensor] = []
     if config.needs_cross_edges:
-        graph = (dataset.edge_index, dataset.num_nodes)
-        between = cut_clients(*graph, parts, are_inside=False)
+        whole = (dataset.edge_index, dataset.num_nodes)
+        between = cut_clients(*whole, parts, are_inside=False)
     clients = []
     for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
         nodes = torch.from_numpy(part)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -45,7 +45,6 @@ __all__ = [
 
 
 log = logging.getLogger(__name__)
-Dataset = TypeVar("Dataset", NodeDataset, GraphDataset)
 
 
 class Raw(NamedTuple):
@@ -219,7 +218,7 @@ def fold_ppi(folder: Path) -> Raw:
                x=np.concatenate(list(features)).astype("float32"),
                edge_index=np.concatenate(edges, axis=1),
                y=y,
-               names=names.astype(str),
+               class_names=names.astype(str),
                network=np.repeat(np.arange(len(sizes)), sizes),
            )
     """
@@ -390,7 +389,9 @@ def read_targets(y: Tensor, name: str) -> Tensor:
     return values.to(torch.int8)
 
 
-def choose_target(dataset: Dataset, chosen: str) -> Dataset:
+def choose_target(
+    dataset: NodeDataset | GraphDataset, chosen: str
+) -> NodeDataset | GraphDataset:
     """Reduce several labels to one, with the classes ``no <target>`` and ``<target>``.
 
     The target ``all`` keeps all of them. Numbers are kept too; :func:`expect_target` then
