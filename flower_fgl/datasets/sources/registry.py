@@ -107,12 +107,13 @@ def _nodes(
 
 def _graphs(
     name: str,
-    where: tuple[Layout, ...],
     num_graphs: int,
     statistics: tuple[int, int, int, int],
+    where: tuple[Layout, ...] = (),
 ) -> Source:
-    """Make the row of a graph dataset from its number of graphs and (N, E, d, C)."""
+    """Make the row of a TU dataset from its number of graphs and (N, E, d, C)."""
     published = Statistics(*statistics, graphs=num_graphs)
+    where = where or at.tu(name)
     return Source(f"{name}, {MORRIS}", "graph", GRAPH_SPLIT, published, where)
 
 
@@ -365,13 +366,11 @@ _OWN: dict[str, Source] = {
         split="public",
         entries=21111007,
     ),
-    "mutag": _graphs("MUTAG", at.tu("MUTAG"), 188, (3371, 3721, 7, 2)),
-    "proteins": _graphs("PROTEINS", at.tu("PROTEINS"), 1113, (43471, 81044, 3, 2)),
-    "nci1": _graphs("NCI1", at.tu("NCI1"), 4110, (122747, 132753, 37, 2)),
-    "imdb-binary": _graphs(
-        "IMDB-BINARY", at.tu("IMDB-BINARY"), 1000, (19773, 96531, 0, 2)
-    ),
-    "collab": _graphs("COLLAB", at.COLLAB, 5000, (372474, 12286079, 0, 3)),
+    "mutag": _graphs("MUTAG", 188, (3371, 3721, 7, 2)),
+    "proteins": _graphs("PROTEINS", 1113, (43471, 81044, 3, 2)),
+    "nci1": _graphs("NCI1", 4110, (122747, 132753, 37, 2)),
+    "imdb-binary": _graphs("IMDB-BINARY", 1000, (19773, 96531, 0, 2)),
+    "collab": _graphs("COLLAB", 5000, (372474, 12286079, 0, 3), at.COLLAB),
     **{
         f"ogbg-{name}": _ogb_graphs(f"ogbg-{name}", *numbers, archive=archive)
         for name, archive, *numbers in (
