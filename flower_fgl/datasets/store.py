@@ -66,6 +66,8 @@ from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
 __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "log_notes", "open_store"]
 
 log = logging.getLogger(__name__)
+NOTES = logging.getLogger("flower_fgl.datasets.suspect")
+"""Logger of notes on suspect data, of which a grid logs each once."""
 FORMAT = 3
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
 READER = 3
@@ -226,9 +228,9 @@ def log_notes(
     noted = {name: found for name, found in notes.items() if found}
     for name in list(noted)[:most]:
         for note in noted[name]:
-            log.warning("%s: %s", name, note)
+            NOTES.warning("%s: %s", name, note)
     if len(noted) > most:
-        log.warning("There are such notes on %s more %s.", len(noted) - most, what)
+        NOTES.warning("There are such notes on %s more %s.", len(noted) - most, what)
 
 
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:

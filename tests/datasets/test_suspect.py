@@ -63,7 +63,7 @@ def owners(tmp_path: Path) -> Callable[..., Path]:
 
 def notes_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings on suspect data, and forget them."""
-    name = "flower_fgl.datasets.store"
+    name = "flower_fgl.datasets.suspect"
     found = [r for r in caplog.records if r.name == name]
     caplog.clear()
     assert all(record.levelno == logging.WARNING for record in found)
