@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.datasets.splits.split import parse_split, published_split, split_nodes
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.build import build_clients
+from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
+from flower_fgl.datasets.owned import client_from_file
+from flower_fgl.datasets.splits.edges import edge_client
+from flower_fgl.datasets.splits.split import (
+    edge_keys,
+    keyed_split,
+    keyed_uniform,
+    parse_split,
+    published_split,
+    split_nodes,
+)
+from flower_fgl.methods import parse_config
+from tests.support.graph_sets import write_tables
 
 
 def rng(seed=0):
@@ -162,3 +177,141 @@ def test_a_dataset_without_a_published_split_is_an_error_with_the_missing_masks(
     masks = {"train": torch.ones(2, dtype=torch.bool)}
     with pytest.raises(DataError, match="without a val or test mask"):
         published_split(masks, torch.tensor([0]))
+
+
+SHARES = (Fraction(8, 10), Fraction(1, 10), Fraction(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("seed", "key", "expected"),
+    [  # computed by hmac and hashlib alone
+        (42, "g2", 0.075072),
+        (42, "g1", 0.151506),
+        (42, "g6", 0.013311),
+        (42, "g7", 0.146220),
+        (42, "g0", 0.915970),
+        (42, "LFQSCWFLJHTTHZ", 0.403595),
+        (7, "g8", 0.027755),
+        (7, "g1", 0.139940),
+        (7, "QTBSBXVTEAMEQO", 0.038451),
+    ],
+)
+def test_the_number_of_an_identifier(seed: int, key: str, expected: float) -> None:
+    assert round(keyed_uniform(key, seed), 6) == expected
+
+
+def test_identifiers_are_stripped_and_composed_and_keep_their_case() -> None:
+    assert keyed_uniform(" g1 ", 42) == keyed_uniform("g1", 42)
+    assert keyed_uniform("e\u0301", 42) == keyed_uniform("\u00e9", 42)
+    assert keyed_uniform("G1", 42) != keyed_uniform("g1", 42)
+
+
+def test_small_numbers_are_test_items_then_validation_items() -> None:
+    keys = ["g2", "g1", "g6", "g7", "g0", "g2"]
+    known = torch.tensor([True, True, True, True, True, False])
+    masks = keyed_split(keys, known, SHARES, seed=42)
+    assert masks["test"].tolist() == [True, False, True, False, False, False]
+    assert masks["val"].tolist() == [False, True, False, True, False, False]
+    assert masks["train"].tolist() == [False] * 4 + [True, False]
+
+
+def test_the_share_of_validation_moves_no_test_item() -> None:
+    keys = [f"g{k}" for k in range(10_000)]
+    known = torch.ones(10_000, dtype=torch.bool)
+    masks = keyed_split(keys, known, SHARES, seed=42)
+    assert (int(masks["test"].sum()), int(masks["val"].sum())) == (979, 991)
+    half = (Fraction(4, 10), Fraction(5, 10), Fraction(1, 10))
+    other = keyed_split(keys, known, half, seed=42)
+    assert torch.equal(masks["test"], other["test"])
+    assert int(other["val"].sum()) > 4000
+    total = sum(mask.int() for mask in masks.values())
+    assert torch.equal(torch.as_tensor(total), torch.ones(10_000, dtype=torch.int32))
+
+
+def test_an_edge_has_the_same_key_in_both_directions() -> None:
+    pairs = torch.tensor([[0, 1, 2], [1, 0, 2]])
+    assert edge_keys(pairs, ["b", "a", "c"]) == ["a\u001fb", "a\u001fb", "c\u001fc"]
+
+
+def test_edges_with_times_are_split_by_them() -> None:
+    pairs, y = torch.tensor([[0] * 12, [1] * 12]), torch.tensor([0, 1, 0] * 4)
+    target, none = Target.classes(("x", "y")), torch.zeros(12, 0)
+    graph = Graph(
+        torch.zeros(2, 1), pairs[:, :0], torch.zeros(2, dtype=torch.int64), {}
+    )
+    table = EdgeTable(pairs, y, target, none, time=torch.arange(12.0))
+    client = ClientGraph(0, graph, target, torch.arange(2), edges=table)
+    with pytest.raises(DataError, match="have times"):
+        edge_client(client, parse_config({"setting": "edge", "split-by": "id"}))
+
+
+@pytest.mark.parametrize("setting", ["transductive", "edge", "link"])
+def test_an_item_of_a_dataset_is_in_one_part_whatever_the_partition(
+    setting: str,
+) -> None:
+    parts = {}
+    for rule in ("metis", "uniform"):
+        values = {"synthetic.nodes": 300, "partition": rule, "split-by": "id"}
+        clients, _, _ = build_clients(parse_config({**values, "setting": setting}), 3)
+        for client in clients:
+            graph, ids = client.graph, client.node_ids
+            ends = ids[graph.pairs] if graph.pairs is not None else ids[None]
+            for name, mask in graph.masks.items():
+                is_item = mask & (graph.y > 0) if setting == "link" else mask
+                for item in ends[:, is_item].T.tolist():
+                    item = tuple(sorted(item))
+                    assert parts.setdefault(item, name) == name
+    assert set(parts.values()) == {"train", "val", "test"}
+    assert len(parts) >= 300
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"split-by": "id", "split": "public"}, "Remove one of the two"),
+        ({"split-by": "id", "setting": "few-shot"}, "it needs setting ="),
+        ({"split-by": "id", "setting": "edge", "time-cuts": "1,2"}, "both split the edges"),
+        ({"split-by": "skeleton"}, "needs setting = graph"),
+        ({"split-by": "skeleton", "setting": "graph", "dataset": "mutag"}, "needs SMILES"),
+    ],
+)  # fmt: skip
+def test_a_split_by_identifiers_needs_some(
+    values: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(values)
+
+
+def test_a_key_is_text_of_any_script() -> None:
+    numbers = [keyed_uniform(key, 0) for key in ("水", "", "a" * 10_000)]
+    assert np.unique(numbers).size == 3
+    assert all(0 <= number < 1 for number in numbers)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "edge", "link"])
+def test_owners_with_the_same_ids_split_them_alike(
+    setting: str, tmp_path: Path
+) -> None:
+    parts: dict[tuple[str, ...], str] = {}
+    for number in range(2):  # the second owner lists the nodes backwards
+        names = [f"account {k}" for k in range(40)][:: 1 - 2 * number]
+        rows = [f"{name},{'xy'[len(name) % 2]},1" for name in names]
+        pairs = [(a, b) for k, a in enumerate(names) for b in names[k + 1 : k + 4]]
+        edges = [f"{a},{b},{'xy'[len(a) % 2]}" for a, b in pairs]
+        folder = write_tables(
+            tmp_path / str(number),
+            nodes="\n".join(["id,label,mass", *rows]),
+            edges="\n".join(["source,target,label", *edges]),
+            classes="name\nx\ny",
+            edge_classes="name\nx\ny",
+        )
+        config = parse_config({"setting": setting, "split-by": "id"})
+        graph = client_from_file(folder, config).graph
+        for name, mask in graph.masks.items():
+            for place in (mask & (graph.y >= (setting == "link"))).nonzero().flatten():
+                ends = (
+                    [place] if graph.pairs is None else graph.pairs[:, place].tolist()
+                )
+                item = tuple(sorted(names[int(end)] for end in ends))
+                assert parts.setdefault(item, name) == name
+    assert set(parts.values()) == {"train", "val", "test"}
