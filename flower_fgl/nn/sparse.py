@@ -26,7 +26,8 @@ __all__ = [
     "transpose_csr",
 ]
 
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 INT32_MAX = 2**31 - 1
 HAS_MKL = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 """Whether torch multiplies CSR matrices on a CPU with MKL, which never reads the result's
