@@ -52,9 +52,8 @@ from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = ["NUMPY", "ErrorCode", "FlowerRun", "ProtoContext", "ProtoMessage"]
-__all__ += ["ProtoRecordDict", "TaskIdentity", "add_exit_handler"]
-__all__ += ["answer_message", "carried"]
-__all__ += ["context_from_proto", "context_to_proto", "message_from_proto"]
+__all__ += ["ProtoRecordDict", "TaskIdentity", "add_exit_handler", "answer_message"]
+__all__ += ["carried", "context_from_proto", "context_to_proto", "message_from_proto"]
 __all__ += ["message_like", "message_to_proto", "parse_config_args", "plain_array"]
 __all__ += ["plain_content", "plain_metrics", "plain_record", "recorddict_from_proto"]
 __all__ += ["recorddict_to_proto", "reply_with"]

@@ -22,12 +22,11 @@ from flower_fgl.core.targets import (
 
 __all__ = ["ALL_TARGETS", "AUROC_DATASETS", "DATASETS", "EDGE_PARTITIONS"]
 __all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTITIONS"]
-__all__ += ["SHARED_PARTITIONS"]
-__all__ += ["TARGETS", "TRACKERS", "UNSEEN_SETTINGS", "UNSUPPORTED", "GeneralSettings"]
-__all__ += ["SyntheticSettings", "Targets", "has_targets", "is_file", "main_score_of"]
-__all__ += ["names_of_trackers", "needs_classes", "owners_name", "read_num_neighbors"]
+__all__ += ["SHARED_PARTITIONS", "TARGETS", "TRACKERS", "UNSEEN_SETTINGS"]
+__all__ += ["UNSUPPORTED", "GeneralSettings", "SyntheticSettings", "Targets"]
+__all__ += ["has_targets", "is_file", "main_score_of", "names_of_trackers"]
+__all__ += ["needs_classes", "owners_name", "read_num_neighbors", "read_numbers"]
 __all__ += ["without_names"]
-__all__ += ["read_numbers"]
 
 DATASETS = [
     *("synthetic", "cora", "citeseer", "pubmed", "cora-full", "cora-ml"),

@@ -34,32 +34,11 @@ from flower_fgl.core.flower_internals import (
 from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.score_names import EXTRA_SCORES
 
-__all__ = [
-    "CONFIG",
-    "DESCRIBE",
-    "INFO",
-    "LARGEST",
-    "MAX_NAME",
-    "METRICS",
-    "RESUME",
-    "Empty",
-    "Payload",
-    "ReplyMetrics",
-    "TensorPayload",
-    "check_size",
-    "check_tensor",
-    "pack_bits",
-    "read_loss",
-    "read_metrics",
-    "read_payload",
-    "read_scores",
-    "read_tensors",
-    "record_bytes",
-    "unpack_bits",
-    "write_metrics",
-    "write_scores",
-    "write_tensors",
-]
+__all__ = ["CONFIG", "DESCRIBE", "INFO", "LARGEST", "MAX_NAME", "METRICS", "RESUME"]
+__all__ += ["Empty", "Payload", "ReplyMetrics", "TensorPayload", "check_size"]
+__all__ += ["check_tensor", "pack_bits", "read_loss", "read_metrics", "read_payload"]
+__all__ += ["read_scores", "read_tensors", "record_bytes", "unpack_bits"]
+__all__ += ["write_metrics", "write_scores", "write_tensors"]
 
 CONFIG = "config"
 """ConfigRecord in which the server describes the round to a client."""

@@ -19,16 +19,8 @@ from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
 from flower_fgl.protocols.base import INFO, Payload, config_record
 
-__all__ = [
-    "AGREEMENT",
-    "MAX_CLASSES",
-    "MAX_ITEMS",
-    "MAX_PARTITIONS",
-    "UNNUMBERED",
-    "ClassAgreement",
-    "Description",
-    "Rejection",
-]
+__all__ = ["AGREEMENT", "MAX_CLASSES", "MAX_ITEMS", "MAX_PARTITIONS", "UNNUMBERED"]
+__all__ += ["ClassAgreement", "Description", "Rejection"]
 
 AGREEMENT = "agreement"
 """ConfigRecord with the class order and partition-id that the server assigned."""

@@ -25,18 +25,9 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import hidden_normal
 
-__all__ = [
-    "SENSITIVITY",
-    "accounted_epsilon",
-    "check_clipped",
-    "clip_and_add_noise",
-    "epsilon",
-    "numbers_of",
-    "origin_of",
-    "pld_epsilon",
-    "refuse_unbounded",
-    "with_numbers",
-]
+__all__ = ["SENSITIVITY", "accounted_epsilon", "check_clipped", "clip_and_add_noise"]
+__all__ += ["epsilon", "numbers_of", "origin_of", "pld_epsilon", "refuse_unbounded"]
+__all__ += ["with_numbers"]
 
 SENSITIVITY = 2.0
 """Largest distance between two clipped uploads, in multiples of the clipping norm."""

@@ -18,14 +18,8 @@ from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes, TensorPayload
 
-__all__ = [
-    "PRETRAIN",
-    "FedLogDownload",
-    "FedLogShapes",
-    "FedLogUpload",
-    "PromptUpload",
-    "build_network",
-]
+__all__ = ["PRETRAIN", "FedLogDownload", "FedLogShapes", "FedLogUpload", "PromptUpload"]
+__all__ += ["build_network"]
 
 PRETRAIN = "pretrain"
 """Action of the message before round 1 that trains the prompt generators."""

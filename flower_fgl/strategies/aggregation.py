@@ -12,13 +12,8 @@ from flower_fgl.algorithms import robust_means
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 
-__all__ = [
-    "mean_of_holders",
-    "mean_of_sums",
-    "mean_pairwise_distance",
-    "robust_mean",
-    "weighted_mean",
-]
+__all__ = ["mean_of_holders", "mean_of_sums", "mean_pairwise_distance", "robust_mean"]
+__all__ += ["weighted_mean"]
 
 MOST = 256
 """Clients whose pairwise distances are computed: time and memory grow with the square."""

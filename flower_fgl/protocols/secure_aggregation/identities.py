@@ -31,15 +31,8 @@ from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.protocols.secure_aggregation.keys import KEY_BYTES
 
-__all__ = [
-    "CARD_BYTES",
-    "IDENTITY_BYTES",
-    "Identity",
-    "check_roster",
-    "load_identity",
-    "read_identity",
-    "read_peers",
-]
+__all__ = ["CARD_BYTES", "IDENTITY_BYTES", "Identity", "check_roster", "load_identity"]
+__all__ += ["read_identity", "read_peers"]
 
 IDENTITY_BYTES = 32
 SIGNATURE_BYTES = 64

@@ -22,24 +22,9 @@ from flower_fgl.protocols.secure_aggregation.keys import (
     TAG_BYTES,
 )
 
-__all__ = [
-    "CHECK",
-    "KEYS",
-    "SEALED_BYTES",
-    "SHARES",
-    "UNMASK",
-    "Confirmations",
-    "MaskedUpload",
-    "Offer",
-    "Peers",
-    "PublicKey",
-    "Reveal",
-    "Roster",
-    "Survivors",
-    "Tags",
-    "from_bytes",
-    "to_bytes",
-]
+__all__ = ["CHECK", "KEYS", "SEALED_BYTES", "SHARES", "UNMASK", "Confirmations"]
+__all__ += ["MaskedUpload", "Offer", "Peers", "PublicKey", "Reveal", "Roster"]
+__all__ += ["Survivors", "Tags", "from_bytes", "to_bytes"]
 
 KEYS = "secure_keys"
 """Action that requests the keys of data owners, once they have partition-ids."""

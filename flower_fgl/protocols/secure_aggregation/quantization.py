@@ -18,15 +18,8 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Shapes
 
-__all__ = [
-    "WITNESS",
-    "Vector",
-    "decode",
-    "encode",
-    "largest_steps",
-    "num_entries",
-    "with_witness",
-]
+__all__ = ["WITNESS", "Vector", "decode", "encode", "largest_steps", "num_entries"]
+__all__ += ["with_witness"]
 
 WITNESS = "witness"
 """Summand that every client sets to 1; its sum must be the number of clients."""

@@ -20,13 +20,8 @@ from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.loop_state import LoopState, Silence
 from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
 
-__all__ = [
-    "client_descriptions",
-    "clients_to_await",
-    "pack_run",
-    "resume_run",
-    "stored_scale",
-]
+__all__ = ["client_descriptions", "clients_to_await", "pack_run", "resume_run"]
+__all__ += ["stored_scale"]
 
 log = logging.getLogger(__name__)
 KEPT = ("trained", "failed_in_a_row", "owes_scores", "any_scored", "silent")

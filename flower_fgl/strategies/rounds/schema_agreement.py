@@ -14,15 +14,8 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.targets import Target
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
-__all__ = [
-    "agree_features",
-    "agree_width",
-    "differing_features",
-    "in_agreed_order",
-    "match_known_client",
-    "number_owners",
-    "without_own_name",
-]
+__all__ = ["agree_features", "agree_width", "differing_features", "in_agreed_order"]
+__all__ += ["match_known_client", "number_owners", "without_own_name"]
 
 
 def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
