@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -82,21 +81,13 @@ class Parcel:
         return cls(records, letters, list(layouts))
 
     def to_record(self) -> RecordDict:
-        """Pack the parcel as content of one message: an index as JSON text, and bytes."""
-        data: list[bytes] = []
-        shown: list[Any] = []
-        for packed in self.records:
-            if isinstance(packed, bytes):
-                data.append(packed)
-                shown.append(None)
-            elif _holds_arrays(self.layouts[packed[0]]):
-                data += packed[1]
-                shown.append(packed[0])
-            else:
-                shown.append(packed)
-        index = {"letters": self.letters, "layouts": self.layouts, "records": shown}
-        record = ConfigRecord({"index": json.dumps(index), "data": data})
-        return RecordDict({PARCEL: record})
+        """Pack the parcel as content of one message: the letters as JSON, and records."""
+        data = [
+            packed if isinstance(packed, bytes) else _to_bytes(record)
+            for packed, record in zip(self.records, self._unpacked(), strict=True)
+        ]
+        index = ConfigRecord({"letters": json.dumps(self.letters), "records": data})
+        return RecordDict({PARCEL: index})
 
     @classmethod
     def from_record(cls, content: RecordDict, max_mb: float = math.inf) -> Parcel:
@@ -104,31 +95,31 @@ class Parcel:
 
         Raises a PayloadError if it is malformed, or larger than ``max_mb`` (10⁶ bytes).
         """
+        layouts: dict[Layout, int] = {}
         try:
-            record = content.config_records[PARCEL]
-            text = str(record["index"])
-            size = len(text) + sum(map(len, record["data"]))  # type: ignore[arg-type]
+            index: Any = content.config_records[PARCEL]
+            text, data = str(index["letters"]), index["records"]
+            size = len(text) + sum(map(len, data))
             if size > max_mb * MEGABYTE:
                 raise PayloadError(
                     f"the messages of a node have {size / MEGABYTE:.3g} MB, more than "
                     f"max-message-mb for each of its clients, {max_mb:g} MB together"
                 )
-            index = json.loads(text)
-            layouts = [_read_layout(layout) for layout in index["layouts"]]
-            data = iter(record["data"])  # type: ignore[arg-type]
-            records = [_read_record(r, layouts, data) for r in index["records"]]
-            letters = [_read_letter(one, len(records)) for one in index["letters"]]
-            if next(data, None) is not None:
-                raise ValueError("there are more bytes than records")
+            records = [_pack_record(_from_bytes(one), layouts) for one in data]
+            letters = [_read_letter(one, len(records)) for one in json.loads(text)]
         except PayloadError:
             raise
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # whatever a node can send
             raise PayloadError(f"the parcel is malformed: {error!r}") from error
-        return cls(records, letters, layouts)
+        return cls(records, letters, list(layouts))
+
+    def _unpacked(self) -> list[Any]:
+        """Return all records."""
+        return [_unpack_record(packed, self.layouts) for packed in self.records]
 
     def contents(self) -> Iterator[RecordDict]:
         """Unpack the content of every message; messages share their common records."""
-        records = [_unpack_record(packed, self.layouts) for packed in self.records]
+        records = self._unpacked()
         for _, _, _, names, _ in self.letters:
             yield plain_content({name: records[at] for name, at in names.items()})
 
@@ -162,41 +153,15 @@ def _expect(is_right: bool, found: object) -> None:
         raise TypeError(f"unexpected {found!r}"[:200])
 
 
-def _holds_arrays(layout: Layout) -> bool:
-    """Return whether a layout is that of arrays, not of metrics."""
-    return not (layout and isinstance(layout[0], str))
+def _to_bytes(record: Any) -> bytes:
+    """Return a record as protobuf."""
+    data: bytes = recorddict_to_proto(RecordDict({"": record})).SerializeToString()
+    return data
 
 
-def _read_layout(layout: Any) -> Layout:
-    """Check a layout of JSON."""
-    if all(isinstance(name, str) for name in layout):
-        return tuple(layout)
-    arrays = [
-        (name, dtype, tuple(shape), stype) for name, dtype, shape, stype in layout
-    ]
-    for name, dtype, shape, stype in arrays:
-        _expect(all(type(text) is str for text in (name, dtype, stype)), layout)
-        _expect(all(type(size) is int for size in shape), layout)
-    return tuple(arrays)
-
-
-def _read_record(shown: Any, layouts: Sequence[Layout], data: Iterator[Any]) -> Packed:
-    """Check a record of JSON, and take its bytes."""
-    if shown is None:
-        packed: Any = next(data, None)
-        _expect(type(packed) is bytes, packed)
-        return packed  # type: ignore[no-any-return]
-    place, values = (shown, None) if type(shown) is int else shown
-    _expect(type(place) is int and 0 <= place < len(layouts), shown)
-    layout = layouts[place]
-    if values is None:
-        values = list(islice(data, len(layout)))
-        is_right = all(type(value) is bytes for value in values)
-    else:
-        is_right = all(type(value) in (int, float) for value in values)
-    _expect(is_right and len(values) == len(layout), shown)
-    _expect(_holds_arrays(layout) == (type(shown) is int), shown)
-    return place, tuple(values)
+def _from_bytes(data: bytes) -> Any:
+    """Undo :func:`_to_bytes`."""
+    return recorddict_from_proto(ProtoRecordDict.FromString(data))[""]
 
 
 def _read_letter(letter: Any, num_records: int) -> Letter:
@@ -228,17 +193,16 @@ def _pack_record(record: Any, layouts: dict[Layout, int]) -> Packed:
     if isinstance(record, MetricRecord) and record and not has_lists:
         layout, values = tuple(record.keys()), tuple(record.values())
         return layouts.setdefault(layout, len(layouts)), values
-    packed: bytes = recorddict_to_proto(RecordDict({"": record})).SerializeToString()
-    return packed
+    return _to_bytes(record)
 
 
 def _unpack_record(packed: Packed, layouts: Sequence[Layout]) -> Any:
     """Unpack one record."""
     if isinstance(packed, bytes):
-        return recorddict_from_proto(ProtoRecordDict.FromString(packed))[""]
+        return _from_bytes(packed)
     place, values = packed
     layout = layouts[place]
-    if not _holds_arrays(layout):
+    if layout and isinstance(layout[0], str):
         return plain_metrics(dict(zip(layout, values, strict=True)))
     return plain_record(
         {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_fgl.algorithms.fedgen import (
     LatentGenerator,
@@ -24,7 +24,7 @@ from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
-from flower_fgl.strategies.prototype_trainer import copy_moments, load_moments
+from flower_fgl.strategies.prototype_trainer import load_training, training_state
 
 __all__ = ["FedGen"]
 
@@ -132,25 +132,13 @@ class FedGen(FedAvg):
 
     def server_state(self) -> Snapshot:
         """Return the weights, the generator and Adam's moments."""
-        weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        moments = copy_moments(self.optimizer, self._numbered())
+        generator = training_state(self.generator, self.optimizer)
         return Snapshot.join(
-            {
-                "weights": super().server_state(),
-                "generator": Snapshot(weights),
-                "adam": Snapshot(moments),
-            }
+            {"weights": super().server_state(), "generator": generator}
         )
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore the weights, the generator and Adam's moments."""
         super().load_server_state(state.part("weights"))
-        self.generator.load_state_dict(state.part("generator").tensors)
-        moments = state.part("adam").tensors
-        load_moments(self.optimizer, self._numbered(), moments)
+        load_training(self.generator, self.optimizer, state.part("generator"))
         self.pack()
-
-    def _numbered(self) -> dict[str, nn.Parameter]:
-        """Return the generator's parameters by their number, as checkpoints name them."""
-        numbered = enumerate(self.generator.parameters())
-        return {str(number): parameter for number, parameter in numbered}

@@ -50,7 +50,11 @@ from flower_fgl.protocols.prototypes import (
 )
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
+from flower_fgl.strategies.prototype_trainer import (
+    PrototypeTrainer,
+    load_training,
+    training_state,
+)
 
 __all__ = ["FedPG"]
 
@@ -162,7 +166,7 @@ class FedPG(FglStrategy):
 
     def server_state(self) -> Snapshot:
         """Return P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""
-        trainer = self.trainer.state()
+        trainer = training_state(self.trainer.generator, self.trainer.optimizer)
         tensors = {
             f"trainer/{name}": tensor for name, tensor in trainer.tensors.items()
         }
@@ -179,7 +183,9 @@ class FedPG(FglStrategy):
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore P̈, θ, Adam's moments, the latest uploads and every Ṗ."""
-        self.trainer.load_state(state.part("trainer"))
+        load_training(
+            self.trainer.generator, self.trainer.optimizer, state.part("trainer")
+        )
         self.latest, self.personal = {}, {}
         uploads, personal = (state.part(n).tensors for n in ("upload", "personal"))
         for k, (pid, number) in enumerate(state.part("clients").values.items()):

@@ -30,7 +30,7 @@ from flower_fgl.protocols.fedtad import ReliableWeights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
-from flower_fgl.strategies.prototype_trainer import copy_moments, load_moments
+from flower_fgl.strategies.prototype_trainer import load_training, training_state
 
 __all__ = ["FedTAD"]
 
@@ -140,28 +140,15 @@ class FedTAD(FedAvg):
         self.optimizers[name].step()
 
     def server_state(self) -> Snapshot:
-        """Return the weights, the generator and the moments of both optimizers."""
-        weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        moments = {
-            f"{name}/{key}": tensor
+        """Return the weights, and both networks with the moments of their optimizers."""
+        trained = {
+            name: training_state(part, self.optimizers[name])
             for name, part in self._parts().items()
-            for key, tensor in copy_moments(
-                self.optimizers[name], dict(part.named_parameters())
-            ).items()
         }
-        return Snapshot.join(
-            {
-                "weights": super().server_state(),
-                "generator": Snapshot(weights),
-                "moments": Snapshot(moments),
-            }
-        )
+        return Snapshot.join({"weights": super().server_state(), **trained})
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Restore weights, generator and moments."""
+        """Restore what :meth:`server_state` returned."""
         super().load_server_state(state.part("weights"))
-        self.generator.load_state_dict(dict(state.part("generator").tensors))
-        moments = state.part("moments")
         for name, part in self._parts().items():
-            named = dict(part.named_parameters())
-            load_moments(self.optimizers[name], named, moments.part(name).tensors)
+            load_training(part, self.optimizers[name], state.part(name))

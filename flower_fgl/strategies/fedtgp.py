@@ -9,7 +9,11 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedtgp import FedTGPSettings
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.fedproto import FedProto
-from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
+from flower_fgl.strategies.prototype_trainer import (
+    PrototypeTrainer,
+    load_training,
+    training_state,
+)
 
 __all__ = ["FedTGP"]
 
@@ -44,10 +48,17 @@ class FedTGP(FedProto):
     def server_state(self) -> Snapshot:
         """Return the prototypes, the network and Adam's moments."""
         return Snapshot.join(
-            {"prototypes": super().server_state(), "trainer": self.trainer.state()}
+            {
+                "prototypes": super().server_state(),
+                "trainer": training_state(
+                    self.trainer.generator, self.trainer.optimizer
+                ),
+            }
         )
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore the prototypes, the network and Adam's moments."""
         super().load_server_state(state.part("prototypes"))
-        self.trainer.load_state(state.part("trainer"))
+        load_training(
+            self.trainer.generator, self.trainer.optimizer, state.part("trainer")
+        )

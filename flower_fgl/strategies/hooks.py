@@ -27,9 +27,10 @@ from flower_fgl.protocols.base import (
 )
 from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
+from flower_fgl.runs.writer import RunWriter
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.loop_state import LoopState, without_paused
-from flower_fgl.strategies.rounds.messenger import Messenger, Recorder, Upload
+from flower_fgl.strategies.rounds.messenger import Messenger, Upload
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
@@ -76,7 +77,7 @@ class ServerHooks(Strategy):
     def __init__(
         self,
         config: RunConfig,
-        recorder: Recorder | None = None,
+        recorder: RunWriter | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.config = config

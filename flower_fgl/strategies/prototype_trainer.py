@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +14,26 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import optimizers
 from flower_fgl.runs.checkpoints import Snapshot
 
-__all__ = ["PrototypeTrainer", "copy_moments", "load_moments"]
+__all__ = ["PrototypeTrainer", "load_training", "training_state"]
 
 
-def copy_moments(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
-    """Copy the tensors that an optimizer keeps, named ``<moment>/<parameter>``."""
-    return {
-        f"{moment}/{name}": tensor.clone()
-        for name, parameter in parameters.items()
-        for moment, tensor in optimizer.state.get(parameter, {}).items()
-    }
+def training_state(module: nn.Module, optimizer: Optimizer) -> Snapshot:
+    """Copy weights, and what an optimizer keeps, named ``moments/<moment>/<parameter>``."""
+    tensors = {f"weights/{n}": t.clone() for n, t in module.state_dict().items()}
+    for name, parameter in module.named_parameters():
+        for moment, tensor in optimizer.state.get(parameter, {}).items():
+            tensors[f"moments/{moment}/{name}"] = tensor.clone()
+    return Snapshot(tensors)
 
 
-def load_moments(
-    optimizer: Optimizer,
-    parameters: Mapping[str, nn.Parameter],
-    moments: Mapping[str, Tensor],
-) -> None:
-    """Replace the state of an optimizer by that of :func:`copy_moments`."""
+def load_training(module: nn.Module, optimizer: Optimizer, state: Snapshot) -> None:
+    """Restore what :func:`training_state` returned; a RuntimeError or KeyError if unfit."""
+    module.load_state_dict(dict(state.part("weights").tensors))
+    named = dict(module.named_parameters())
     optimizer.state.clear()
-    for path, tensor in moments.items():
+    for path, tensor in state.part("moments").tensors.items():
         moment, _, name = path.partition("/")
-        optimizer.state[parameters[name]][moment] = tensor.clone()
+        optimizer.state[named[name]][moment] = tensor.clone()
 
 
 class PrototypeTrainer:
@@ -85,17 +81,3 @@ class PrototypeTrainer:
         with torch.no_grad():
             out: Tensor = self.generator()
         return out
-
-    def state(self) -> Snapshot:
-        """Return tensors ``weights/<name>`` and ``adam/<moment>/<name>``."""
-        named = dict(self.generator.named_parameters())
-        moments = copy_moments(self.optimizer, named)
-        weights = {n: t.clone() for n, t in self.generator.state_dict().items()}
-        tensors = {f"weights/{name}": tensor for name, tensor in weights.items()}
-        return Snapshot(tensors | {f"adam/{n}": t for n, t in moments.items()})
-
-    def load_state(self, state: Snapshot) -> None:
-        """Restore a state; one of another generator raises a RuntimeError or KeyError."""
-        self.generator.load_state_dict(state.part("weights").tensors)
-        named = dict(self.generator.named_parameters())
-        load_moments(self.optimizer, named, state.part("adam").tensors)

@@ -67,30 +67,27 @@ def test_content_that_cannot_be_serialised_is_an_error_of_its_client() -> None:
     assert list(parcel.contents())[1]["config"]["text"] == "ä"
 
 
-def changed(**changes: Any) -> RecordDict:
-    """Return a parcel with other parts of its index."""
-    content = packed().to_record()
-    record = content.config_records["parcel"]
-    index = json.loads(str(record["index"])) | changes
-    return RecordDict({"parcel": ConfigRecord({**record, "index": json.dumps(index)})})
+def changed(letters: Any = (), **changes: Any) -> RecordDict:
+    """Return a parcel with other letters or records."""
+    record = packed().to_record().config_records["parcel"]
+    text = json.dumps(letters)
+    return RecordDict({"parcel": ConfigRecord({**record, "letters": text, **changes})})
 
 
 @pytest.mark.parametrize(
     "content",
     [
         RecordDict(),
-        RecordDict({"parcel": ConfigRecord({"index": "{", "data": [b""]})}),
-        RecordDict({"parcel": ConfigRecord({"index": "[" * 10**5, "data": [b""]})}),
-        RecordDict({"parcel": ConfigRecord({"index": "{}", "data": [1]})}),
-        changed(records=[]),
-        changed(records=[None] * 50),
-        changed(records=[99]),
-        changed(records=[-1]),
-        changed(records=[True]),
-        changed(records=[[0, [1.0, 2.0]]]),
-        changed(layouts=[[["w", "float32", [2.0], "numpy.ndarray"]]]),
-        changed(layouts=[[["w", 3, [2], "numpy.ndarray"]]]),
-        changed(layouts=[[1, 2]]),
+        RecordDict({"parcel": ConfigRecord({"letters": "{", "records": [b""]})}),
+        RecordDict(
+            {"parcel": ConfigRecord({"letters": "[" * 10**5, "records": [b""]})}
+        ),
+        RecordDict({"parcel": ConfigRecord({"letters": "{}", "records": [1]})}),
+        RecordDict({"parcel": ConfigRecord({"letters": "[]"})}),
+        changed(records=[b"no protobuf"]),
+        changed(records=[b""]),
+        changed(records=["text"]),
+        changed(records=[1.0]),
         changed(letters=[["0", "train", "", {}, None]]),
         changed(letters=[[True, "train", "", {}, None]]),
         changed(letters=[[0, "train", "", {"a": 99}, None]]),

@@ -27,10 +27,11 @@ from flower_fgl.protocols.base import (
     check_size,
     find_record,
 )
+from flower_fgl.runs.writer import RunWriter
 from flower_fgl.strategies.rounds.loop_state import LoopState, note_replies
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
 
-__all__ = ["SILENT", "Exchange", "KeyStore", "Messenger", "Recorder", "Upload"]
+__all__ = ["SILENT", "Exchange", "KeyStore", "Messenger", "Upload"]
 __all__ += ["dead_worker", "pull", "send_receive"]
 
 log = logging.getLogger(__name__)
@@ -80,22 +81,6 @@ class KeyStore(Protocol):
         """Store the new key of a client that reconnected."""
 
 
-class Recorder(Protocol):
-    """The writer of the run folder, as a strategy uses it."""
-
-    def describe_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client before round 1."""
-
-    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client."""
-
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the line of a round."""
-
-    def append_release(self, row: Mapping[str, Any]) -> None:
-        """Add the line of an exchange that asks for noisy uploads."""
-
-
 @dataclass(frozen=True)
 class Upload:
     """A checked upload of one client, and its weight by the setting ``weight-by``."""
@@ -127,7 +112,7 @@ class Messenger:
     grid: Grid
 
     def __init__(
-        self, config: RunConfig, loop: LoopState, recorder: Recorder | None = None
+        self, config: RunConfig, loop: LoopState, recorder: RunWriter | None = None
     ) -> None:
         self.config = config
         self.loop = loop
