@@ -50,8 +50,7 @@ def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | Non
 def differing_recipes(own: str, agreed: str) -> str:
     """Describe that a graph was prepared in another way than those of others, else empty.
 
-    Both arguments are hashes of recipe and vocabulary, see ``flower-fgl prepare``; empty
-    for a graph that was made in another way, which is not compared.
+    Both arguments are hashes of recipe and vocabulary; an empty one is not compared.
     """
     if not own or not agreed or own == agreed:
         return ""

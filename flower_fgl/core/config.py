@@ -143,12 +143,10 @@ class RunConfig(GeneralSettings, Generic[S]):
         schema: Schema | None = None,
         num_nodes: int = 0,
     ) -> str:
-        """Return direction and width of the messages of a backbone, or its schema.
+        """Return direction and width of the messages of a backbone, or its schema, as text.
 
-        The constructor of :class:`flower_fgl.nn.Backbone` reads them. Empty for a
-        backbone that reads undirected edges without features. ``schema`` is that of a
-        typed graph, and ``num_nodes`` counts the nodes that have a learned vector with
-        ``node-embedding``.
+        Empty for a backbone that reads undirected edges without features. ``num_nodes``
+        counts the nodes that have a learned vector with ``node-embedding``.
         """
         if schema is not None:
             number = num_nodes if self.node_embedding else 0

@@ -121,8 +121,8 @@ def adopt(rows: Mapping[str, Mapping[str, Any]]) -> None:
 def register_row(kind: Kind, name: str, row: Any, own: Mapping[str, Any]) -> None:
     """Add a row to a table of this process, or replace one that was added before.
 
-    Raises a ConfigError if the name is malformed, or taken by this package, whose rows
-    are ``own``, or by an installed one.
+    The name must be well-formed and free: no row of this package (``own``) or an
+    installed one.
     """
     check_name(kind, name)
     taken = OURS if name in own else owner_of(kind, name)

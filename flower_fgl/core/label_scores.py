@@ -187,9 +187,8 @@ def score_positive_class(
 ) -> dict[str, Scores]:
     """Add AUPRC, Precision@K, and scores at the threshold that is best on validation.
 
-    ``scores`` and the result are by column; ``items`` hold the logits (n, C) and classes
-    (n,) of each column that has any items, without unknown classes. The threshold is
-    chosen on the column ``val`` and never scored there.
+    ``items`` hold the logits (n, C) and known classes (n,) of each column that has any.
+    The threshold is chosen on the column ``val`` and never scored there.
     """
     columns = {
         name: (logits.to(torch.float64).softmax(dim=-1)[:, positive], y == positive)

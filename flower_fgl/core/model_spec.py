@@ -77,12 +77,7 @@ def split_models(models: str) -> list[str]:
 
 
 def read_model(text: str) -> ModelName:
-    """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``, e.g. ``gcn:3x512``.
-
-    Raises a ConfigError if the name is unknown, a size is malformed, too large or given
-    twice, the backbone has no separate propagation steps, or its classifier is always
-    linear.
-    """
+    """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``, e.g. ``gcn:3x512``."""
     name, *parts = text.split(":")
     if name not in BACKBONES and name not in known_names("backbones"):
         names = {*BACKBONES, *known_names("backbones")}

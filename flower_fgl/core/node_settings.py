@@ -249,12 +249,7 @@ def floors_in_force(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
-    """Parse and check Flower's ``context.node_config``.
-
-    Raises a RunError for an unknown key or setting, with the nearest known one, a value
-    of a wrong type or out of range, a path that is relative or holds a control character,
-    or ``max-releases`` or ``fixed-roster`` without what it needs.
-    """
+    """Parse and check Flower's ``context.node_config``; a RunError says what is wrong."""
     for key in values:
         if key not in KEYS:
             raise RunError(
@@ -328,8 +323,7 @@ def broken_floors(
     """Say which effective settings of a run are weaker than the floors of a data owner.
 
     A method that uploads nothing has no uploads to protect, and only a run that predicts
-    numbers sends statistics of targets. Raises a RunError if the node config lists a
-    method that is not in ``known_methods``.
+    numbers sends statistics of targets.
     """
     _require_known("methods", node.methods, known_methods)
     found = []

@@ -193,8 +193,7 @@ def drop_removed(
 ) -> dict[str, Any]:
     """Leave out the former settings of a settings class, which earlier run folders hold.
 
-    ``prefix`` is the table's name for messages. Raises a ConfigError if a removed key has
-    another value than its fixed one.
+    A ConfigError says that one has another value than its fixed one.
     """
     removed = removed_settings(cls)
     for key, fixed in removed.items():

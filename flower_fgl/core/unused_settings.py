@@ -226,8 +226,7 @@ def reject_unused_settings(
 ) -> None:
     """Reject a setting that the user gave and that has no effect in any of the runs.
 
-    ``where`` is the file of the settings, with which the message begins. Former settings,
-    which a file of an earlier version may hold, are accepted there.
+    ``where`` names the file of the settings, which may hold former ones.
     """
     for key in keys:
         if reason := _why_unused(key, configs):

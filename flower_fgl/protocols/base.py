@@ -510,7 +510,10 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
     """
     if len(metrics) > MAX_METRICS:
         raise PayloadError(f"{len(metrics)} metrics, expected at most {MAX_METRICS}")
-    found = ReplyMetrics({}, {}, {}, _read_worker(metrics.get("worker", 0)))
+    worker = metrics.get("worker", 0)
+    if not isinstance(worker, int) or worker < 0:
+        raise PayloadError(f'"worker" must be the number of a process, got {worker!r}.')
+    found = ReplyMetrics({}, {}, {}, worker)
     places = _metric_places(tuple(metrics.keys()))
     for parts, (key, value) in zip(places, metrics.items(), strict=True):
         if len(parts) == 3:
@@ -546,13 +549,6 @@ def _metric_places(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
             raise PayloadError(f'unexpected metric "{key}"')
         places.append(parts)
     return tuple(places)
-
-
-def _read_worker(value: object) -> int:
-    """Read the number of the process that handled a message."""
-    if not isinstance(value, int) or value < 0:
-        raise PayloadError(f'"worker" must be the number of a process, got {value!r}.')
-    return value
 
 
 def _read_number(key: str, value: object) -> float:

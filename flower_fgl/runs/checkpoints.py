@@ -248,10 +248,9 @@ class Checkpoints:
         snapshot: Snapshot,
         clients: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write a checkpoint, then delete those that are no longer needed.
+        """Write a checkpoint while no client trains, then delete those no longer needed.
 
-        No client may be training. ``clients`` are the descriptions that they sent. Raises
-        a RunError if it cannot be written; earlier ones are kept.
+        Raises a RunError if it cannot be written; earlier ones are kept.
         """
         scratch = self.folder / f".round-{server_round:06d}.tmp"
         target = self.folder / f"round-{server_round:06d}"

@@ -82,8 +82,7 @@ def version_label(environment: Mapping[str, Any]) -> str:
 def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Name the versions with which the runs of one comparison were made, if several.
 
-    ``environments`` holds what each run recorded, by its name. Ray's version, which only
-    some engines use, is not compared.
+    Ray's version, which only some engines use, is not compared.
     """
     seen: dict[str, list[str]] = {}
     for name, environment in environments.items():

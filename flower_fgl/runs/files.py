@@ -187,8 +187,7 @@ def tell_apart(
 ) -> list[str]:
     """Name runs by method and by the settings that differ among runs of that method.
 
-    ``configs`` are the flat settings of each run without irrelevant ones; those in
-    ``but`` are not part of a name. A name is e.g. ``adpfedgnn · rl=false``.
+    E.g. ``adpfedgnn · rl=false``; settings in ``but`` are not part of a name.
     """
     names = []
     for config in configs:

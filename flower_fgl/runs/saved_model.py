@@ -53,11 +53,7 @@ class SavedModel:
 
 
 def load_model(folder: Path) -> SavedModel:
-    """Load the network of a model file, or of the folder that holds it.
-
-    Raises a RunError if there is none, or its weights do not match the network that it
-    describes.
-    """
+    """Load the network of a model file, or of its folder, or raise a RunError."""
     folder = folder.parent if folder.name == MODEL else folder
     folder = Path(os.path.expanduser(folder))
     if not folder.is_dir():

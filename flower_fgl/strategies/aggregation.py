@@ -71,8 +71,8 @@ def robust_mean(
     """Combine model states by the setting ``aggregation``, other than ``mean``.
 
     Only ``norm-clip`` uses ``weights``: the other rules give each client one vote.
-    ``reference`` holds the weights that the clients started from. Returns the combined
-    state, and numbers for the log of the round.
+    Returns the state, and numbers for the log. ``reference`` has the weights before the
+    round.
     """
     if config.aggregation == "median":
         return robust_means.median(states), {}

@@ -18,6 +18,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
 from flower_fgl.protocols.base import write_tensors
+from flower_fgl.protocols.exchanges import SCALE, AgreedScale
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.strategies.federation import client_lines, describe_model
 from flower_fgl.strategies.hooks import ServerHooks
@@ -26,7 +27,6 @@ from flower_fgl.strategies.rounds.checkpointing import (
     clients_to_await,
     pack_run,
     resume_run,
-    stored_scale,
 )
 from flower_fgl.strategies.rounds.discovery import discover
 from flower_fgl.strategies.rounds.exchanges import agree_on_scale
@@ -320,7 +320,8 @@ class FglStrategy(ServerHooks):
     def _agree_on_scale(self) -> None:
         """Agree on the scale of the numbers, unless the run resumes with the former one."""
         if self.checkpoints is not None and self.checkpoints.resumed is not None:
-            scale = stored_scale(self.checkpoints.resumed)
+            stored = self.checkpoints.resumed.snapshot.part("loop").tree().get(SCALE)
+            scale = stored and AgreedScale(tuple(stored["mean"]), tuple(stored["std"]))
             self.federation = replace(self.federation, scale=scale)
         elif self.config.target_scale == "shared":
             with self.phase("targets", 0, min_replies=0):

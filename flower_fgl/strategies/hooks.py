@@ -434,8 +434,8 @@ class ServerHooks(Strategy):
     def check_upload(self, upload: Payload, partition_id: int | None = None) -> None:
         """Refuse an upload that exceeds ``upload-clip``, if that is set, and its noise.
 
-        ``partition_id`` is the client, if its upload was clipped around its download of
-        this round; by default it was clipped around zero.
+        It was clipped around the download of client ``partition_id``, by default around
+        zero.
         """
         config = self.config
         if config.upload_clip:

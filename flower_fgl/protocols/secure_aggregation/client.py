@@ -103,8 +103,7 @@ class Member:
         """Draw the secrets of the round and split them into shares.
 
         The keys that encrypt the shares depend on the whole roster: a client that was
-        sent another roster can decrypt none of them. A PayloadError refuses the round or
-        the roster.
+        sent another roster can decrypt none of them.
         """
         ids = self._listed(roster.ids, "roster")
         if len(ids) < MIN_SECURE_CLIENTS:
@@ -175,14 +174,9 @@ class Member:
     ) -> MaskedUpload:
         """Decrypt the other clients' shares, encode the summands and mask them.
 
-        ``noise`` is the client's share of the noise with ``upload-noise-model =
-        "distributed"``. ``download`` is the hash, of 32 bytes, of the download, which all
-        clients must have received alike. ``origin`` is the hash of what the upload
-        depends on, by which the history finds equal uploads; by default ``download``.
-
-        Raises a PayloadError if the message is not due, the peers or their shares are
-        wrong, an equal download was summed under another roster, or a summand cannot be
-        encoded.
+        ``download`` is the hash, of 32 bytes, of the download, which all clients must
+        have received alike. ``origin`` is the hash of what the upload depends on, by
+        which the history finds equal uploads; by default ``download``.
         """
         self._expect("seed", server_round)
         sampled = self.memory["ids"].tolist()
@@ -245,9 +239,8 @@ class Member:
         """Confirm to each client in the sum what this client has seen in the round.
 
         That is the run, the round, the roster, the threshold, the peers with their mask
-        keys, the download, the noise and the clients in the sum. A PayloadError refuses a
-        second request, other survivors than peers, and an equal download summed over
-        other clients.
+        keys, the download, the noise and the clients in the sum. Each round is confirmed
+        once.
         """
         self._expect("held", server_round)
         ids = self.memory["peers"].tolist()
@@ -274,8 +267,8 @@ class Member:
     def reveal(self, server_round: int, confirmations: Confirmations) -> Reveal:
         """Return one share per client to the server, never both shares of a client.
 
-        A PayloadError refuses unless at least the threshold of clients in the sum, this one
-        included, have seen the same as this client. All shares are deleted with the reply.
+        At least the threshold of clients in the sum, this one included, must have seen
+        the same. All shares are deleted with the reply.
         """
         self._expect("held", server_round)
         if "survivors" not in self.memory:

@@ -106,10 +106,7 @@ def _statement(key: bytes, run_id: int, partition_id: int) -> bytes:
 
 
 def load_identity(path: Path) -> Identity:
-    """Read a private identity key; create the file with mode 0600 if it is missing.
-
-    It is an unencrypted PKCS #8 key in PEM form. A RunError says what is wrong with it.
-    """
+    """Read a private identity key, PKCS #8 in PEM; create it with mode 0600 if missing."""
     if not path.is_absolute():
         raise RunError(f"identity must be an absolute path, got {str(path)!r}.")
     try:

@@ -147,8 +147,8 @@ class KeyAgreement:
     def key(self, public: bytes, purpose: str, first: int, second: int) -> bytes:
         """Return the key, 32 bytes, that is shared with the client of a public key.
 
-        ``first`` and ``second`` are the partition-ids of the pair, in the same order on
-        both sides. An invalid public key raises a PayloadError.
+        ``first`` and ``second`` are the pair's partition-ids, in the same order on both
+        sides.
         """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))

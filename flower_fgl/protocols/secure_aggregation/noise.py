@@ -231,10 +231,6 @@ def add_noise_share(
 
     The summands include the check entry. ``clients`` and ``threshold`` are the largest
     and smallest number of vectors in a sum.
-
-    Raises a PayloadError if a number is not finite, or is so large that the sum with
-    its noise could wrap around; if the clipping norm is below a step; or if the noise
-    does not fit.
     """
     width = share_width(
         share.clip, share.noise, fraction_bits=fraction_bits, threshold=threshold
@@ -272,15 +268,10 @@ def clip_steps(change: Integers, bound: Fraction) -> Integers:
     factor = 1.0
     clipped = change
     while True:
-        norm = _square_norm(clipped)
+        listed = clipped.tolist()
+        norm = sum(map(operator.mul, listed, listed))  # exact
         if norm <= bound**2:
             return clipped
         # a little less, for the rounding of the product
         factor *= float(bound) / math.sqrt(norm) * (1 - 2.0**-40)
         clipped = np.trunc(change * factor).astype(np.int64)
-
-
-def _square_norm(values: Integers) -> int:
-    """Return the exact sum of squares."""
-    listed = values.tolist()
-    return sum(map(operator.mul, listed, listed))

@@ -54,10 +54,9 @@ def encode(
 ) -> Vector:
     """Encode real tensors in fixed point as one vector, sorted by name.
 
-    Numbers are rounded to the nearest multiple of 2^-f, f = ``fraction_bits``, and never
-    clipped. ``summands`` is the largest number of vectors in a sum; each may still grow
-    by ``headroom`` steps afterwards, for example by noise. A PayloadError refuses numbers
-    that are not finite, or so large that the sum could wrap around.
+    Numbers are rounded to multiples of 2^-f, f = ``fraction_bits``, and never clipped.
+    Each of at most ``summands`` vectors in a sum may grow by ``headroom`` steps
+    afterwards.
     """
     limit = largest_steps(summands) - headroom
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)
@@ -84,8 +83,8 @@ def encode(
 def decode(total: Vector, shapes: Shapes, *, fraction_bits: int) -> dict[str, Tensor]:
     """Decode a sum of encoded vectors modulo 2^64 into float64 tensors of the given shapes.
 
-    They differ from the sum of the n original numbers by at most n/2 steps, plus the
-    rounding of float64 for sums above 2^53 steps.
+    They are exact but for the rounding of each number, n/2 steps, and of sums above 2^53
+    steps.
     """
     if total.shape != (num_entries(shapes),):
         raise ValueError(

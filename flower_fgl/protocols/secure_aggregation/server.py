@@ -122,11 +122,7 @@ class SecureRound:
     def total(
         self, vectors: Mapping[int, Vector], shapes: Shapes, *, fraction_bits: int
     ) -> dict[str, Tensor]:
-        """Sum the survivors' masked vectors, remove the masks, and return float64 sums.
-
-        Raises a PayloadError if too few shares arrived, a reconstructed secret does not
-        match its digest or public key, or the masks did not cancel.
-        """
+        """Sum the survivors' masked vectors, remove the masks, and return float64 sums."""
         total = np.zeros(len(next(iter(vectors.values()))), dtype=np.uint64)
         for pid in self._in_sum:
             total += vectors[pid]

@@ -14,14 +14,13 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, one_line
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
-from flower_fgl.protocols.exchanges import SCALE, AgreedScale
+from flower_fgl.protocols.exchanges import SCALE
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.loop_state import LoopState, Silence
 from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
 
 __all__ = ["client_descriptions", "clients_to_await", "pack_run", "resume_run"]
-__all__ += ["stored_scale"]
 
 log = logging.getLogger(__name__)
 KEPT = ("trained", "failed_in_a_row", "owes_scores", "any_scored", "silent")
@@ -60,12 +59,6 @@ def clients_to_await(
     return clients
 
 
-def stored_scale(checkpoint: Checkpoint) -> AgreedScale | None:
-    """Return the scale of the numbers that the clients of a run agreed on, if any."""
-    about = checkpoint.snapshot.part("loop").tree().get(SCALE)
-    return about and AgreedScale(tuple(about["mean"]), tuple(about["std"]))
-
-
 def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
     """Collect what the following rounds depend on, with the method's own state."""
     values: dict[str, Any] = {name: getattr(loop, name) for name in KEPT}
@@ -86,11 +79,10 @@ def resume_run(
     *,
     restores_states: bool,
 ) -> None:
-    """Restore a prepared strategy as it was after the checkpoint's round.
+    """Restore a prepared strategy as it was after the checkpoint's round, or raise RunError.
 
     ``result`` receives the metrics of the earlier rounds. ``restores_states`` says that
-    the engine has already restored the clients' states. A RunError says that the clients
-    are not those of the checkpoint, or its state does not fit.
+    the engine has already restored the clients' states.
     """
     loop = messenger.loop
     _check_clients(loop.federation, checkpoint)

@@ -157,14 +157,10 @@ class _Survey:
 def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
     """Wait until all expected clients are connected and have described themselves.
 
-    A node that answers with an error or a malformed description is rejected. A node that
-    sends no answer is asked again. After ``join-timeout`` it suffices that
-    ``min-clients`` nodes can take part; if ``min-clients`` is unset, all expected nodes
-    must have answered. Else a RunError is raised.
-
+    A node that answers with an error or a malformed description is rejected, one that
+    sends no answer is asked again. After ``join-timeout``, ``min-clients`` nodes suffice.
     Returns the descriptions by node id, at least one; the rejected nodes; and the ids of
-    those that need not be asked again. With ``min-clients`` these are not the lost ones,
-    which may join later.
+    those that need not be asked again: with ``min-clients`` lost ones may join later.
 
     Notes
     -----
@@ -311,12 +307,10 @@ MOST_NAMES = 20
 def discover(
     grid: Grid, config: RunConfig, before: Mapping[int, Description] | None = None
 ) -> Federation:
-    """Wait for the clients, request their descriptions, and check them.
+    """Wait for the clients, or for those of an interrupted run ``before``, and check them.
 
-    ``before`` holds the clients of an interrupted run by partition-id: the function waits
-    for these, and they keep their partition-ids. A client that differs from most others
-    in what all must share is left out with a warning: one client must not end the run. A
-    RunError says that too few nodes connect, take part or train, or no majority decides.
+    A client that differs from most others in what all must share is left out with a
+    warning: one client must not end the run.
     """
     if before:
         described, refused, queried = wait_for_known_clients(grid, config, before)

@@ -89,8 +89,7 @@ def calibrate(
 ) -> Calibration:
     """Sum over the validation items of all clients, and calibrate the aggregated model.
 
-    A client whose reply is malformed or missing does not count; with secure aggregation
-    all must reply, else a PayloadError is raised.
+    With secure aggregation all clients must reply.
     """
     config, federation = messenger.config, messenger.loop.federation
     shapes = (

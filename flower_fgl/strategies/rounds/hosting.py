@@ -67,8 +67,7 @@ class HostedGrid(Grid):
     def get_node_ids(self) -> list[int]:
         """Return the IDs of the clients of all nodes that have said how many they host.
 
-        New nodes are asked; their answers are read in a later call. A node that refuses
-        has one ID, whose messages are answered by its error.
+        New nodes are asked; their answers are read in a later call.
         """
         present = list(self.carrier.get_node_ids())
         self._read_answers()

@@ -45,8 +45,7 @@ def note_replies(
 ) -> None:
     """Note which clients were silent in an exchange; a reply ends the silence.
 
-    ``silent`` is changed in place. Several exchanges of one round count once. ``kind``
-    says what its keys identify.
+    Several exchanges of one round count once.
     """
     for key in sorted(asked):
         before = silent.get(key)

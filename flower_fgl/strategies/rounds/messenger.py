@@ -138,10 +138,10 @@ class Messenger:
         settings: Mapping[int, ConfigRecord] | ConfigRecord,
         server_round: int,
     ) -> list[Message]:
-        """Build one message per client; ``contents`` by partition-id is completed in place.
+        """Build one message per client, and complete its ``contents`` in place.
 
-        ``message_type`` is Flower's, with the action of a query. ``settings`` is the
-        record ``config``, one for all messages or one per partition-id.
+        ``settings`` is the record ``config``, one for all messages or one per partition-
+        id.
         """
         federation = self.loop.federation
         messages: list[Message] = []
@@ -383,7 +383,10 @@ def send_receive(
                     is_silent = error_code in SILENT
                     failures.append(Failure(pid, _last_line(reason), is_silent))
                     continue
-                _check_reply(reply, messages[pid], max_mb)
+                sender = reply.metadata.src_node_id
+                if sender != messages[pid].metadata.dst_node_id:
+                    raise PayloadError(f"node {sender} sent the reply")
+                check_size(reply.content, max_mb)
             except Exception as error:
                 failures.append(Failure.of(pid, error))
             else:
@@ -435,13 +438,6 @@ def pull(grid: Grid, ids: Sequence[str]) -> tuple[list[Message], dict[str, str]]
                 f"Flower cannot decode the reply: {one_line(repr(error), 200)}"
             )
     return got, broken
-
-
-def _check_reply(reply: Message, sent: Message, max_mb: float) -> None:
-    """Raise an error for a foreign sender or a message too large."""
-    if reply.metadata.src_node_id != sent.metadata.dst_node_id:
-        raise PayloadError(f"node {reply.metadata.src_node_id} sent the reply")
-    check_size(reply.content, max_mb)
 
 
 def _last_line(reason: str | None) -> str:

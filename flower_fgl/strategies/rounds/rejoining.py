@@ -157,10 +157,9 @@ class LateJoiners:
     def poll(
         self, messenger: Messenger, present: Collection[int], server_round: int
     ) -> None:
-        """Request the descriptions of new nodes; reconnect, admit or reject these.
+        """Reconnect, admit or reject the new ones of the connected nodes before a round.
 
-        ``present`` has the ids of all connected nodes, and ``server_round`` is the next
-        round. The failures of the last round show which clients are lost.
+        The failures of the last round show which clients are lost.
         """
         loop = messenger.loop
         self.refused &= set(present)

@@ -19,10 +19,9 @@ __all__ += ["match_known_client", "number_owners", "without_own_name"]
 
 
 def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
-    """Assign a partition-id to every data owner, given and returned by Flower's node id.
+    """Assign a partition-id to every data owner, by Flower's node id.
 
-    A data owner keeps the partition-id of its description; the others get the lowest free
-    ones, in order of name. None may be :func:`without_own_name`.
+    An owner keeps that of its description; the others get the lowest free ones by name.
     """
     numbers = {
         node: d.partition_id
@@ -128,10 +127,10 @@ def differing_features(candidate: Description, agreed: Description) -> str:
 def in_agreed_order(
     description: Description, target: Target, feature_names: tuple[str, ...] = ()
 ) -> Description:
-    """Rewrite a description with the agreed target, and in the order of d features.
+    """Rewrite a description with the agreed target, and features in the agreed order.
 
     The counts become C, 0 for classes that the owner does not have, and stay empty if it
-    shares none. ``feature_names`` are empty if the names are not shared.
+    shares none.
     """
     own = dict(zip(description.class_names, description.class_counts, strict=False))
     counts = tuple(own.get(name, 0) for name in target.names) if own else ()
@@ -154,10 +153,9 @@ def match_known_client(
 ) -> tuple[int, Description] | str | None:
     """Find the client of the run that a connecting node is, ``None`` for an unknown node.
 
-    Returns its partition-id and its description in the agreed class order; or the reason
-    for a rejection: the node identifies itself as a client but holds another graph. A
-    data owner is matched by name and graph: its partition-id may differ from the one in
-    its node config if it joined late.
+    Returns its partition-id and its description in the agreed class order, or why it is
+    rejected. A data owner is matched by name and graph: its partition-id may differ from
+    the one in its node config if it joined late.
     """
     same = [
         pid

@@ -127,11 +127,7 @@ class SecureExchanges:
         return read_payload(MaskedUpload, content, number, beside=[METRICS])
 
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
-        """Let the survivors confirm the sum, collect their shares, remove the masks.
-
-        Returns the sum of each summand, in float64. A PayloadError says that too few
-        clients remain, or the masks do not cancel.
-        """
+        """Let the survivors confirm the sum, collect their shares, remove the masks."""
         current, self._round = self._round, None
         if current is None:
             raise PayloadError("No round of secure aggregation is open.")
@@ -172,8 +168,7 @@ class SecureExchanges:
         """Sum the replies to a query over all of its clients, with all exchanges.
 
         All clients get the same payload, and each replies with a masked vector of the
-        numbers of ``up``, once for each ``server_round``. The sums are float64. A
-        PayloadError says that a client is missing, or the masks do not cancel.
+        numbers of ``up``, once for each ``server_round``. All of them must reply.
         """
         keyless = sorted(set(payloads) - self._keys.keys())
         if keyless:
