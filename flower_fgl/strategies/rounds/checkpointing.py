@@ -23,7 +23,13 @@ from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
 __all__ = ["client_descriptions", "clients_to_await", "pack_run", "resume_run"]
 
 log = logging.getLogger(__name__)
-KEPT = ("trained", "failed_in_a_row", "owes_scores", "any_scored", "silent")
+KEPT: tuple[str, ...] = (
+    "trained",
+    "failed_in_a_row",
+    "owes_scores",
+    "any_scored",
+    "silent",
+)
 KEPT += ("best_score", "best_state", "best_round")
 """Entries of the loop's state that a checkpoint stores."""
 MAX_ROUND = 2**31
@@ -79,7 +85,7 @@ def resume_run(
     *,
     restores_states: bool,
 ) -> None:
-    """Restore a prepared strategy as it was after the checkpoint's round, or raise RunError.
+    """Restore a prepared strategy as it was after the round of a checkpoint.
 
     ``result`` receives the metrics of the earlier rounds. ``restores_states`` says that
     the engine has already restored the clients' states.
@@ -91,7 +97,7 @@ def resume_run(
         for name in KEPT:
             setattr(loop, name, values[name])
         loop.best_score = values["best_score"] and tuple(values["best_score"])
-        loop.silent = {pid: Silence(**one) for pid, one in loop.silent.items()}
+        loop.silent = {pid: Silence(**one) for pid, one in values["silent"].items()}
         for number, metrics in values["metrics"].items():
             result.train_metrics_clientapp[number] = MetricRecord(metrics)
         for number, scores in values["scores"].items():
