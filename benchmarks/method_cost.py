@@ -3,31 +3,23 @@
     python benchmarks/method_cost.py parts
     python benchmarks/method_cost.py rounds                      # all cases
     python benchmarks/method_cost.py rounds --cases fedlog "fedlog, scored" --turns 3
-    python benchmarks/method_cost.py against --old ../old-checkout --turns 2
 
 ``parts`` compares both forms of a computation in one process, alternately: FedLoG's pair
 layer, ADPFedGNN's mask selection, and few-shot rounds of pFedFSL and F²L
 with the whole graph. ``rounds`` measures rounds in the local engine with one
-thread. ``against`` measures this checkout and an older one in turn, each run in its own
-process: seconds of the start (before round 1) and of a round. All numbers are CPU seconds,
-of which other load on the machine changes less than of wall-clock seconds; the fastest of
-all repetitions counts.
+thread; ``benchmarks/commits.py`` compares those of two checkouts. All numbers are CPU
+seconds, of which other load on the machine changes less than of wall-clock seconds; the
+fastest of all repetitions counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -59,51 +51,12 @@ CASES: dict[str, dict[str, Any]] = {
     "fedpano": {"method": "fedpano", **FEW_SHOT},
 }
 NEVER = 10_000
-CORA: dict[str, Any] = {"dataset": "cora", "clients": 10}
-SMALL: dict[str, Any] = {"clients": 100, "synthetic": {"nodes": 5000}}
-AGAINST: dict[str, dict[str, Any]] = {
-    "opfgl, cora": {"method": "opfgl", **CORA},
-    "opfgl, 100 x 50, 500 steps": {
-        "method": "opfgl",
-        "local_epochs": 500,
-        "opfgl": {"server_steps": 500},
-        **SMALL,
-    },
-    "fedlog, cora, 20 prompt epochs": {
-        "method": "fedlog",
-        "rounds": 6,
-        "fedlog": {"prompt_epochs": 20},
-        **CORA,
-    },
-    "fedavg, cora": {"method": "fedavg", "rounds": 12, **CORA},
-    "fedavg, 100 x 50": {"method": "fedavg", "rounds": 12, **SMALL},
-}
-HERE = Path(__file__).resolve().parents[1]
-MEASURED = """
-import json, sys, tempfile, time
-from flower_fgl import simulate
-from flower_fgl.strategies.base import FglStrategy
-
-marks, run_round = [], FglStrategy.run_round
-
-def timed(self, *arguments, **options):
-    marks.append(time.process_time())
-    return run_round(self, *arguments, **options)
-
-FglStrategy.run_round = timed
-start = time.process_time()
-with tempfile.TemporaryDirectory() as folder:
-    simulate(**json.loads(sys.argv[1]), output_dir=folder, checkpoint_every=0)
-marks.append(time.process_time())
-print(json.dumps([b - a for a, b in zip([start, *marks], marks)]))
-"""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["parts", "rounds", "against"])
-    parser.add_argument("--cases", nargs="+", choices=[*CASES, *AGAINST])
-    parser.add_argument("--old", type=Path, help="another checkout")
+    parser.add_argument("what", choices=["parts", "rounds"])
+    parser.add_argument("--cases", nargs="+", choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=5, help="rounds per run")
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--turns", type=int, default=2)
@@ -233,38 +186,9 @@ def rounds(options: argparse.Namespace) -> Table:
     return table
 
 
-def in_checkout(checkout: Path, case: str) -> tuple[float, float]:
-    """Return the CPU seconds of the start, and the median of a round after the first."""
-    values = {"seed": 0, "threads": 1, **AGAINST[case]}
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, json.dumps(values)],
-        capture_output=True,
-        text=True,
-        cwd=checkout,
-        env=os.environ | {"PYTHONPATH": str(checkout.resolve())},
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    start, *seconds = json.loads(done.stdout.strip().splitlines()[-1])
-    return start, statistics.median(seconds[1:] or seconds)
-
-
-def against(options: argparse.Namespace) -> Table:
-    table = Table("case", "part", "old (s)", "now (s)", "ratio")
-    for case in options.cases or AGAINST:
-        found: dict[Path, list[tuple[float, float]]] = {options.old: [], HERE: []}
-        for _ in range(options.turns):
-            for checkout, rows in found.items():
-                rows.append(in_checkout(checkout, case))
-        for place, part in enumerate(("start", "round")):
-            old, now = (min(row[place] for row in rows) for rows in found.values())
-            table.add_row(case, part, f"{old:.3f}", f"{now:.3f}", f"{old / now:.2f}")
-    return table
-
-
 def main() -> None:
     options = arguments()
-    tables = {"parts": parts, "rounds": rounds, "against": against}
+    tables = {"parts": parts, "rounds": rounds}
     Console(width=110).print(tables[options.what](options))
 
 
