@@ -1,4 +1,4 @@
-"""Commands that read graphs: partition, export, check-graph and predict."""
+"""Commands that make and read graphs: prepare, partition, export, check-graph, predict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.node_settings import (
     NodeSettings,
     broken_floors,
@@ -38,8 +38,8 @@ from flower_fgl.core.unused_settings import (
 )
 from flower_fgl.methods import METHODS, parse_config
 
-__all__ = ["check_graph", "export", "identity", "partition", "predict"]
-__all__ += ["import_partition"]
+__all__ = ["check_graph", "export", "identity", "import_partition", "partition"]
+__all__ += ["predict", "prepare"]
 
 
 def partition(
@@ -308,3 +308,56 @@ def predict(
     )
     if prediction.calibrated:
         show(f"calibration: {prediction.calibrated}")
+
+
+def prepare(
+    recipe: Annotated[
+        Path,
+        typer.Argument(help="Recipe (TOML): what the columns mean.", dir_okay=False),
+    ],
+    tables: Annotated[
+        list[Path], typer.Argument(help="CSV, Parquet, GraphML or .npz files.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="New folder of CSV tables, or new .npz file, to write."),
+    ] = None,
+    propose: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a vocabulary from these tables instead, for all parties to share.",
+            dir_okay=False,
+        ),
+    ] = None,
+    no_labels: Annotated[
+        bool,
+        typer.Option(
+            "--no-labels", help="Prepare tables without labels, for flower-fgl predict."
+        ),
+    ] = False,
+) -> None:
+    """Make a graph file from an owner's tables.
+
+    The recipe declares each column: number, category, date, yes/no, id, label, time or
+    ignore. docs/prepare.md describes it, and examples/recipes has some.
+    """
+    if (output is None) == (propose is None):
+        raise ConfigError(
+            "Give either --output, a graph file to write, or --propose, a vocabulary to "
+            "write."
+        )
+    # loads torch: the arguments are checked first
+    from flower_fgl.datasets.tables.prepare import prepare_graph, propose_vocabulary
+
+    if propose is not None:
+        for line in propose_vocabulary(recipe, tables, propose):
+            show(line)
+        show(
+            f"{propose} holds the values of categories, and mean, standard deviation and "
+            "median of numbers. Read it before you send it to the other parties."
+        )
+    if output is not None:
+        for line in prepare_graph(recipe, tables, output, has_labels=not no_labels):
+            show(line)
+        then = "flower-fgl predict" if no_labels else f"flower-fgl check-graph {output}"
+        show(f"{output} is written. Next: {then}")

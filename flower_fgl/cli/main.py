@@ -23,15 +23,15 @@ from flower_fgl.cli import new as new_package
 from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
+    App,
     SettingPairs,
     console,
     given,
     make_table,
+    read_options,
     show,
 )
-from flower_fgl.cli.commands import App
-from flower_fgl.cli.prepare import prepare
-from flower_fgl.cli.value_lists import read_options
+from flower_fgl.cli.graph_commands import prepare
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.options import kebab

@@ -24,9 +24,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flower_fgl.cli.arguments import rows_table, show
+from flower_fgl.cli.arguments import Given, rows_table, show
 from flower_fgl.cli.progress import GridProgress, TimeLeft
-from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
@@ -40,7 +39,7 @@ from flower_fgl.lab.experiments.experiment_file import (
     read_experiment,
     with_clients,
 )
-from flower_fgl.lab.tables.unequal import unequal_settings
+from flower_fgl.lab.tables.compare import unequal_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import OnRound, flatten_config, in_folder_name
@@ -392,8 +391,8 @@ def _print_results(
 ) -> None:
     """Print the table and the partitions of a grid; write its report of ``every`` run."""
     # loads matplotlib, which a run does not need
-    from flower_fgl.lab.grid_table import results_table
     from flower_fgl.lab.report.page import write_report
+    from flower_fgl.lab.tabulate import results_table
 
     console.print(experiment.title or experiment.name, markup=False)
     console.print(rows_table(results_table(experiment, done)))

@@ -1,4 +1,4 @@
-"""Make the cells of a results table from run folders and their experiment files."""
+"""Make the cells of a results table from run folders, and the table of a grid."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tomli_w
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import AUTO
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import is_file, owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
@@ -22,16 +23,18 @@ from flower_fgl.lab.experiments.experiment_file import (
     with_clients,
 )
 from flower_fgl.lab.experiments.experiment_tables import standalone_text
-from flower_fgl.lab.grid_table import missing_classes
-from flower_fgl.lab.tables.cells import PLACE, Cell, make_cell
+from flower_fgl.lab.tables.cells import PLACE, Cell, describe_published, make_cell
 from flower_fgl.lab.tables.compare import PER_RUN, group_runs
+from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tables
 from flower_fgl.methods import drop_removed
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import number_scores
 from flower_fgl.runs.writer import writing
 
-__all__ = ["copy_experiment", "order_runs", "tabulate_runs"]
+__all__ = ["copy_experiment", "missing_classes", "order_runs", "results_table"]
+__all__ += ["tabulate_runs"]
 
 ANYWHERE = (PER_RUN - {"seed", "partition-seed"}) | {"device"}
 """Settings that may differ from those of the experiment file."""
@@ -308,3 +311,98 @@ def _unplanned_cells(
         for run in runs
         if run not in done
     ]
+
+
+def results_table(
+    experiment: Experiment, runs: Sequence[tuple[PlannedRun, RunFolder]]
+) -> list[list[dict[str, str]]]:
+    """Average the finished runs of a grid over its seeds or draws, by place and title.
+
+    If some runs lack a score, e.g. of an empty node set, the cell states how many have
+    it. Published values are left out if the runs used only part of the dataset.
+    """
+    replicate = "draws" if experiment.draws else "seeds"
+    labels = {planned.row: planned.label or planned.row for planned, _ in runs}
+    members: dict[str, list[RunFolder]] = {}
+    for planned, run in runs:
+        members.setdefault(planned.row, []).append(run)
+    scores = Scores(frame_of_runs(("", planned.row, run) for planned, run in runs))
+    titles = {"accuracy": "published", "macro_f1": "published macro-F1"}
+    titles |= {key: f"published {title}" for key, title in SETTING_COLUMNS.items()}
+    places: dict[object, list[dict[str, str]]] = {}
+    for name, found in members.items():
+        row = {"run": labels[name], replicate: str(len(found))}
+        for title, key in _columns(found):
+            if values := scores.values("", name, *key):
+                row[title] = found[0].scale_of(key[2]).show_mean(values)
+                if len(values) < len(found):
+                    row[title] += f" ({len(values)} of {len(found)})"
+        partial = missing_classes(found)
+        for score, title in titles.items():
+            by_row = experiment.published.get(score) or {}
+            if name in by_row:
+                own = describe_published(by_row[name])
+                row[title] = f"– ({partial})" if partial else own
+        places.setdefault(place_of(found[0]), []).append(row)
+    return list(places.values())
+
+
+def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]]:
+    """Return title, and model, node set and score, of the columns of a row."""
+    is_tuned = any(run.summary.get("finetuned") for run in runs)
+    best = "before" if is_tuned else "own"
+    found = {column for run in runs for column in run.best or {}}
+    if runs[0].target:
+        main = runs[0].owner_metric()
+        scores = number_scores(runs[0].target)
+        keys = [(best, "val", main), *((best, "test", name) for name in scores)]
+        keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
+        keys += [("global", "test", main)]
+        keys += [("own", "test", main)] if is_tuned else []
+        words = {"global": "global ", "own": "fine-tuned " if is_tuned else ""}
+        return [
+            (
+                f"{words.get(model, '')}{SETTING_COLUMNS.get(column, column)} "
+                f"{runs[0].scale_of(name).title}",
+                (model, column, name),
+            )
+            for model, column, name in keys
+        ]
+    own = [
+        (title, (best, column, "accuracy"))
+        for column, title in SETTING_COLUMNS.items()
+        if column in found
+    ]
+    if "test_masked" in found:  # few-shot; FedPANO reports plain means over clients
+        own += [
+            ("mean of clients", (best, "test", "mean_accuracy")),
+            ("mean, own classes", (best, "test_masked", "mean_accuracy")),
+        ]
+    shown = [
+        ("val acc.", (best, "val", "accuracy")),
+        ("test acc.", (best, "test", "accuracy")),
+        ("test macro-F1", (best, "test", "macro_f1")),
+        *((f"test {t}", (best, "test", extra)) for extra, t in EXTRA_SCORES.items()),
+        *own,
+        ("global test acc.", ("global", "test", "accuracy")),
+        *((f"global {title}", ("global", *key[1:])) for title, key in own),
+    ]
+    if is_tuned:
+        shown += [
+            ("fine-tuned test acc.", ("own", "test", "accuracy")),
+            ("fine-tuned test macro-F1", ("own", "test", "macro_f1")),
+        ]
+    return shown
+
+
+def missing_classes(runs: Sequence[RunFolder]) -> str:
+    """State how many classes of the dataset the runs have; empty if all of them."""
+    from flower_fgl.datasets.sources.registry import SOURCES
+
+    for run in runs:
+        source = SOURCES.get(str(run.summary.get("dataset")))
+        names = run.summary.get("class_names")
+        total = getattr(source and source.statistics, "classes", None)
+        if names and total and len(names) < total:
+            return f"{len(names)} of {total} classes"
+    return ""

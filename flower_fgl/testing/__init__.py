@@ -20,16 +20,16 @@ except ModuleNotFoundError as error:
 
 # Failed assertions then show their values, as those of test modules do.
 pytest.register_assert_rewrite(
-    *(
-        f"flower_fgl.testing.{name}"
-        for name in ("case", "exchanges", "ray", "runs", "stage", "wire")
-    )
+    *(f"flower_fgl.testing.{name}" for name in ("case", "exchanges", "runs", "wire"))
 )
 
 from flower_fgl.testing.case import SMALL, Contract, MethodCase, comparable  # noqa: E402
 from flower_fgl.testing.exchanges import ExchangeContract  # noqa: E402
-from flower_fgl.testing.ray import RayContract  # noqa: E402
-from flower_fgl.testing.runs import RunContract, SettingContract  # noqa: E402
+from flower_fgl.testing.runs import (  # noqa: E402
+    RayContract,
+    RunContract,
+    SettingContract,
+)
 from flower_fgl.testing.wire import WireContract  # noqa: E402
 
 __all__ = ["SMALL", "Contract", "ExchangeContract", "MethodCase", "MethodContract"]

@@ -13,7 +13,7 @@ from flower_fgl.protocols.base import write_tensors
 from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.testing.case import MethodCase, applies_to
-from flower_fgl.testing.stage import Stage, StageContract
+from flower_fgl.testing.exchanges import Stage, StageContract
 
 __all__ = ["GARBAGE", "PICKLES", "WireContract"]
 

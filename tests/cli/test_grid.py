@@ -21,9 +21,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flower_fgl import Run, register
+from flower_fgl.cli.arguments import read_options, read_values
 from flower_fgl.cli.main import app
 from flower_fgl.cli.progress import GridProgress, TimeLeft
-from flower_fgl.cli.value_lists import read_options, read_values
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.experiments import jobs as jobs_module

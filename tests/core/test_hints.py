@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flower_fgl.cli.arguments import read_values
 from flower_fgl.cli.main import app
-from flower_fgl.cli.value_lists import read_values
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.core.options import Scalar, load_toml, nearest

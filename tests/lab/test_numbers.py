@@ -15,10 +15,9 @@ from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab.cost_to_accuracy import cost_until
-from flower_fgl.lab.grid_table import _columns
 from flower_fgl.lab.plots import client_bars
+from flower_fgl.lab.report.groups import over_seeds
 from flower_fgl.lab.report.page import write_report
-from flower_fgl.lab.report.seeds import over_seeds
 from flower_fgl.lab.results import Run, RunSet, compare
 from flower_fgl.lab.tables.cells import Cell, make_cell
 from flower_fgl.lab.tables.per_owner import gains_per_owner
@@ -26,6 +25,8 @@ from flower_fgl.lab.tables.ranks import rank_rows
 from flower_fgl.lab.tables.results_table import ResultsTable
 from flower_fgl.lab.tables.statistics import paired_test
 from flower_fgl.lab.tables.table_formats import format_table
+from flower_fgl.lab.tabulate import _columns
+from flower_fgl.runs.score_scale import ScoreScale
 from tests.support.written_cells import write_run
 
 SOLUBILITY = {

@@ -26,15 +26,19 @@ from flower_fgl.lab import plots
 from flower_fgl.lab.plots.clients import client_spread
 from flower_fgl.lab.report import page as report
 from flower_fgl.lab.report.figures import draw_run
-from flower_fgl.lab.report.lines import has_one_objective, lines_of, looks_of
+from flower_fgl.lab.report.groups import (
+    find_sweeps,
+    has_one_objective,
+    lines_of,
+    looks_of,
+    over_seeds,
+)
 from flower_fgl.lab.report.page import (
     _read_settings,
     show_bytes,
     show_seconds,
     write_report,
 )
-from flower_fgl.lab.report.seeds import over_seeds
-from flower_fgl.lab.report.sweeps import find_sweeps
 from flower_fgl.lab.results import Run
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.summary import summarise

@@ -15,8 +15,8 @@ from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 from flower_fgl import METHODS
+from flower_fgl.cli.arguments import read_options
 from flower_fgl.cli.main import app
-from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.node_settings import read_node_config

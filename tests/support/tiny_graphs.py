@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flower_fgl.testing.tiny_graphs import NAME, write_tiny
+from flower_fgl.testing.case import NAME, write_tiny
 
 __all__ = ["NAME", "write_tiny"]

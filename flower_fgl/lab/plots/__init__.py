@@ -4,18 +4,20 @@ They use neither pyplot nor global state, so they work in any process or thread.
 """
 
 from flower_fgl.lab.plots.clients import (
+    Cloud,
     client_bars,
     client_spread,
     label_heat_map,
     mixture_heat_map,
+    node_clouds,
     reliability,
     stacked_bars,
 )
-from flower_fgl.lab.plots.clouds import Cloud, node_clouds
 from flower_fgl.lab.plots.rounds import (
     Curve,
     by_cost,
     by_round,
+    by_value,
     column_curves,
     convergence,
 )
@@ -29,7 +31,6 @@ from flower_fgl.lab.plots.style import (
     to_svg,
     variant_look,
 )
-from flower_fgl.lab.plots.sweeps import by_value
 from flower_fgl.lab.units import scale_bytes
 
 __all__ = [

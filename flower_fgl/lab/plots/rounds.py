@@ -1,9 +1,9 @@
-"""Curves by round and by cost."""
+"""Curves by round, by cost and by the value of a setting."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from flower_fgl.lab.plots.style import (
 )
 from flower_fgl.lab.units import scale_bytes
 
-__all__ = ["Curve", "by_cost", "by_round", "column_curves", "convergence"]
+__all__ = ["Curve", "by_cost", "by_round", "by_value", "column_curves", "convergence"]
 
 WIDE = 20
 """Ratio of the largest to the smallest total cost above which an axis is logarithmic."""
@@ -294,4 +294,51 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     if selected is not None:
         drawn[shown_names[-1]] = mark_selected(grid[0, 0], selected)
     legend_below(figure, drawn, columns)
+    return figure
+
+
+MARKERS = "os^D"
+"""Markers that distinguish lines of the same colour."""
+
+
+def by_value(
+    values: Sequence[float],
+    panels: Mapping[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]],
+    *,
+    xlabel: str,
+    plain: Collection[str] = (),
+    looks: Sequence[Mapping[str, Any]] = (),
+) -> Figure:
+    """Draw scores by the value of a setting, with error bars of one standard deviation.
+
+    Each panel has, by its title, the name of each line and its means and standard
+    deviations at the ascending ``values``. Panels with the titles ``plain`` are in
+    units, not percent.
+    """
+    names = [name for name, _, _ in next(iter(panels.values()))]
+    figure, grid, columns = panel_grid(len(panels), names, (2.5, 0.6))
+    lines = []
+    for panel, (title, scores) in zip(grid[0], panels.items(), strict=True):
+        dress(panel, xlabel=xlabel, title=title)
+        panel.set_xticks(range(len(values)), labels=[f"{value:g}" for value in values])
+        if title not in plain:
+            show_percent(panel.yaxis)
+        lines = [
+            panel.errorbar(
+                range(len(values)),
+                means,
+                yerr=deviations,
+                linewidth=1.6,
+                elinewidth=0.9,
+                capsize=2,
+                **{
+                    "marker": MARKERS[number // len(PALETTE) % len(MARKERS)],
+                    **(looks[number] if looks else look_of(number)),
+                    "markersize": 3.5,
+                    "markevery": 1,
+                },
+            ).lines[0]
+            for number, (_, means, deviations) in enumerate(scores)
+        ]
+    legend_below(figure, dict(zip(names, lines, strict=True)), columns)
     return figure

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab import plots
 from flower_fgl.lab.report import numbers
-from flower_fgl.lab.report.lines import Line, has_one_objective, looks_of
-from flower_fgl.lab.report.sweeps import Sweep
+from flower_fgl.lab.report.groups import Line, Sweep, has_one_objective, looks_of
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored

@@ -14,24 +14,16 @@ from statistics import fmean
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import ScoreScale, refuse_mixed_kinds
+from flower_fgl.core.options import Scalar, nearest
 from flower_fgl.lab.tables.cells import NO_RESULT
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config, in_folder_name, tell_apart
 from flower_fgl.runs.run import RunFolder
 
-__all__ = ["PER_RUN", "Comparisons", "common_metric", "common_scale", "compare_runs"]
-__all__ += ["group_runs"]
-__all__ += [
-    "main_metric",
-    "one_metric",
-    "paired_runs",
-    "place_name",
-    "select_runs",
-    "side_names",
-]
-__all__ += ["without_seed"]
+__all__ = ["COMPARED", "PER_RUN", "Comparisons", "common_metric", "common_scale"]
+__all__ += ["compare_runs", "finetuned_note", "group_runs", "main_metric", "one_metric"]
+__all__ += ["paired_runs", "place_name", "select_runs", "side_names"]
+__all__ += ["unequal_settings", "without_seed"]
 
 PER_RUN = NO_RESULT | {"threads"}
 """Settings that may differ between runs that are averaged over seeds."""
@@ -380,3 +372,65 @@ def one_metric(metrics: Iterable[str]) -> str:
     if len(found) == 1:
         return found.pop()
     return "nrmse" if "nrmse" in found else "accuracy"
+
+
+COMPARED = {
+    "backbone": ("model", "hidden-channels", "num-layers", "dropout"),
+    "optimizer": ("optimizer", "lr", "optimizer-state", "batch-size"),
+    "weight decay": ("weight-decay",),
+    "training": ("rounds", "local-epochs", "check-every", "patience"),
+    "evaluation": (
+        "evaluate",
+        "evaluate-every",
+        "eval-policy",
+        "final-local-epochs",
+        "absent-classes",
+    ),
+}
+"""General settings that a fair comparison shares, by subject. Methods may have other
+defaults of them."""
+
+
+def unequal_settings(
+    rows: Mapping[str, Mapping[str, Scalar]],
+    tuned: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Name the general settings in which rows of one comparison differ, one sentence each.
+
+    ``tuned`` holds the settings that a row chose on validation nodes, in which it is
+    not compared; nor is it in those of its name.
+    """
+    chosen = tuned or {}
+    out = []
+    for subject, keys in COMPARED.items():
+        for key in keys:
+            values: dict[str, list[str]] = {}
+            for name, settings in rows.items():
+                is_named = any(part.startswith(f"{key}=") for part in name.split(", "))
+                is_chosen = is_named or key in chosen.get(name, ())
+                if key in settings and not is_chosen:
+                    values.setdefault(_shown(settings[key]), []).append(name)
+            if len(values) > 1:
+                listed = ", ".join(
+                    f"{value} ({'; '.join(names)})" for value, names in values.items()
+                )
+                advice = f" (--set {key}={next(iter(values))} makes them equal)"
+                out.append(
+                    f"{subject}: {key} is {listed}{advice * (subject == 'backbone')}"
+                )
+    return out
+
+
+def finetuned_note(names: Iterable[str]) -> str:
+    """Say whose scores are taken after the last round."""
+    return (
+        f"Scores of {'; '.join(names)} are taken after the fine-tuning or second step "
+        "that follows the last round."
+    )
+
+
+def _shown(value: Scalar) -> str:
+    """Format a value; equal numbers have equal text."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value)

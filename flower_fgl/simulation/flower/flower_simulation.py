@@ -7,26 +7,24 @@ SuperLink, and can wait forever for a run that never starts.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil  # type: ignore[import-untyped]
 import tomli_w
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.simulation.flower.flower_run import (
-    FlowerRun,
-    LaunchResult,
-    StuckError,
-    Tick,
-)
-from flower_fgl.simulation.flower.superlink import FlowerHome, tail
+from flower_fgl.simulation.flower.superlink import CONNECTION, FlowerHome, tail
 from flower_fgl.simulation.resources import (
     check_client_gpus,
     fitting_workers,
@@ -34,7 +32,181 @@ from flower_fgl.simulation.resources import (
     require_cluster,
 )
 
-__all__ = ["LaunchResult", "launch", "sigterm_as_interrupt", "write_app_folder"]
+__all__ = ["FlowerRun", "LaunchResult", "StuckError", "launch", "sigterm_as_interrupt"]
+__all__ += ["write_app_folder"]
+
+Tick = Callable[[], None]
+T = TypeVar("T")
+
+TICK = 0.2
+"""Seconds between two calls of ``on_tick``."""
+_POLL = 0.05
+_START_TIMEOUT = 60.0
+_ANSWER_TIMEOUT = 30.0
+# Seconds after the end of the run's process. By then Flower knows the status of any run
+# that was not killed, and the log has ended, which Flower polls every 0.5 s.
+_STATUS_TIMEOUT = 3.0
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """Final status and end of the log of a run.
+
+    ``flower_status`` is ``finished:completed``, ``finished:failed`` or
+    ``finished:stopped``; ``failed`` if the SuperLink or the run's process was killed.
+    Flower reports ``finished:completed`` even if every client failed or the ServerApp
+    called ``sys.exit(3)``. ``log_tail`` holds the last 40 lines of the run's log, and the
+    ``reason`` of a failure.
+    """
+
+    run_id: int | None
+    flower_status: str
+    log_tail: str
+    reason: str = ""
+
+
+class StuckError(Exception):
+    """The SuperLink did not start the run; a new SuperLink may."""
+
+
+class FlowerRun:
+    """One run in an entered Flower home; ``on_tick`` is called while it waits."""
+
+    def __init__(self, flower: FlowerHome, log: Path, on_tick: Tick) -> None:
+        self._flower = flower
+        self._log = log
+        self._on_tick = on_tick
+        self._next_tick = 0.0
+
+    def follow(
+        self,
+        app_dir: Path,
+        run_config: Mapping[str, Scalar],
+        sizes: str,
+        pending_timeout: float,
+    ) -> LaunchResult:
+        """Submit the run, wait until it ends, and return its status.
+
+        ``sizes`` is the federation configuration in the format of ``flwr run``. Raises a
+        RunError if Flower rejects the run, and a StuckError if the SuperLink does not
+        start, or does not start the run within ``pending_timeout`` seconds.
+        """
+        is_up = self._until(
+            lambda: self._flower.is_ready or not self._flower.is_alive, _START_TIMEOUT
+        )
+        if not (is_up and self._flower.is_alive):
+            raise StuckError("the SuperLink did not start.")
+        run_id = self._submit(app_dir.resolve(), run_config, sizes)
+        stream = ["log", str(run_id), CONNECTION, "--stream"]
+        self._flower.ask(stream, self._log)
+        simulation = self._until_started(pending_timeout)
+        self._until_ended(simulation)
+        status, details = self._status(run_id, simulation)
+        last_lines = f"{tail(self._log)}\n{details}".strip()
+        if status != "finished:completed":
+            with self._log.open("a", encoding="utf-8") as log:
+                log.write(f"{details}\n{self._flower.crash_reports()}")
+        return LaunchResult(run_id, status, last_lines, details)
+
+    def _submit(
+        self, app_dir: Path, run_config: Mapping[str, Scalar], sizes: str
+    ) -> int:
+        """Submit the run; return its ID."""
+        command = ["run", str(app_dir), CONNECTION, "--format", "json"]
+        command += ["--federation-config", sizes]
+        if run_config:
+            overrides = self._flower.folder / "run-config.toml"
+            overrides.write_text(tomli_w.dumps(run_config), encoding="utf-8")
+            command += ["--run-config", str(overrides)]
+        answer = self._flwr(command)
+        if not answer.get("run-id"):
+            if not self._flower.is_alive:
+                raise StuckError("the SuperLink ended.")
+            message = str(answer.get("error-message", ""))
+            reason = message.partition("\n\n")[2].strip()  # after "Using SuperLink"
+            raise RunError(f"Flower rejected the run: {reason or message}")
+        return int(answer["run-id"])
+
+    def _until_started(self, timeout: float) -> psutil.Process:
+        """Wait until the SuperExec has started a process for the run."""
+
+        def check() -> psutil.Process | str | None:
+            if simulation := self._flower.find_simulation():
+                return simulation
+            superexec = self._flower.find_superexec()
+            if superexec is None or not _is_running(superexec):
+                return "its SuperExec, which starts runs, has ended."
+            return None
+
+        found = self._until(check, timeout)
+        if isinstance(found, psutil.Process):
+            return found
+        raise StuckError(found or f"it stayed pending for {timeout:g} seconds.")
+
+    def _until_ended(self, simulation: psutil.Process) -> None:
+        """Wait until the run and its log have ended."""
+
+        def is_over() -> bool:
+            return (
+                self._flower.answer() is not None  # the log ends with the run
+                or not self._flower.is_alive
+                or not _is_running(simulation)
+            )
+
+        self._until(is_over)
+        if not self._until(lambda: self._flower.answer() is not None, _STATUS_TIMEOUT):
+            self._flower.forget()
+
+    def _status(self, run_id: int, simulation: psutil.Process) -> tuple[str, str]:
+        """Return status and reason, from Flower or, if Flower has none, from processes."""
+        command = ["list", CONNECTION, "--run-id", str(run_id), "--format", "json"]
+        end = None
+        while self._flower.is_alive:
+            run = (self._flwr(command).get("runs") or [{}])[0]
+            if str(run.get("status")).startswith("finished"):
+                return str(run["status"]), str(run.get("status-details") or "")
+            if end is None and not _is_running(simulation):
+                end = time.monotonic() + _STATUS_TIMEOUT
+            if end is not None and time.monotonic() > end:
+                return "failed", "The run's process was killed before its end."
+            self._until(lambda: not self._flower.is_alive, 1.0)
+        return "failed", "The SuperLink was killed before the end of the run."
+
+    def _flwr(self, command: list[str]) -> dict[str, Any]:
+        """Run a ``flwr`` command and return its JSON answer."""
+        output = self._flower.folder / "answer.json"
+        self._flower.ask(command, output)
+        if not self._until(lambda: self._flower.answer() is not None, _ANSWER_TIMEOUT):
+            self._flower.forget()
+            return {"error-message": f"no answer in {_ANSWER_TIMEOUT:g} seconds."}
+        text = output.read_text(encoding="utf-8") if output.exists() else ""
+        with contextlib.suppress(ValueError):  # Flower may print notes around the JSON
+            answer, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
+            return dict(answer)
+        return {"error-message": text.strip() or "no message"}
+
+    def _until(
+        self, condition: Callable[[], T], timeout: float = float("inf")
+    ) -> T | None:
+        """Wait until a condition is true; return its value, or None after the timeout."""
+        end = time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            if now >= self._next_tick:
+                self._next_tick = now + TICK
+                self._on_tick()
+            if value := condition():
+                return value
+            if now >= end:
+                return None
+            time.sleep(_POLL)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def launch(

@@ -17,8 +17,8 @@ from flower_fgl.lab.experiments.experiment_file import (
 )
 from flower_fgl.lab.experiments.experiment_tables import read_tables
 from flower_fgl.lab.experiments.search_space import space_size
-from flower_fgl.lab.grid_table import results_table
 from flower_fgl.lab.results import Run
+from flower_fgl.lab.tabulate import results_table
 from flower_fgl.lab.tune.tuning import rows_to_tune
 from flower_fgl.methods import parse_config
 from flower_fgl.simulation.local import run_local

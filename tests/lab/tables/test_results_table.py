@@ -14,10 +14,10 @@ from scipy import stats
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.tables.cells import Cell
+from flower_fgl.lab.tables.compare import unequal_settings
 from flower_fgl.lab.tables.results_table import ResultsTable
 from flower_fgl.lab.tables.statistics import adjust_holm, paired_test
 from flower_fgl.lab.tables.table_formats import format_table
-from flower_fgl.lab.tables.unequal import unequal_settings
 from tests.support.written_cells import make_draw, make_row
 
 LOCAL = [0.70, 0.72, 0.69, 0.70, 0.71, 0.70]

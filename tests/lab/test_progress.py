@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flower_fgl import resume, simulate
+from flower_fgl.lab.simulate import show_progress
 from flower_fgl.runs.summary import describe_round
-from flower_fgl.simulation.progress import show_progress
 
 
 class Terminal(io.StringIO):

@@ -1,0 +1,368 @@
+"""Groups of runs on a page: over seeds, by a setting's value, and as lines of figures.
+
+The methods of a page get their colours, and from the ninth on their dashes, in the order in
+which they first appear. Lines of one method differ by their marker; where all lines belong
+to one method, they have colours instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.lab import plots
+from flower_fgl.lab.report.numbers import pooled_test_score, shown_score
+from flower_fgl.lab.tables.compare import PER_RUN, common_scale, group_runs, main_metric
+from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
+from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.run import RunFolder
+from flower_fgl.runs.score_scale import NOTHING, ScoreScale
+
+__all__ = ["Line", "Sweep", "SweepLine", "average_groups", "find_sweeps"]
+__all__ += ["has_one_objective", "lines_of", "looks_of", "over_seeds", "scored_runs"]
+
+KINDS = {"own": "", "global": ", aggregated model"}
+"""Rows of a group by evaluated model, with the end of their name."""
+TUNED_KINDS = {
+    "before": "",
+    "global": ", aggregated model",
+    "own": ", after fine-tuning",
+}
+"""The same of runs that end with fine-tuning."""
+
+
+def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, Any]]]:
+    """Return the completed runs with scores, and their settings without seeds."""
+    return [
+        (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
+        for run in runs
+        if run.status == "completed"
+        and pooled_test_score(run, "rmse" if run.target else "accuracy") is not None
+    ]
+
+
+def average_groups(runs: Sequence[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
+    """Group completed runs with scores that differ only in their seeds, by their name."""
+    scored = [run for run, _ in scored_runs(runs)]
+    return group_runs(scored, but={"dataset", "clients"}, smallest=2)
+
+
+def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:
+    """Average completed runs that differ only in their seeds: one mapping per table row.
+
+    The aggregated model and fine-tuning have rows of their own; the rows after
+    fine-tuning are compared. ``rank`` is ``best`` (mean test score) or ``tied``
+    (differs from it by less than the margin) among rows of the same data and draws.
+    Where the draws of the rows differ, no row is best: then ``has_other_draws`` is set.
+    ``is_better`` and ``versus`` are the comparison with the method ``against``. The
+    p-values of either kind of comparison are adjusted together.
+    """
+    groups = average_groups(runs)
+    scores = Scores(
+        frame_of_runs(
+            (place_of(run), number, run)
+            for number, (_, group) in enumerate(groups)
+            for run in group
+        )
+    )
+    shown = [
+        (column, metric)
+        for column in ("val", "test", *SETTING_COLUMNS)
+        for metric in (*SCORE_NAMES, "auroc", "mean_accuracy", *NUMBER_SCORES)
+    ]
+    rows: list[dict[str, Any]] = []
+    for number, (label, group) in enumerate(groups):
+        first = group[0]
+        place = place_of(first)
+        is_tuned = any("finetuned" in run.summary for run in group)
+        kinds = TUNED_KINDS if is_tuned else KINDS
+        for model, kind in kinds.items():
+            texts = {}
+            for column, metric in shown:
+                values = scores.values(place, number, model, column, metric)
+                text = first.scale_of(metric).show_mean(values, digits=1)
+                texts[f"{column}_{metric}"] = text if len(values) > 1 else NOTHING
+            if model != "own" and set(texts.values()) == {NOTHING}:
+                continue
+            main = scores.series(place, number, model, "test", main_metric(first))
+            row = {
+                "name": f"{label} on {first.summary['dataset']}{kind}",
+                "runs": group,
+                "place": place,
+                "main": main if len(main) == len(group) else main[:0],
+                "is_compared": model == "own",
+                "is_better": False,
+                "has_other_draws": False,
+                "versus": "",
+                "rank": "",
+                "score": main_metric(first),
+                "scale": common_scale(main_metric(first), group),
+                "clients": first.summary["clients"],
+                "seeds": _seeds(group),
+            }
+            rows.append(row | texts)
+    compared = [row for row in rows if row["is_compared"]]
+    _mark_best(compared)
+    if against:
+        _mark_better(compared, against)
+    return rows
+
+
+def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
+    """Set ``rank`` and ``has_other_draws``, see :func:`over_seeds`."""
+    places: dict[Hashable, list[dict[str, Any]]] = {}
+    for row in rows:
+        places.setdefault(row["place"], []).append(row)
+    tests: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for rivals in places.values():
+        scored = [row for row in rivals if len(row["main"])]
+        if len(rivals) < 2 or not scored:
+            continue
+        if len({tuple(sorted(row["main"].index)) for row in scored}) > 1:
+            for row in rivals:
+                row["has_other_draws"] = True
+            continue
+        scale: ScoreScale = scored[0]["scale"]
+        best = max(
+            scored,
+            key=lambda row, s=scale: s.goodness(statistics.fmean(row["main"])),  # type: ignore[misc]
+        )
+        best["rank"] = "best"
+        tests += [(best, row) for row in scored if row is not best]
+    for _, row, found in _compared(tests):
+        if found.is_tied:
+            row["rank"] = "tied"
+
+
+def _mark_better(rows: Sequence[dict[str, Any]], against: str) -> None:
+    """Set ``is_better`` and ``versus``, see :func:`over_seeds`."""
+    bases = [row for row in rows if row["runs"][0].summary["method"] == against]
+    places = [row["place"] for row in bases]
+    if not bases:
+        methods = sorted({str(row["runs"][0].summary["method"]) for row in rows})
+        raise RunError(
+            f'"{against}" needs completed runs of at least two seeds. Methods with such '
+            f"runs: {', '.join(methods) or 'none'}."
+        )
+    if any(places.count(place) > 1 for place in places):
+        raise RunError(
+            f'"{against}" must have one group of completed runs that differ only in their '
+            f"seeds for each dataset and way to divide it, got {len(bases)} groups. "
+            "Pass only the group to compare with."
+        )
+    base_of = dict(zip(places, bases, strict=True))
+    pairs = [(row, base_of.get(row["place"])) for row in rows]
+    tests = [(row, base) for row, base in pairs if base is not None and base is not row]
+    for row, _, found in _compared(tests):
+        row["is_better"] = found.is_significant and found.difference > 0
+        row["versus"] = found.brief
+
+
+def _compared(
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], Comparison]]:
+    """Yield pairs of rows that have common draws, with their adjusted comparisons."""
+    found = [(a, b, compare_series(a["main"], b["main"], a["scale"])) for a, b in pairs]
+    known = [(a, b, test) for a, b, test in found if test is not None]
+    tests = compare_all([test for _, _, test in known])
+    yield from ((a, b, test) for (a, b, _), test in zip(known, tests, strict=True))
+
+
+def _seeds(runs: Sequence[RunFolder]) -> str:
+    """Return the seeds of runs as text, with the partition seeds if these differ."""
+    seeds = ", ".join(str(run.summary["seed"]) for run in runs)
+    parts = [run.config.get("partition-seed") for run in runs]
+    if len(set(parts)) == 1:
+        return seeds
+    partitions = f"partitions {', '.join(map(str, parts))}"
+    is_one = len({run.summary["seed"] for run in runs}) == 1
+    return partitions if is_one else f"{seeds}; {partitions}"
+
+
+@dataclass(frozen=True)
+class SweepLine:
+    """Test scores of runs that differ only in one setting and their seeds, by its value."""
+
+    label: str
+    method: str
+    scores: Mapping[float, Mapping[str, Sequence[float]]]
+
+    def mean(self, value: float, metric: str) -> float | None:
+        """Return the mean over the runs at a value, ``None`` without runs."""
+        known = self.scores.get(value, {}).get(metric)
+        return statistics.mean(known) if known else None
+
+    def show(self, value: float, metric: str) -> str:
+        """Format mean and standard deviation, a dash without runs."""
+        scale, spread = ScoreScale(metric), self.deviation(value, metric)
+        text = scale.show(self.mean(value, metric), 1)
+        return f"{text} ± {scale.show(spread, 1)}" if spread else text
+
+    def deviation(self, value: float, metric: str) -> float:
+        """Return the standard deviation over the runs at a value, 0 for one run."""
+        known = self.scores.get(value, {}).get(metric, ())
+        return statistics.stdev(known) if len(known) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A setting ``key`` with the scores at each of its values, at least two per line.
+
+    ``metrics`` are the shown scores with their display names.
+    """
+
+    key: str
+    lines: tuple[SweepLine, ...]
+    metrics: Mapping[str, str]
+
+    @property
+    def values(self) -> list[float]:
+        """All values of all lines, ascending."""
+        return sorted({value for line in self.lines for value in line.scores})
+
+
+def find_sweeps(runs: Sequence[RunFolder]) -> list[Sweep]:
+    """Find the numeric settings that have several values among completed, scored runs."""
+    scored = scored_runs(runs)
+    tried: dict[str, set[float]] = {}
+    for _, config in scored:
+        for key, value in config.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                tried.setdefault(key, set()).add(value)
+    main = shown_score([run for run, _ in scored])
+    has_numbers = any(run.target for run, _ in scored)
+    names = [main, "spearman" if has_numbers else "macro_f1"]
+    metrics = {n: common_scale(n, [run for run, _ in scored]).title for n in names}
+    found = [
+        Sweep(key, tuple(_lines(key, scored, list(metrics))), metrics)
+        for key, values in tried.items()
+        if len(values) > 1
+    ]
+    return [sweep for sweep in found if sweep.lines]
+
+
+def _lines(
+    key: str,
+    runs: Sequence[tuple[RunFolder, Mapping[str, Any]]],
+    metrics: Sequence[str],
+) -> list[SweepLine]:
+    """Group the runs that differ only in one setting; drop groups with one value."""
+    groups: dict[str, dict[float, list[RunFolder]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    others: dict[str, dict[str, Any]] = {}
+    for run, config in runs:
+        if key in config:
+            rest = {k: v for k, v in config.items() if k != key}
+            name = json.dumps(rest, sort_keys=True)
+            groups[name][config[key]].append(run)
+            others[name] = rest
+    kept = [name for name, by_value in groups.items() if len(by_value) > 1]
+    labels = tell_apart([others[name] for name in kept])
+    return [
+        SweepLine(
+            label,
+            str(others[name]["method"]),
+            {v: _scores(same, metrics) for v, same in groups[name].items()},
+        )
+        for name, label in zip(kept, labels, strict=True)
+    ]
+
+
+def _scores(
+    runs: Sequence[RunFolder], metrics: Sequence[str]
+) -> dict[str, list[float]]:
+    """Return the test scores of the runs by metric."""
+    tests = [(run.final or {})["test"] for run in runs]
+    return {
+        metric: [test[metric] for test in tests if test.get(metric) is not None]
+        for metric in metrics
+    }
+
+
+@dataclass(frozen=True)
+class Line:
+    """Runs that the figures show as one line: one run, or the mean over seeds.
+
+    If there are several datasets, ``panel`` is the line's, and ``name`` its name beside
+    lines of the same dataset.
+    """
+
+    label: str
+    runs: Sequence[RunFolder]
+    look: Mapping[str, Any] = field(default_factory=dict)
+    panel: str = ""
+    name: str = ""
+
+    @property
+    def method(self) -> str:
+        """Method of the runs."""
+        return str(self.runs[0].summary["method"])
+
+
+def lines_of(runs: Sequence[RunFolder], labels: Sequence[str]) -> list[Line]:
+    """Return the lines of several runs; those that differ only in seeds share one."""
+    data = {run.summary["dataset"] for run in runs}
+    sizes = {(run.summary["dataset"], run.summary["clients"]) for run in runs}
+    found = []
+    for label, group in average_groups(runs):
+        about = group[0].summary
+        label += f" on {about['dataset']}" if len(data) > 1 else ""
+        if len(sizes) > len(data):
+            label += f" · {about['clients']} clients"
+        found.append((label, group))
+    averaged = {id(run) for _, members in found for run in members}
+    found += [
+        (label, [run])
+        for label, run in zip(labels, runs, strict=True)
+        if id(run) not in averaged
+    ]
+    repeated = Counter(label for label, _ in found)
+    lines = []
+    for label, members in found:
+        label += f" ({members[0].path.name})" if repeated[label] > 1 else ""
+        panel = str(members[0].summary["dataset"]) if len(data) > 1 else ""
+        name = re.sub(rf" (on|·) {re.escape(panel)}(?= · | \(|$)", "", label, count=1)
+        lines.append(Line(label, members, panel=panel, name=name if panel else label))
+    methods = {line.name: line.method for line in lines}
+    order = dict.fromkeys(str(run.summary["method"]) for run in runs)
+    looks = dict(
+        zip(methods, looks_of(list(methods.values()), list(order)), strict=True)
+    )
+    return [replace(line, look=looks[line.name]) for line in lines]
+
+
+def looks_of(methods: Sequence[str], order: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return colour, dash and marker of each line by its method, see this module."""
+    if len(set(methods)) == 1 and len(methods) > 1:
+        return [plots.look_of(number) for number in range(len(methods))]
+    numbers = {name: n for n, name in enumerate(dict.fromkeys([*order, *methods]))}
+    seen: Counter[str] = Counter()
+    looks = []
+    for method in methods:
+        looks.append(plots.variant_look(numbers[method], seen[method]))
+        seen[method] += 1
+    return looks
+
+
+def has_one_objective(runs: Sequence[RunFolder]) -> bool:
+    """Return whether losses can be compared: same method, its settings, data and task."""
+    objectives = [
+        (
+            run.summary["method"],
+            run.summary["dataset"],
+            run.config.get("setting"),
+            run.config.get(str(run.summary["method"])),
+        )
+        for run in runs
+    ]
+    return all(objective == objectives[0] for objective in objectives)
