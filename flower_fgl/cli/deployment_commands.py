@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,7 +16,7 @@ __all__ = ["certificates", "new_app", "rehearse"]
 
 
 def new_app(
-    folder: Annotated[Path, typer.Argument(help="Folder of the app; created.")],
+    folder: Path = typer.Argument(..., help="Folder of the app; created."),
 ) -> None:
     """Write the Flower app that `flwr run FOLDER` runs.
 
@@ -40,15 +39,13 @@ def new_app(
 
 
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
-    owners: Annotated[list[str], typer.Argument(help="Names of the data owners.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Host name or address of the SuperLink, besides localhost and "
-            "127.0.0.1. Repeatable."
-        ),
-    ] = None,
+    folder: Path = typer.Argument(..., help="Folder to write to."),
+    owners: list[str] = typer.Argument(..., help="Names of the data owners."),
+    host: list[str] | None = typer.Option(
+        None,
+        help="Host name or address of the SuperLink, besides localhost and "
+        "127.0.0.1. Repeatable.",
+    ),
 ) -> None:
     """Create a CA, a certificate of the SuperLink, and a key pair for each data owner.
 
@@ -62,34 +59,26 @@ def certificates(
 
 
 def rehearse(
-    folder: Annotated[Path, typer.Argument(help="New folder for all files.")],
-    graphs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Graph file or CSV folder of each data owner; without any, a benchmark "
-            "graph is partitioned."
-        ),
-    ] = None,
-    tls: Annotated[
-        bool, typer.Option("--tls", help="Encrypt, and admit registered keys only.")
-    ] = False,
-    method: Annotated[
-        str, typer.Option(help="Method, see flower-fgl methods.")
-    ] = "fedavg",
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds (default 3; 1 for one-shot methods).")
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="Dataset to partition without GRAPHS (default synthetic)."),
-    ] = None,
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Number of data owners without GRAPHS (default 3)."),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds within which the run must end.")
-    ] = 600.0,
+    folder: Path = typer.Argument(..., help="New folder for all files."),
+    graphs: list[Path] | None = typer.Argument(
+        None,
+        help="Graph file or CSV folder of each data owner; without any, a benchmark "
+        "graph is partitioned.",
+    ),
+    tls: bool = typer.Option(
+        False, "--tls", help="Encrypt, and admit registered keys only."
+    ),
+    method: str = typer.Option("fedavg", help="Method, see flower-fgl methods."),
+    rounds: int | None = typer.Option(
+        None, help="Rounds (default 3; 1 for one-shot methods)."
+    ),
+    dataset: str | None = typer.Option(
+        None, help="Dataset to partition without GRAPHS (default synthetic)."
+    ),
+    clients: int | None = typer.Option(
+        None, help="Number of data owners without GRAPHS (default 3)."
+    ),
+    timeout: float = typer.Option(600.0, help="Seconds within which the run must end."),
     settings: SettingPairs = None,
 ) -> None:
     """Rehearse a deployment on this machine: a SuperLink and the SuperNodes of all owners.

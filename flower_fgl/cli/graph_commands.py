@@ -47,13 +47,11 @@ def partition(
     clients: Clients = None,
     rule: Rule = None,
     settings: SettingPairs = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a heat map of classes by client to this PNG file.",
-            dir_okay=False,
-        ),
-    ] = None,
+    out: Path | None = typer.Option(
+        None,
+        help="Write a heat map of classes by client to this PNG file.",
+        dir_okay=False,
+    ),
 ) -> None:
     """Partition a dataset and describe each client's data."""
     config = data_config(dataset, clients, rule, settings, command="partition")
@@ -115,17 +113,14 @@ def import_partition(
 def check_graph(
     graph: GraphPath,
     settings: SettingPairs = None,
-    node_config: Annotated[
-        str,
-        typer.Option(help="The --node-config with which the SuperNode will start."),
-    ] = "",
-    drop_unreadable: Annotated[
-        Path | None,
-        typer.Option(
-            help="Only write graphs.csv to this new folder, without the lines whose SMILES "
-            "cannot be read."
-        ),
-    ] = None,
+    node_config: str = typer.Option(
+        "", help="The --node-config with which the SuperNode will start."
+    ),
+    drop_unreadable: Path | None = typer.Option(
+        None,
+        help="Only write graphs.csv to this new folder, without the lines whose SMILES "
+        "cannot be read.",
+    ),
 ) -> None:
     """Check the file of a data owner: a graph, or a set of graphs.
 
@@ -186,12 +181,9 @@ def check_graph(
 
 
 def identity(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="Private key; created if the file is missing.", dir_okay=False
-        ),
-    ],
+    path: Path = typer.Argument(
+        ..., help="Private key; created if the file is missing.", dir_okay=False
+    ),
 ) -> None:
     """Print the public key of a data owner's identity.
 
@@ -251,32 +243,23 @@ def check_node_config(
 def predict(
     model: ModelFolder,
     graph: GraphFile,
-    output: Annotated[
-        Path, typer.Option(help="Table to write: .csv or .parquet.", dir_okay=False)
-    ],
-    pairs: Annotated[
-        Path | None,
-        typer.Option(
-            help="For links: CSV file with the pairs to score, columns source and target.",
-            dir_okay=False,
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None,
-        typer.Option(
-            help="For links: score the best K partners of every node instead."
-        ),
-    ] = None,
-    only_unknown: Annotated[
-        bool,
-        typer.Option(
-            "--only-unknown", help="For edges: predict only those without a label."
-        ),
-    ] = False,
-    from_time: Annotated[
-        float | None,
-        typer.Option("--from", help="For edges: predict only those from this time on."),
-    ] = None,
+    output: Path = typer.Option(
+        ..., help="Table to write: .csv or .parquet.", dir_okay=False
+    ),
+    pairs: Path | None = typer.Option(
+        None,
+        help="For links: CSV file with the pairs to score, columns source and target.",
+        dir_okay=False,
+    ),
+    top_k: int | None = typer.Option(
+        None, help="For links: score the best K partners of every node instead."
+    ),
+    only_unknown: bool = typer.Option(
+        False, "--only-unknown", help="For edges: predict only those without a label."
+    ),
+    from_time: float | None = typer.Option(
+        None, "--from", help="For edges: predict only those from this time on."
+    ),
 ) -> None:
     """Predict nodes, edges, links or graphs with a saved model.
 
@@ -311,30 +294,25 @@ def predict(
 
 
 def prepare(
-    recipe: Annotated[
-        Path,
-        typer.Argument(help="Recipe (TOML): what the columns mean.", dir_okay=False),
-    ],
-    tables: Annotated[
-        list[Path], typer.Argument(help="CSV, Parquet, GraphML or .npz files.")
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(help="New folder of CSV tables, or new .npz file, to write."),
-    ] = None,
-    propose: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a vocabulary from these tables instead, for all parties to share.",
-            dir_okay=False,
-        ),
-    ] = None,
-    no_labels: Annotated[
-        bool,
-        typer.Option(
-            "--no-labels", help="Prepare tables without labels, for flower-fgl predict."
-        ),
-    ] = False,
+    recipe: Path = typer.Argument(
+        ..., help="Recipe (TOML): what the columns mean.", dir_okay=False
+    ),
+    tables: list[Path] = typer.Argument(
+        ..., help="CSV, Parquet, GraphML or .npz files."
+    ),
+    output: Path | None = typer.Option(
+        None, help="New folder of CSV tables, or new .npz file, to write."
+    ),
+    propose: Path | None = typer.Option(
+        None,
+        help="Write a vocabulary from these tables instead, for all parties to share.",
+        dir_okay=False,
+    ),
+    no_labels: bool = typer.Option(
+        False,
+        "--no-labels",
+        help="Prepare tables without labels, for flower-fgl predict.",
+    ),
 ) -> None:
     """Make a graph file from an owner's tables.
 

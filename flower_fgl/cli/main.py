@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -64,15 +64,13 @@ def _show_version(is_wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Show the version and exit.",
-            callback=_show_version,
-            is_eager=True,
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        help="Show the version and exit.",
+        callback=_show_version,
+        is_eager=True,
+    ),
 ) -> None:
     """Take the options that come before a command."""
 
@@ -109,96 +107,71 @@ def report_how_to_resume() -> Iterator[None]:
 
 @app.command()
 def run(
-    experiment: Annotated[
-        Path | None,
-        typer.Argument(help="Experiment file (TOML), or the config.toml of a run."),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="Method (default fedavg), see flower-fgl methods; several: "
-            "local,fedavg."
-        ),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            help="Dataset (default synthetic), see flower-fgl datasets; several: "
-            "cora,citeseer."
-        ),
-    ] = None,
-    clients: Annotated[
-        str | None, typer.Option(help="Number of clients (default 10); several: 5,10.")
-    ] = None,
-    rounds: Annotated[
-        str | None, typer.Option(help="Number of rounds (default: see settings).")
-    ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(help="Random seed (default 0); several: 0,1,2 or 0..4."),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="local: in this process, or in --workers; ray: Flower's simulation; "
-            "auto (default): local, with workers where they save time."
-        ),
-    ] = None,
+    experiment: Path | None = typer.Argument(
+        None, help="Experiment file (TOML), or the config.toml of a run."
+    ),
+    method: str | None = typer.Option(
+        None,
+        help="Method (default fedavg), see flower-fgl methods; several: local,fedavg.",
+    ),
+    dataset: str | None = typer.Option(
+        None,
+        help="Dataset (default synthetic), see flower-fgl datasets; several: "
+        "cora,citeseer.",
+    ),
+    clients: str | None = typer.Option(
+        None, help="Number of clients (default 10); several: 5,10."
+    ),
+    rounds: str | None = typer.Option(
+        None, help="Number of rounds (default: see settings)."
+    ),
+    seed: str | None = typer.Option(
+        None, help="Random seed (default 0); several: 0,1,2 or 0..4."
+    ),
+    engine: str | None = typer.Option(
+        None,
+        help="local: in this process, or in --workers; ray: Flower's simulation; "
+        "auto (default): local, with workers where they save time.",
+    ),
     settings: SettingPairs = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            help="Worker processes (default: one per core with ray, none with local). "
-            "auto starts one per core only for clients that train one by one on at "
-            "least 2,000 nodes each, on average, for at least 20 rounds; with ten clients "
-            "of Cora two workers take longer than none."
-        ),
-    ] = None,
-    client_gpus: Annotated[
-        float,
-        typer.Option(help="GPUs per worker process; 0.25 lets four share one."),
-    ] = 0.0,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Runs of a grid at once, each in one process; 0: one per core.",
-        ),
-    ] = 1,
-    quiet: Annotated[bool, typer.Option(help="Hide the progress bar.")] = False,
-    track: Annotated[
-        str | None,
-        typer.Option(
-            help="Report every round to tensorboard, mlflow or wandb, or to several, "
-            "separated by commas."
-        ),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of an interrupted run to resume. With more --rounds also of "
-            "a complete run that has a checkpoint (keep-checkpoint)."
-        ),
-    ] = None,
-    case: Annotated[
-        list[str] | None,
-        typer.Option(help="Run only this case of the experiment file. Repeatable."),
-    ] = None,
-    draws: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Repeat every run with so many partitions, splits and initial models; of "
-            "an experiment file with draws, run only the first ones.",
-        ),
-    ] = None,
-    without: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Train a run anew without this owner: flower-fgl run RUN_FOLDER "
-            "--without NAME. Repeatable."
-        ),
-    ] = None,
+    workers: int | None = typer.Option(
+        None,
+        help="Worker processes (default: one per core with ray, none with local). "
+        "auto starts one per core only for clients that train one by one on at "
+        "least 2,000 nodes each, on average, for at least 20 rounds; with ten clients "
+        "of Cora two workers take longer than none.",
+    ),
+    client_gpus: float = typer.Option(
+        0.0, help="GPUs per worker process; 0.25 lets four share one."
+    ),
+    jobs: int = typer.Option(
+        1, min=0, help="Runs of a grid at once, each in one process; 0: one per core."
+    ),
+    quiet: bool = typer.Option(False, help="Hide the progress bar."),
+    track: str | None = typer.Option(
+        None,
+        help="Report every round to tensorboard, mlflow or wandb, or to several, "
+        "separated by commas.",
+    ),
+    resume: Path | None = typer.Option(
+        None,
+        help="Folder of an interrupted run to resume. With more --rounds also of "
+        "a complete run that has a checkpoint (keep-checkpoint).",
+    ),
+    case: list[str] | None = typer.Option(
+        None, help="Run only this case of the experiment file. Repeatable."
+    ),
+    draws: int | None = typer.Option(
+        None,
+        min=1,
+        help="Repeat every run with so many partitions, splits and initial models; of "
+        "an experiment file with draws, run only the first ones.",
+    ),
+    without: list[str] | None = typer.Option(
+        None,
+        help="Train a run anew without this owner: flower-fgl run RUN_FOLDER "
+        "--without NAME. Repeatable.",
+    ),
 ) -> None:
     """Run a method, a grid of several values, or all runs of an experiment file.
 
@@ -276,14 +249,12 @@ def methods() -> None:
 
 @app.command()
 def settings(
-    method: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[METHOD | KEY]",
-            help="Show only the settings of this method, or explain this setting: lr, "
-            "fedprox.mu.",
-        ),
-    ] = None,
+    method: str | None = typer.Argument(
+        None,
+        metavar="[METHOD | KEY]",
+        help="Show only the settings of this method, or explain this setting: lr, "
+        "fedprox.mu.",
+    ),
 ) -> None:
     """List the settings with their defaults and meanings, or explain one."""
     from flower_fgl.cli.setting_help import explain_setting

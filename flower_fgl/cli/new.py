@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -28,13 +27,10 @@ MODEL = {"name": "my-method", "module": "my_method", "class": "MyMethod"}
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the method, e.g. my-method.")],
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to write; by default one with the name of the method."
-        ),
-    ] = None,
+    name: str = typer.Argument(..., help="Name of the method, e.g. my-method."),
+    folder: Path | None = typer.Option(
+        None, help="Folder to write; by default one with the name of the method."
+    ),
 ) -> None:
     """Write a Python package with a new method that runs, to be changed into yours.
 

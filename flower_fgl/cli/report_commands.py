@@ -34,26 +34,18 @@ __all__ = ["compare", "embeddings", "reach", "report"]
 
 def report(
     runs: RunFolders,
-    out: Annotated[
-        Path | None, typer.Option(help="HTML file or folder to write.")
-    ] = None,
-    against: Annotated[
-        str,
-        typer.Option(help="Mark runs that are significantly better than this method."),
-    ] = "",
-    pictures: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder to which all pictures are written as SVG files.",
-            file_okay=False,
-        ),
-    ] = None,
-    client: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Client whose nodes to draw (needs a checkpoint). Repeatable."
-        ),
-    ] = None,
+    out: Path | None = typer.Option(None, help="HTML file or folder to write."),
+    against: str = typer.Option(
+        "", help="Mark runs that are significantly better than this method."
+    ),
+    pictures: Path | None = typer.Option(
+        None,
+        help="Folder to which all pictures are written as SVG files.",
+        file_okay=False,
+    ),
+    client: list[int] | None = typer.Option(
+        None, help="Client whose nodes to draw (needs a checkpoint). Repeatable."
+    ),
 ) -> None:
     """Write an HTML report of one or several runs."""
     found = [run for text in runs for run in select_runs(text)]
@@ -80,11 +72,11 @@ def report(
 
 
 def embeddings(
-    run: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
-    out: Annotated[
-        Path, typer.Option(help="Picture to write: PNG, SVG or PDF.", dir_okay=False)
-    ],
-    client: Annotated[list[int], typer.Option(help="Client to draw. Repeatable.")],
+    run: Path = typer.Argument(..., help="Run folder with a checkpoint."),
+    out: Path = typer.Option(
+        ..., help="Picture to write: PNG, SVG or PDF.", dir_okay=False
+    ),
+    client: list[int] = typer.Option(..., help="Client to draw. Repeatable."),
 ) -> None:
     """Draw the embeddings of clients' nodes.
 
@@ -99,29 +91,24 @@ def embeddings(
 
 
 def compare(
-    one: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="Run folders, folders of run folders, or patterns, separated by "
-            "commas; FOLDER:NAME selects the runs of one case, or of one method.",
-        ),
-    ],
-    other: Annotated[str, typer.Argument(metavar="B", help="Runs to compare with A.")],
+    one: str = typer.Argument(
+        ...,
+        metavar="A",
+        help="Run folders, folders of run folders, or patterns, separated by "
+        "commas; FOLDER:NAME selects the runs of one case, or of one method.",
+    ),
+    other: str = typer.Argument(..., metavar="B", help="Runs to compare with A."),
     column: NodeSet = "test",
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="accuracy, macro_f1, auroc, …; by default the score that selects the "
-            "round (accuracy or auroc), and mean_accuracy for few-shot runs. With "
-            "--per-owner it is auroc only if every owner has one.",
-            show_default=False,
-        ),
-    ] = "",
-    per_owner: Annotated[
-        bool,
-        typer.Option("--per-owner", help="Show what each owner gains from A to B."),
-    ] = False,
+    metric: str = typer.Option(
+        "",
+        help="accuracy, macro_f1, auroc, …; by default the score that selects the "
+        "round (accuracy or auroc), and mean_accuracy for few-shot runs. With "
+        "--per-owner it is auroc only if every owner has one.",
+        show_default=False,
+    ),
+    per_owner: bool = typer.Option(
+        False, "--per-owner", help="Show what each owner gains from A to B."
+    ),
 ) -> None:
     """Compare two methods by their paired differences.
 
@@ -237,14 +224,12 @@ def reach(
     ],
     runs: RunFolders,
     column: NodeSet = "test",
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="accuracy, macro_f1, auroc, …; by default the score that selects the "
-            "run's best round.",
-            show_default=False,
-        ),
-    ] = "",
+    metric: str = typer.Option(
+        "",
+        help="accuracy, macro_f1, auroc, …; by default the score that selects the "
+        "run's best round.",
+        show_default=False,
+    ),
 ) -> None:
     """Show the cost of runs until they reach a score.
 

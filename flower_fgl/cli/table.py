@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -36,110 +36,81 @@ ENDINGS = {
 
 
 def table(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Run folders, folders of run folders, or patterns; FOLDER:NAME selects "
-            "the runs of one case, or of one method. Or cells: .jsonl files or folders of "
-            "them."
-        ),
-    ],
-    format: Annotated[
-        str,
-        typer.Option(
-            help="markdown, latex, csv or html. By default that of the file's ending "
-            "(.md, .txt, .tex, .csv, .html) with --out, else markdown.",
-            show_default=False,
-        ),
-    ] = "",
-    layout: Annotated[
-        str,
-        typer.Option(
-            help="full: one table per dataset with all scores, costs and comparisons; "
-            "overview: one column per dataset; summary: ranks, counts of verdicts, costs; "
-            "owners: one column per natural owner, and its gain. By default full, and "
-            "overview in LaTeX, which fits a page.",
-            show_default=False,
-        ),
-    ] = "",
-    column: Annotated[str, typer.Option(help="Node set: test, unseen, …")] = "test",
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="accuracy, macro_f1, worst_accuracy, auroc, auprc, …; or bytes, seconds. "
-            "By default the score that selects the round: accuracy or auroc; "
-            "mean_accuracy for few-shot runs.",
-            show_default=False,
-        ),
-    ] = "",
-    against: Annotated[
-        str,
-        typer.Option(
-            help="Row or method to compare all rows with (default: local, if there)."
-        ),
-    ] = "",
-    draws: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Use only the first N draws of all rows; 0: all of them."
-        ),
-    ] = 0,
-    row: Annotated[
-        list[str] | None, typer.Option(help="Show only this row. Repeatable.")
-    ] = None,
-    defaults: Annotated[
-        bool, typer.Option(help='Show the rows "…, default" of tuned experiments.')
-    ] = True,
-    incomplete: Annotated[
-        bool,
-        typer.Option(
-            "--skip-incomplete",
-            help="Leave out rows that lack draws, and name them, instead of an error.",
-        ),
-    ] = False,
-    select: Annotated[
-        str,
-        typer.Option(
-            help="Validation score that selects each run's round: auroc, mean_auroc, … By "
-            "default the runs' own.",
-            show_default=False,
-        ),
-    ] = "",
-    experiments: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--experiment",
-            help="Experiment file of run folders without a copy of it: my.toml is used "
-            "for those in a folder my. Repeatable.",
-        ),
-    ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(help="TOML file with display names: fedavg = 'FedAvg'."),
-    ] = None,
-    cells: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also write each experiment as a file of JSON lines into this folder."
-        ),
-    ] = None,
-    notes: Annotated[
-        str,
-        typer.Option(
-            help="Sentences below the table: all, marks (marks, tests and ranks), none."
-        ),
-    ] = "all",
-    ranks: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also draw the critical-difference diagram of the ranks: SVG, PNG or PDF "
-            "by the file's ending; SVG without one.",
-            dir_okay=False,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write instead of the terminal.")
-    ] = None,
+    runs: list[str] = typer.Argument(
+        ...,
+        help="Run folders, folders of run folders, or patterns; FOLDER:NAME selects "
+        "the runs of one case, or of one method. Or cells: .jsonl files or folders of "
+        "them.",
+    ),
+    format: str = typer.Option(
+        "",
+        help="markdown, latex, csv or html. By default that of the file's ending "
+        "(.md, .txt, .tex, .csv, .html) with --out, else markdown.",
+        show_default=False,
+    ),
+    layout: str = typer.Option(
+        "",
+        help="full: one table per dataset with all scores, costs and comparisons; "
+        "overview: one column per dataset; summary: ranks, counts of verdicts, costs; "
+        "owners: one column per natural owner, and its gain. By default full, and "
+        "overview in LaTeX, which fits a page.",
+        show_default=False,
+    ),
+    column: str = typer.Option("test", help="Node set: test, unseen, …"),
+    metric: str = typer.Option(
+        "",
+        help="accuracy, macro_f1, worst_accuracy, auroc, auprc, …; or bytes, seconds. "
+        "By default the score that selects the round: accuracy or auroc; "
+        "mean_accuracy for few-shot runs.",
+        show_default=False,
+    ),
+    against: str = typer.Option(
+        "", help="Row or method to compare all rows with (default: local, if there)."
+    ),
+    draws: int = typer.Option(
+        0, min=0, help="Use only the first N draws of all rows; 0: all of them."
+    ),
+    row: list[str] | None = typer.Option(None, help="Show only this row. Repeatable."),
+    defaults: bool = typer.Option(
+        True, help='Show the rows "…, default" of tuned experiments.'
+    ),
+    incomplete: bool = typer.Option(
+        False,
+        "--skip-incomplete",
+        help="Leave out rows that lack draws, and name them, instead of an error.",
+    ),
+    select: str = typer.Option(
+        "",
+        help="Validation score that selects each run's round: auroc, mean_auroc, … By "
+        "default the runs' own.",
+        show_default=False,
+    ),
+    experiments: list[Path] | None = typer.Option(
+        None,
+        "--experiment",
+        help="Experiment file of run folders without a copy of it: my.toml is used "
+        "for those in a folder my. Repeatable.",
+    ),
+    labels: Path | None = typer.Option(
+        None, help="TOML file with display names: fedavg = 'FedAvg'."
+    ),
+    cells: Path | None = typer.Option(
+        None,
+        help="Also write each experiment as a file of JSON lines into this folder.",
+    ),
+    notes: str = typer.Option(
+        "all",
+        help="Sentences below the table: all, marks (marks, tests and ranks), none.",
+    ),
+    ranks: Path | None = typer.Option(
+        None,
+        help="Also draw the critical-difference diagram of the ranks: SVG, PNG or PDF "
+        "by the file's ending; SVG without one.",
+        dir_okay=False,
+    ),
+    out: Path | None = typer.Option(
+        None, help="File to write instead of the terminal."
+    ),
 ) -> None:
     """Make a table of finished runs: mean ± standard deviation over draws.
 

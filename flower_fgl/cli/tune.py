@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -18,37 +17,31 @@ __all__ = ["tune"]
 
 
 def tune(
-    experiment: Annotated[
-        Path, typer.Argument(help="Experiment file (TOML) with draws and [tune].")
-    ],
-    budget: Annotated[
-        int, typer.Option(help="Trials of each row; the first is the row as it stands.")
-    ],
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Trials that run at once, one process and thread each; 0: one per core.",
-        ),
-    ] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Tuned experiment file (default: EXPERIMENT-tuned.toml beside it).",
-            dir_okay=False,
-        ),
-    ] = None,
-    case: Annotated[
-        list[str] | None,
-        typer.Option(help="Tune only this row of the table. Repeatable."),
-    ] = None,
+    experiment: Path = typer.Argument(
+        ..., help="Experiment file (TOML) with draws and [tune]."
+    ),
+    budget: int = typer.Option(
+        ..., help="Trials of each row; the first is the row as it stands."
+    ),
+    jobs: int = typer.Option(
+        1,
+        min=0,
+        help="Trials that run at once, one process and thread each; 0: one per core.",
+    ),
+    out: Path | None = typer.Option(
+        None,
+        help="Tuned experiment file (default: EXPERIMENT-tuned.toml beside it).",
+        dir_okay=False,
+    ),
+    case: list[str] | None = typer.Option(
+        None, help="Tune only this row of the table. Repeatable."
+    ),
     settings: SettingPairs = None,
-    seed: Annotated[int, typer.Option(help="Seed of the proposals.")] = 0,
-    defaults: Annotated[
-        bool,
-        typer.Option(help="Add each tuned row's default settings as a row of its own."),
-    ] = True,
-    quiet: Annotated[bool, typer.Option(help="Hide the line of each trial.")] = False,
+    seed: int = typer.Option(0, help="Seed of the proposals."),
+    defaults: bool = typer.Option(
+        True, help="Add each tuned row's default settings as a row of its own."
+    ),
+    quiet: bool = typer.Option(False, help="Hide the line of each trial."),
 ) -> None:
     """Tune all rows of an experiment file with the same number of trials.
 

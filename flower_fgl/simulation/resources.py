@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,11 +23,6 @@ REMEDY = (
     "Unset RAY_ADDRESS, or set RAY_ADDRESS=local, to run without a cluster; or start the "
     "cluster, and set RAY_ADDRESS to the host and port that `ray start` prints."
 )
-_PAUSE = 0.2
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""Beginning of an HTTP/2 connection, which every gRPC server answers with a frame of
-settings (RFC 9113, section 3.4)."""
-_SETTINGS = 4  # type of that frame, its fourth byte
 
 
 def check_workers(workers: int) -> None:
@@ -112,30 +107,29 @@ def require_cluster(environment: Mapping[str, str]) -> None:
         raise RunError(
             f'RAY_ADDRESS = "{text}" is no address of a Ray cluster, HOST:PORT. {REMEDY}'
         )
-    end = time.monotonic() + CONNECT_SECONDS
-    has_tls = environment.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-    while True:
+    if not _answers(host.strip("[]"), int(port), environment):
+        where = "" if address == text else f" ({address})"
+        raise RunError(
+            f'RAY_ADDRESS = "{text}"{where}, but no Ray cluster answers there within '
+            f"{CONNECT_SECONDS:g} s. {REMEDY}"
+        )
+
+
+def _answers(host: str, port: int, environment: Mapping[str, str]) -> bool:
+    """Return whether a gRPC server answers; with TLS, whether any server does."""
+    if environment.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        with (
+            contextlib.suppress(OSError, OverflowError),
+            socket.create_connection((host, port), timeout=CONNECT_SECONDS),
+        ):
+            return True
+        return False
+    import grpc  # takes a moment, and most runs join no cluster
+
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    with grpc.insecure_channel(place, [("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            left = max(end - time.monotonic(), _PAUSE)
-            _connect((host.strip("[]"), int(port)), left, has_tls=has_tls)
-            return
-        except (OSError, OverflowError) as error:
-            if time.monotonic() + _PAUSE < end:
-                time.sleep(_PAUSE)
-                continue
-            where = "" if address == text else f" ({address})"
-            raise RunError(
-                f'RAY_ADDRESS = "{text}"{where}, but no Ray cluster answers there within '
-                f"{CONNECT_SECONDS:g} s: {error}. {REMEDY}"
-            ) from error
-
-
-def _connect(address: tuple[str, int], seconds: float, *, has_tls: bool) -> None:
-    """Raise an OSError unless a gRPC server answers; with TLS unless any server does."""
-    with socket.create_connection(address, timeout=seconds) as connection:
-        if has_tls:
-            return
-        connection.sendall(_HELLO)
-        begin = connection.recv(9, socket.MSG_WAITALL)
-        if len(begin) < 9 or begin[3] != _SETTINGS:
-            raise OSError("the program that listens there is not Ray")
+            grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
+        except grpc.FutureTimeoutError:
+            return False
+    return True

@@ -481,7 +481,7 @@ def test_the_keeper_ends_daemons_and_the_deaf(tmp_path):
         f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
         "time.sleep(600)"
     )
-    command = [sys.executable, "-P", str(PROCESSES), "keep", str(tmp_path / "scratch")]
+    command = [sys.executable, "-P", str(PROCESSES), str(tmp_path / "scratch")]
     with process_of(
         [*command, sys.executable, "-c", deaf],
         stdin=PIPE,
@@ -513,7 +513,7 @@ def test_a_run_is_killed_before_what_it_needs(tmp_path):
     worker = tmp_path / "worker"
     worker.write_text(run.read_text())
     notes = [tmp_path / "of-run", tmp_path / "of-worker"]
-    keep = [sys.executable, "-P", str(PROCESSES), "keep", ""]
+    keep = [sys.executable, "-P", str(PROCESSES), ""]
     command = [sys.executable, str(run), str(notes[0]), str(worker), str(notes[1])]
     with process_of(
         [*keep, *command],

@@ -98,9 +98,16 @@ class FlowerRun:
             raise StuckError("the SuperLink did not start.")
         run_id = self._submit(app_dir.resolve(), run_config, sizes)
         stream = ["log", str(run_id), CONNECTION, "--stream"]
-        self._flower.ask(stream, self._log)
+        following = self._flower.flwr(stream, self._log)
         simulation = self._until_started(pending_timeout)
-        self._until_ended(simulation)
+        self._until(
+            lambda: (
+                following.poll() is not None  # the log ends with the run
+                or not self._flower.is_alive
+                or not _is_running(simulation)
+            )
+        )
+        self._until(lambda: following.poll() is not None, _STATUS_TIMEOUT)
         status, details = self._status(run_id, simulation)
         last_lines = f"{tail(self._log)}\n{details}".strip()
         if status != "finished:completed":
@@ -143,20 +150,6 @@ class FlowerRun:
             return found
         raise StuckError(found or f"it stayed pending for {timeout:g} seconds.")
 
-    def _until_ended(self, simulation: psutil.Process) -> None:
-        """Wait until the run and its log have ended."""
-
-        def is_over() -> bool:
-            return (
-                self._flower.answer() is not None  # the log ends with the run
-                or not self._flower.is_alive
-                or not _is_running(simulation)
-            )
-
-        self._until(is_over)
-        if not self._until(lambda: self._flower.answer() is not None, _STATUS_TIMEOUT):
-            self._flower.forget()
-
     def _status(self, run_id: int, simulation: psutil.Process) -> tuple[str, str]:
         """Return status and reason, from Flower or, if Flower has none, from processes."""
         command = ["list", CONNECTION, "--run-id", str(run_id), "--format", "json"]
@@ -175,11 +168,11 @@ class FlowerRun:
     def _flwr(self, command: list[str]) -> dict[str, Any]:
         """Run a ``flwr`` command and return its JSON answer."""
         output = self._flower.folder / "answer.json"
-        self._flower.ask(command, output)
-        if not self._until(lambda: self._flower.answer() is not None, _ANSWER_TIMEOUT):
-            self._flower.forget()
+        asked = self._flower.flwr(command, output)
+        if not self._until(lambda: asked.poll() is not None, _ANSWER_TIMEOUT):
+            asked.kill()
             return {"error-message": f"no answer in {_ANSWER_TIMEOUT:g} seconds."}
-        text = output.read_text(encoding="utf-8") if output.exists() else ""
+        text = output.read_text(encoding="utf-8")
         with contextlib.suppress(ValueError):  # Flower may print notes around the JSON
             answer, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
             return dict(answer)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import re
-import select
 import shutil
 import socket
 import subprocess
@@ -21,11 +19,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import psutil  # type: ignore[import-untyped]
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.simulation.flower.supervisor import die_with_parent
 from flower_fgl.simulation.resources import on_cluster
 
 __all__ = ["FLOWER_SETTINGS", "PROGRAMS", "FlowerHome", "find_program", "free_port"]
@@ -35,7 +33,7 @@ PROGRAMS = Path(sys.executable).parent
 
 CONNECTION = "launch"
 """Name of the SuperLink connection in the home's ``config.toml``."""
-_PROCESSES = Path(__file__).with_name("supervisor.py")
+_KEEPER = Path(__file__).with_name("supervisor.py")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 FLOWER_SETTINGS = {
@@ -76,11 +74,10 @@ class FlowerHome:
             self.folder, self.ray_folder, PROGRAMS, environment
         )
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._flwr: subprocess.Popen[bytes] | None = None
-        self._answer: int | None = None
+        self._commands: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> FlowerHome:
-        """Start the SuperLink and the persistent ``flwr``; both need about 1.5 s."""
+        """Start the SuperLink's keeper."""
         try:
             self._start()
         except BaseException:
@@ -88,12 +85,7 @@ class FlowerHome:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all processes and remove the private folders."""
         self._end()
 
@@ -126,31 +118,20 @@ class FlowerHome:
         superexec = self.find_superexec()
         return _child(superexec, "flwr-simulation") if superexec else None
 
-    def ask(self, arguments: Sequence[str], output: Path) -> None:
-        """Send arguments to the persistent ``flwr``; :meth:`answer` returns its status."""
-        if self._flwr is None or self._flwr.poll() is not None:
-            self._flwr = self._spawn(["flwr"], stdout=subprocess.PIPE)
-        assert self._flwr.stdin is not None
-        request = {"arguments": list(arguments), "output": str(output)}
-        self._answer = None
-        with contextlib.suppress(BrokenPipeError):  # `answer` reports a dead process
-            self._flwr.stdin.write(json.dumps(request).encode() + b"\n")
-            self._flwr.stdin.flush()
-
-    def answer(self) -> int | None:
-        """Return the exit status of the last command, None while it runs."""
-        if self._answer is None and self._flwr is not None:
-            assert self._flwr.stdout is not None
-            if select.select([self._flwr.stdout], [], [], 0)[0]:
-                line = self._flwr.stdout.readline()  # empty if the process was killed
-                self._answer = int(json.loads(line)["code"]) if line else 1
-        return self._answer
-
-    def forget(self) -> None:
-        """Kill the process of the last command, which may never end."""
-        if self._flwr is not None:
-            _kill(self._flwr)
-            self._flwr = None
+    def flwr(self, arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        """Start a ``flwr`` command that writes to a file; it ends with this home."""
+        with output.open("wb") as file:
+            command = subprocess.Popen(
+                [find_program("flwr"), *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C does not reach it
+                preexec_fn=die_with_parent,
+            )
+        self._commands.append(command)
+        return command
 
     def crash_reports(self) -> str:
         """Return the last lines that the SuperLink and Ray's workers logged."""
@@ -159,26 +140,20 @@ class FlowerHome:
         return "".join(f"\n--- {name}\n{text}\n" for name, text in texts if text)
 
     def _start(self) -> None:
-        """Start the SuperLink's keeper and the persistent ``flwr``."""
+        """Start the SuperLink's keeper in its own session, which Ctrl-C does not reach."""
         (self.folder / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
         )
         superlink = [self._superlink, "--insecure", "--simulation"]
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._keeper = self._spawn(["keep", str(self.ray_folder), *superlink, *address])
-        self._flwr = self._spawn(["flwr"], stdout=subprocess.PIPE)
-
-    def _spawn(
-        self, arguments: Sequence[str], stdout: int | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start a supervisor program in its own session, so Ctrl-C does not reach it."""
+        keep = [sys.executable, "-P", str(_KEEPER), str(self.ray_folder)]
         with self.superlink_log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-P", str(_PROCESSES), *arguments],
+            self._keeper = subprocess.Popen(
+                [*keep, *superlink, *address],
                 env=self._environment,
                 stdin=subprocess.PIPE,
-                stdout=log if stdout is None else stdout,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
@@ -188,7 +163,9 @@ class FlowerHome:
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper.stdin is not None:
             keeper.stdin.close()
-        self.forget()
+        for command in self._commands:
+            command.kill()
+            command.wait()
         if keeper is not None:
             keeper.wait()
         shutil.rmtree(self.ray_folder, ignore_errors=True)
@@ -280,10 +257,3 @@ def _is_healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, close its pipes, and wait for it."""
-    process.kill()
-    with contextlib.suppress(BrokenPipeError), process:
-        pass

@@ -1,19 +1,16 @@
-"""Two programs that the SuperLink launcher starts: a keeper and a persistent ``flwr``.
+"""Keeper of a SuperLink: runs one command, and ends all its descendants.
 
-``keep`` runs one command. When it ends, or the keeper's standard input is closed, all its
-descendants are ended. The kernel closes that pipe when the launcher dies for any reason,
-so no process survives the launcher. ``flwr`` executes Flower command lines one after
-another in one interpreter, because importing Flower takes 0.9 s.
+It does so when the command ends, or its standard input is closed. The kernel closes that
+pipe when the launcher dies for any reason, so no process survives the launcher.
 
-Both run as files (``python -P supervisor.py``) and import nothing from this package, so
-they start fast and use little memory.
+It runs as a file (``python -P supervisor.py FOLDER COMMAND``) and imports nothing from this
+package, so it starts fast and uses little memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -21,13 +18,11 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["answer_flwr", "die_with_parent", "keep"]
+__all__ = ["die_with_parent", "keep"]
 
 GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -67,46 +62,6 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
     if remove is not None:
         shutil.rmtree(remove, ignore_errors=True)
     return status or 0
-
-
-def answer_flwr() -> None:
-    """Execute ``flwr`` commands from stdin, one JSON object per line, until it ends.
-
-    A request holds ``arguments`` and ``output``, the file for the command's output. The
-    answer is a line of JSON with ``code``, the exit status.
-    """
-    flwr = next(iter(entry_points(group="console_scripts", name="flwr"))).load()
-    streams = (1, os.dup(1)), (2, os.dup(2))
-    answers = os.fdopen(os.dup(1), "w")
-    for line in sys.stdin:
-        request = json.loads(line)
-        sys.argv = ["flwr", *request["arguments"]]
-        with open(request["output"], "wb", buffering=0) as output:
-            for number, _ in streams:  # Flower also prints to file descriptors
-                os.dup2(output.fileno(), number)
-            code = _exit_status(flwr)
-        for number, own in streams:
-            os.dup2(own, number)
-        print(json.dumps({"code": code}), file=answers, flush=True)
-
-
-def _exit_status(program: object) -> int:
-    """Call the function of a console script; return the exit status."""
-    assert callable(program)
-    try:
-        program()
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-            return 1
-        return end.code or 0
-    except Exception:  # like the interpreter: print the traceback, exit status 1
-        traceback.print_exc()
-        return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return 0
 
 
 def _wait_for_end_of_input(closing: threading.Event) -> None:
@@ -183,6 +138,4 @@ def _end_descendants(known: set[psutil.Process]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "keep":
-        sys.exit(keep(sys.argv[3:], remove=sys.argv[2] or None) != 0)
-    answer_flwr()
+    sys.exit(keep(sys.argv[2:], remove=sys.argv[1] or None) != 0)
