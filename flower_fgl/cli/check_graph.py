@@ -1,16 +1,16 @@
-"""The ``check-graph`` command: problems of a graph file, and what leaves its owner."""
+"""The ``check-graph`` command: problems of a graph file, and notes on its content."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from flower_fgl.cli.check_numbers import number_notes
-from flower_fgl.cli.check_set import each_class, read_set
-from flower_fgl.cli.check_typed import kept_parts, list_parts, said_of_schema
+from flower_fgl.cli.leaving import items_of, list_parts
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.data_floors import broken_by_data
 from flower_fgl.client_apps.runtime.describe import (
@@ -23,21 +23,29 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError
 from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.targets import MIN_EDGES
-from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable
+from flower_fgl.core.target_scale import moments
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
+from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
 from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
+from flower_fgl.datasets.owned_set import (
+    client_from_set,
+    leaks,
+    split_keys,
+    split_rule,
+    split_set,
+)
+from flower_fgl.datasets.splits.graph_sets import SET_SPLIT
 from flower_fgl.datasets.splits.split import PUBLIC
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.typed import agreed_graph
-from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.methods import parse_config
 from flower_fgl.nn.link import graph_sides
-from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 
-__all__ = ["GraphReport", "describe_leaving", "inspect_graph", "learned_by_server"]
-__all__ += ["said_once"]
+__all__ = ["GraphReport", "inspect_graph"]
 
 SMALL_CLASS = 5
 """Classes with fewer training nodes may reveal information about individuals."""
@@ -66,7 +74,7 @@ def inspect_graph(
     """Find all problems of a data owner's graph file, for a run and a node config."""
     config = parse_config(settings)
     try:
-        read = read_set if config.classifies_graphs else _read_graph
+        read = _read_set if config.classifies_graphs else _read_graph
         graph, problems, noted = read(path, config)
         if graph is None:
             return GraphReport(problems)
@@ -126,7 +134,7 @@ def _read_graph(
         split = (
             f"{config.shots} training and 15 test nodes of each class"
             if config.setting == "few-shot"
-            else f"20/40/40 percent of {each_class(owned.dataset.target)}"
+            else f"20/40/40 percent of {_each_class(owned.dataset.target)}"
         )
         parts = "train_mask, val_mask and test_mask to the file"
         if path.is_dir():
@@ -144,7 +152,7 @@ def _notes(
     graph: ClientGraph, description: Description, config: RunConfig
 ) -> list[str]:
     """Return notes on missing items, small classes, isolated nodes and large features."""
-    notes, items = [], _items(config)
+    notes, items = [], items_of(config)
     if not description.num_train:
         is_scored = description.num_val or description.num_test
         can = "cannot train and can only" if is_scored else "can neither train nor"
@@ -167,7 +175,7 @@ def _notes(
                 "both. Negatives join both sides too."
             )
     elif graph.target.has_numbers:
-        notes += number_notes(graph, items)
+        notes += _number_notes(graph, items)
     elif graph.target.has_classes:
         notes += _small_classes(description, config)
         notes += _single_class(graph, items)
@@ -184,13 +192,6 @@ def _notes(
             "compare. Remove fedgcn.ids = guessable, or set id-key in the node config."
         )
     return notes + suspect_data(graph)
-
-
-def _items(config: RunConfig) -> str:
-    """Return what is trained and scored: ``graphs``, ``edges`` or ``nodes``."""
-    if config.classifies_graphs:
-        return "graphs"
-    return "edges" if config.has_pairs else "nodes"
 
 
 def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
@@ -246,7 +247,9 @@ def _small_classes(description: Description, config: RunConfig) -> list[str]:
     if not small:
         return []
     listed = ", ".join(f"{name} ({count})" for name, count in small.items())
-    text = f"Classes with fewer than {SMALL_CLASS} training {_items(config)}: {listed}."
+    text = (
+        f"Classes with fewer than {SMALL_CLASS} training {items_of(config)}: {listed}."
+    )
     sent = enough(tuple(small.values()), config.min_class_count)
     if config.share_class_counts and sent == tuple(small.values()):
         text += " With share-class-counts the server learns these counts."
@@ -258,141 +261,154 @@ def _small_classes(description: Description, config: RunConfig) -> list[str]:
     return [text]
 
 
-def learned_by_server(
-    description: Description, *, with_counts: bool
-) -> dict[str, object]:
-    """Return exactly the fields that the server receives, by their name in the message."""
-    if not with_counts:
-        description = replace(description, class_counts=())
-    return dict(description.to_record().config_records[INFO])
+FEW = 5
+"""Training values below which a target's mean and spread say little."""
+FAR = 10.0
+"""Standard deviations from the mean beyond which a value is named."""
 
 
-def describe_leaving(
-    description: Description,
-    settings: Mapping[str, Scalar],
-    node: NodeSettings = NodeSettings(),  # noqa: B008 - frozen
-) -> list[str]:
-    """Say in an owner's words what leaves its machine, and what does not."""
-    config = parse_config(settings)
-    lines = ["What leaves this machine before round 1, once:"]
-    lines += [f"  {text}" for text in said_once(description, config).values()]
-    if config.predicts_numbers and config.target_scale == "shared":
-        lines.append(
-            f"  the number of training {_items(config)} with each target, and mean and "
-            'standard deviation of its values (target-scale = "given" or "own" sends none)'
-        )
-    method = METHODS[config.method]
-    lines += [f"  {text}" for text in method.sent_before]
-    rest = ", except for what is sent once" if method.sent_before else ""
-    lines.append(f"What leaves it in every round with method = {config.method}:")
-    if method.uploads:
-        what = f"numbers that are computed from the training {_items(config)}, see the row "
-        what += f"of {method.name} in docs/security.md"
-        if method.robust:
-            what = "the weights of a model that was trained on all training "
-            what += _items(config)
-        lines.append(f"  {what} ({method.payload} bytes)")
-        lines += [f"  {text}" for text in kept_parts(description, config)]
-        lines.append(f"  {_protection(config)}")
-    lines += [
-        f"  {_scored(node, _items(config))}",
-        f"What stays here{rest}: every single node, edge, feature and label, the ids of "
-        "the nodes, and the predictions.",
-        "What can be concluded from uploads: docs/security.md.",
-    ]
-    return lines
+def _number_notes(graph: ClientGraph, items: str) -> list[str]:
+    """Return notes on unknown, few, equal and far values of each target.
+
+    ``items`` are ``nodes``, ``edges`` or ``graphs``.
+    """
+    values, masks = graph.graph.targets, graph.graph.masks
+    assert values is not None
+    training = moments(values[masks["train"]])
+    notes = []
+    for place, found in enumerate(moments(values)):
+        name, number = graph.target.names[place], len(values)
+        if found.count < number:
+            share = 1 - found.count / number
+            notes.append(f'"{name}" is unknown for {share:.1%} of the {items}.')
+        if training[place].count < FEW:
+            notes.append(
+                f'"{name}" has {training[place].count} training values, fewer than {FEW}.'
+            )
+        if found.count and not found.m2:
+            notes.append(f'All {found.count} known values of "{name}" are equal.')
+        column = values[:, place]
+        notes += _far_values(name, column[~column.isnan()])
+    return notes
 
 
-def said_once(description: Description, config: RunConfig) -> dict[str, str]:
-    """Say in words what each field of a description, or group of fields, reveals."""
-    items = _items(config)
-    size = "pairs of nodes to predict" if config.has_pairs else items
-    if config.classifies_edges:
-        used = description.num_train + description.num_val + description.num_test
-        is_cut = (
-            description.num_nodes < used
-        )  # by time: the test has a graph of its own
-        size = "labelled edges before the test" if is_cut else "labelled edges"
-    whole = "the set" if config.classifies_graphs else "the graph"
-    has_classes = description.target.has_classes
-    kind = "the classes" if has_classes else f"these {description.target_kind}"
-    counts = zip(description.class_names, description.class_counts, strict=False)
-    per_class = ", ".join(f"{name}: {count}" for name, count in counts)
-    counted = f"the number of training {items} of each class"
-    counted = (
-        f"{counted}: {per_class} (share-class-counts = false sends none)"
-        if config.share_class_counts
-        else f"not {counted} (share-class-counts = false)"
+def _far_values(name: str, known: Tensor) -> list[str]:
+    """Return a note if the smallest or largest value is far from all other values."""
+    if not known.numel():
+        return []
+    notes = []
+    for which, value in (("smallest", known.min()), ("largest", known.max())):
+        rest = known[known != value]  # a marker of unknown values is often repeated
+        (others,) = moments(rest[:, None])
+        if others.m2 and abs(float(value) - others.mean) > FAR * others.spread:
+            notes.append(
+                f'The {which} value of "{name}" ({len(known) - len(rest)} times) is more '
+                f"than {FAR:.0f} standard deviations from the mean of the others. Check "
+                "the unit; if it marks an unknown value, leave it out (NaN, an empty cell)."
+            )
+    return notes
+
+
+MAY_LEAK = "may test an item that another owner trains on"
+
+
+def _each_class(target: Target) -> str:
+    """Return of what a random split has its shares."""
+    return "the items with a known value" if target.has_numbers else "each class"
+
+
+def _read_set(
+    path: Path, config: RunConfig
+) -> tuple[ClientGraph | None, list[str], list[str]]:
+    """Return the client of a set of graphs, the problems of its file, and notes on it."""
+    owned, problems = inspect_graph_set(path)
+    if owned is None:
+        return None, problems, []
+    rule = split_rule(owned, config)
+    has_own = bool(owned.dataset.masks)
+    is_own = config.split == PUBLIC or (
+        config.split == "default" and rule == "random" and has_own
     )
-    hashed = "a hash of the feature names, not the names (share-feature-names = false)"
-    if not description.features_sha256:
-        hashed = "that the features have no names"
-    names = ", ".join(description.feature_names)
-    scaled = {"none": "are not scaled", "rows": "are scaled by node"}
-    said = {
-        "name": f"the owner's name: {description.name}",
-        "num-nodes num-edges": f"the size of {whole}: {description.num_nodes:,} {size}, "
-        f"{description.num_edges:,} edges",
-        "num-train num-val num-test": f"how many {items} are used for what: "
-        f"{description.num_train:,} for training, {description.num_val:,} for validation, "
-        f"{description.num_test:,} for testing",
-        "num-features": f"the number of features: {description.num_features:,}",
-        "feature-names features-sha256": f"the names of the features: {names}"
-        if names
-        else hashed,
-        "scale": f"that the features {scaled.get(description.scale, 'are standardized')}",
-        "class-names": f"the names of {kind}, as text, to the server and to all other "
-        f"owners: {', '.join(description.class_names)}",
-        "class-counts": counted
-        if has_classes
-        else f"not the number of {items} with each of them",
-        "model partition-id num-partitions partition-sha256": "the owner's number and "
-        "its model, as the server assigned them",
-        "public-key": "a public key, if the run uses secure aggregation; it is no secret",
-        "target-kind": ""
-        if has_classes
-        else f"that {description.target_kind} are predicted",
-        "target-units": "their units: "
-        + ", ".join(unit or "none" for unit in description.target_units)
-        if description.target_units
-        else "",
-        "prepared-sha256": "a hash of the recipe and vocabulary of flower-fgl prepare, "
-        f"which owners compare: {description.prepared}"
-        if description.prepared
-        else "",
-        "num-edge-features": f"the number of features of edges: {edge_features}"
-        if (edge_features := description.num_edge_features)
-        else "",
-        "num-entries": "the number of known training labels or numbers of all targets: "
-        f"{description.num_entries:,}"
-        if description.num_entries
-        else "",
-    }
-    said |= said_of_schema(description, config)
-    return {key: text for key, text in said.items() if text}
-
-
-def _scored(node: NodeSettings, items: str) -> str:
-    """Say which scores and losses a node sends."""
-    if node.scores == "none":
-        return "no loss and no scores (scores = none)"
-    loss = "" if node.hides_loss else "the training loss, and "
-    rounded = ", rounded" if node.scores == "rounded" else ""
-    return f"{loss}the scores on the validation and test {items}{rounded}"
-
-
-def _protection(config: RunConfig) -> str:
-    """Say how uploads are protected."""
-    measures = []
-    if config.secure_aggregation:
-        measures.append("masked, so that the server only sees the sum over owners")
-    if config.upload_clip:
-        measures.append(f"clipped to the length {config.upload_clip:g}")
-    if config.upload_noise:
-        measures.append(f"noised by {config.upload_noise:g} times that length")
-    if not measures:
-        return (
-            "as it is: neither masked (secure-aggregation) nor noised (upload-clip, "
-            "upload-noise)"
+    notes = [*owned.notes, *_sizes(owned)]
+    if is_own or rule == "random":
+        masks, _ = split_set(owned, config)
+        notes += [text for text in (leaks(owned, config, masks),) if text]
+    if is_own:
+        notes.append(f"The split of this file {MAY_LEAK}.")
+        return client_from_set(owned, config), [], notes
+    share = SET_SPLIT if config.split == "default" else config.split
+    if rule == "random":
+        keyed = owned
+        notes.append(
+            f"A random split will be drawn, {share} percent of "
+            f"{_each_class(owned.dataset.target)}, which {MAY_LEAK}. "
+            + (
+                "Remove split-by to split by identifiers."
+                if owned.keys
+                else "Name the items in graph_keys (CSV: key), alike at all owners."
+            )
         )
-    return ", ".join(measures)
+    else:  # the identifiers of molecules take long: they are computed once
+        keyed = replace(owned, keys=split_keys(owned, rule), smiles=())
+        config = replace(config, split_by="id")
+        notes += _repeats(keyed)
+        notes.append(
+            f'The split follows split-by = "{rule}": about {share} percent of the '
+            "identifiers, each in the same part at all owners with the same seed."
+        )
+        if has_own:
+            notes.append(
+                f'The split in this file is not used. split = "{PUBLIC}" uses it; it '
+                f"{MAY_LEAK}."
+            )
+    return client_from_set(keyed, config), [], notes
+
+
+def _sizes(owned: OwnedSet) -> list[str]:
+    """Return notes on the sizes of the graphs, and on known labels."""
+    dataset = owned.dataset
+    number = dataset.num_graphs
+    nodes = torch.bincount(dataset.batch, minlength=number)
+    of_edge = dataset.batch[dataset.edge_index[0]]
+    edges = torch.bincount(of_edge, minlength=number) // 2
+    known = int((dataset.y >= 0).sum())
+    return [
+        f"{number:,} graphs, {known:,} of them with a known {_known_of(dataset)}. "
+        "Smallest, median and largest number of nodes: "
+        f"{_three(nodes)}; of edges: {_three(edges)}. "
+        f"{int((edges == 0).sum()):,} graphs have no edge."
+    ]
+
+
+def _known_of(dataset: GraphDataset) -> str:
+    """Return what is known of the graphs; of several targets, how many of each."""
+    target, values = dataset.target, dataset.targets
+    if values is None:
+        return "label"
+    is_known = ~values.isnan() if target.has_numbers else values >= 0
+    counts = zip(target.names, is_known.sum(dim=0).tolist(), strict=True)
+    return f"value ({', '.join(f'{name}: {count:,}' for name, count in counts)})"
+
+
+def _three(counts: torch.Tensor) -> str:
+    """Return minimum, median and maximum for a note."""
+    return f"{int(counts.min()):,}, {int(counts.median()):,}, {int(counts.max()):,}"
+
+
+def _repeats(owned: OwnedSet) -> list[str]:
+    """Return a note on identifiers that several graphs have."""
+    counts = Counter(owned.keys)
+    repeated = {key for key, count in counts.items() if count > 1}
+    if not repeated:
+        return []
+    y, targets = owned.dataset.y, owned.dataset.targets
+    rows = (y[:, None] if targets is None else targets).numpy()
+    labels = zip(owned.keys, map(bytes, rows), strict=True)
+    pairs = {(key, label) for key, label in labels if key in repeated}
+    differing = sum(count > 1 for count in Counter(key for key, _ in pairs).values())
+    graphs = sum(counts[key] for key in repeated)
+    return [
+        f"{len(repeated):,} identifiers stand for several graphs, {graphs:,} in all, which "
+        f"are in one part of the split and all count; {differing:,} of these identifiers "
+        "have different values."
+    ]

@@ -141,11 +141,8 @@ def check_graph(
     reject_unused_settings(pairs, [config])
     node, notes = check_node_config(node_config, config, graph)
     # loads torch: the settings are checked first
-    from flower_fgl.cli.check_graph import (
-        describe_leaving,
-        inspect_graph,
-        learned_by_server,
-    )
+    from flower_fgl.cli.check_graph import inspect_graph
+    from flower_fgl.cli.leaving import describe_leaving, learned_by_server
     from flower_fgl.datasets.graph_files.problems import show_path
 
     report = inspect_graph(graph, pairs, node)

@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flower_fgl.cli.check_graph import (
-    describe_leaving,
-    inspect_graph,
-    learned_by_server,
-    said_once,
-)
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.leaving import describe_leaving, learned_by_server, said_once
 from flower_fgl.cli.main import app
 from flower_fgl.methods import parse_config
 

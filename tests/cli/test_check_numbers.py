@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_fgl.cli.check_graph import describe_leaving, inspect_graph, said_once
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.leaving import describe_leaving, said_once
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_fgl.cli.check_graph import (
-    describe_leaving,
-    inspect_graph,
-    learned_by_server,
-    said_once,
-)
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.leaving import describe_leaving, learned_by_server, said_once
 from flower_fgl.core.node_settings import broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config

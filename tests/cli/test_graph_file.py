@@ -9,11 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from flower_fgl.cli.check_graph import (
-    inspect_graph,
-    learned_by_server,
-    said_once,
-)
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.leaving import learned_by_server, said_once
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.flower_internals import parse_config_args

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from flower_fgl import simulate
-from flower_fgl.cli.check_graph import inspect_graph, said_once
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.leaving import said_once
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file

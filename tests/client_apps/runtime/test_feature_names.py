@@ -12,7 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from flower_fgl import Run
-from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.leaving import learned_by_server
 from flower_fgl.cli.main import app
 from flower_fgl.core.agreement import hash_names
 from flower_fgl.core.errors import DataError, PayloadError, RunError
