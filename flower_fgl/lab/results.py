@@ -226,7 +226,10 @@ class Run(RunFolder):
             [f"<p>{html.escape(line)}</p>" for line in lines]
             for lines in (self.headline().split("\n"), below)
         )
-        return "".join([*above, _html_table(titles, rows) if rows else "", *below])
+        import pandas as pd
+
+        table = pd.DataFrame(rows, columns=titles).to_html(index=False) if rows else ""
+        return "".join([*above, table, *below])
 
 
 class RunSet(Sequence[Run]):
@@ -412,19 +415,12 @@ class RunSet(Sequence[Run]):
 
     def table(self) -> str:
         """Return one line per run, with the scores of its best round in percent."""
-        titles, rows = self._cells()
-        table = [titles, *rows]
-        widths = [max(len(row[k]) for row in table) for k in range(len(titles))]
-        return "\n".join(
-            "  ".join(
-                f"{cell:<{w}}" if k < 2 else f"{cell:>{w}}"
-                for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        )
+        return str(self._table().to_string(index=False))
 
-    def _cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return titles and rows of the table."""
+    def _table(self) -> pd.DataFrame:
+        """Return one row of texts per run."""
+        import pandas as pd
+
         metric = common_metric(self._runs)
         scale = common_scale(metric, self._runs)
         score = scale.title if scale.is_error else TITLES.get(metric, metric)
@@ -434,15 +430,14 @@ class RunSet(Sequence[Run]):
             scores = [best.get(column, {}).get(metric) for column in ("val", "test")]
             shown = ["-" if s is None else scale.show(s) for s in scores]
             rows.append([*(str(run.summary[key]) for key in ABOUT), *shown])
-        return [*ABOUT, f"val {score}", f"test {score}"], rows
+        return pd.DataFrame(rows, columns=[*ABOUT, f"val {score}", f"test {score}"])
 
     def __repr__(self) -> str:
         return self.table() if self._runs else "no runs"
 
     def _repr_html_(self) -> str:
         """Return one row per run as an HTML table, for notebooks."""
-        titles, rows = self._cells()
-        return _html_table(titles, rows, texts=2) if rows else "no runs"
+        return str(self._table().to_html(index=False)) if self._runs else "no runs"
 
 
 def load(folder: Path | str) -> Run:
@@ -591,20 +586,3 @@ def _best(run: Run) -> dict[str, Any]:
         **{f"bytes_{way}": run.summary["bytes"][way] for way in ("up", "down")},
         "seconds": run.summary["seconds"]["total"],
     }
-
-
-def _html_table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1
-) -> str:
-    """Return an HTML table whose first columns are text; a notebook gives it its style."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "".join(
-            f'<{tag} style="text-align: {"left" if k < texts else "right"}">'
-            f"{html.escape(cell)}</{tag}>"
-            for k, cell in enumerate(cells)
-        )
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    head = f"<thead><tr>{line(titles, 'th')}</tr></thead>"
-    return f"<table>{head}<tbody>{body}</tbody></table>"

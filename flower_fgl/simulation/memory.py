@@ -83,7 +83,10 @@ def estimate_memory(
     is_host = choose_device(config.device).type == "cpu"
     if not is_cluster:
         at_most = CACHE_BYTES * (1 if is_ray else number)
-        needed = sizes.num_bytes + _operator_bytes(sizes) * is_host
+        # propagation operators, and sparse features as operators
+        operators = 8 * (sizes.num_edges + sizes.num_nodes)
+        operators += 8 * sizes.num_entries * sizes.is_sparse
+        needed = sizes.num_bytes + operators * is_host
         parts["graphs"] = min(needed, at_most)
         if is_host:
             parts["training"] = _step_bytes(config, store, largest)
@@ -91,13 +94,14 @@ def estimate_memory(
                 parts["stacked graphs"] = _stacked_bytes(config, sizes, largest)
     if row.network:
         return MemoryEstimate(parts)
+    sampled = num_sampled(config, config.clients) / config.clients
     if is_host and not (is_ray or is_cluster):  # with Ray the states are files
         copies = 1
         if row.takes_batches and config.optimizer_state == "keep":
             copies += 2 * (config.optimizer != "sgd")
-        parts["client states"] = int(copies * weights * _share_ever_sampled(config))
+        share = 1 - float((1 - sampled) ** config.rounds)  # that any round samples
+        parts["client states"] = int(copies * weights * share)
     if row.robust:  # uploads are weights
-        sampled = num_sampled(config, config.clients) / config.clients
         parts["uploads"] = int(weights * sampled)
     return MemoryEstimate(parts)
 
@@ -159,12 +163,6 @@ def graph_sizes(store: ClientStore) -> tuple[GraphSizes, GraphSizes]:
     names += ["num_entries", "num_train_nodes", "num_train"]
     sums: dict[str, Any] = {name: total(name) for name in names}
     return replace(read[0], **sums), read[0]
-
-
-def _operator_bytes(sizes: GraphSizes) -> int:
-    """Return the bytes of propagation operators, and of sparse features as operators."""
-    operators = 8 * (sizes.num_edges + sizes.num_nodes)
-    return operators + (8 * sizes.num_entries if sizes.is_sparse else 0)
 
 
 def _shapes(
@@ -229,12 +227,6 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
 def has_stacked_form(row: Method) -> bool:
     """Return whether a method's client half declares a stacked form."""
     return bool(vars(row.load_client_app()).get("stacked"))
-
-
-def _share_ever_sampled(config: RunConfig) -> float:
-    """Return the expected share of clients that any round samples."""
-    share = num_sampled(config, config.clients) / config.clients
-    return 1 - float((1 - share) ** config.rounds)
 
 
 def _control_group_rooms(root: Path) -> list[int]:

@@ -124,7 +124,7 @@ class Cells(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.tags[-1] in ("td", "th"):
-            self.cells[-1] += data
+            self.cells[-1] += data.strip()
 
 
 def test_a_notebook_shows_the_table_of_the_terminal(runs: RunSet) -> None:

@@ -123,7 +123,9 @@ def row_space(
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
     method = str(before["method"])
-    own = {} if case in METHODS else _entries_of(space, case)
+    of_case = {} if case in METHODS else space
+    start = f"{case}."
+    own = {k[len(start) :]: v for k, v in of_case.items() if k.startswith(start)}
     for key in own:
         if "." in key and not key.startswith(f"{method}."):
             raise ConfigError(
@@ -131,7 +133,10 @@ def row_space(
             )
     for key, dimension in (_keys_of(space, method) | _keys_of(own, method)).items():
         if key not in before:
-            _reject_unknown(key, settings)
+            try:
+                parse_config({**settings, key: ""})
+            except ConfigError as error:  # names the closest setting
+                raise ConfigError(f"tune.{key}: {error}") from error
         if dimension == Choices(()):
             continue
         if key in NOT_TUNABLE:
@@ -141,12 +146,6 @@ def row_space(
             )
         out[key] = _checked(key, dimension, settings, before)
     return out, {key: before[key] for key in out}
-
-
-def _entries_of(space: Mapping[str, Dimension], case: str) -> dict[str, Dimension]:
-    """Return the entries of a case's table, by key."""
-    start = f"{case}."
-    return {k[len(start) :]: v for k, v in space.items() if k.startswith(start)}
 
 
 def _keys_of(space: Mapping[str, Dimension], method: str) -> dict[str, Dimension]:
@@ -160,14 +159,6 @@ def _keys_of(space: Mapping[str, Dimension], method: str) -> dict[str, Dimension
         if dot and table == method:
             out[name if name in general - named else key] = value
     return out
-
-
-def _reject_unknown(key: str, settings: Mapping[str, Scalar]) -> None:
-    """Reject a key that is no setting of the row, with the closest one that is."""
-    try:
-        parse_config({**settings, key: ""})
-    except ConfigError as error:
-        raise ConfigError(f"tune.{key}: {error}") from error
 
 
 def _checked(

@@ -59,11 +59,11 @@ def select_runs(text: str) -> list[RunFolder]:
     for place, name in _places(text):
         place = os.path.expanduser(place)
         folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
-        found = {
-            file.parent.resolve(): RunFolder.load(file.parent)
-            for folder in folders or [Path(place)]
-            for file in _config_files(folder)
-        }
+        found = {}
+        for folder in folders or [Path(place)]:
+            is_run = (folder / "config.toml").exists()
+            files = sorted(folder.glob("config.toml" if is_run else "*/config.toml"))
+            found |= {f.parent.resolve(): RunFolder.load(f.parent) for f in files}
         if name:
             known = {str(run.summary["method"]) for run in found.values()}
             known |= {without_seed(path.name) for path in found}
@@ -146,12 +146,6 @@ def _of_case(runs: Mapping[Path, RunFolder], name: str) -> dict[Path, RunFolder]
 def without_seed(folder: str) -> str:
     """Return the name of a run folder without its seeds."""
     return SEEDS.sub("", folder).removeprefix("-")
-
-
-def _config_files(folder: Path) -> list[Path]:
-    """Return the config files of a run folder, or of all run folders in a folder."""
-    file = folder / "config.toml"
-    return [file] if file.exists() else sorted(folder.glob("*/config.toml"))
 
 
 def paired_runs(

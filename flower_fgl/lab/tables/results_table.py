@@ -157,21 +157,23 @@ class ResultsTable:
         ]  # fmt: skip
         out = []
         for place, cells in self._places.items():
-            parts = [
-                _place_part(PLACE[k], place[k], self.labels)
-                for k in varying
-                if place[k] is not None
-            ]
+            parts = []
+            for key, value in ((PLACE[k], place[k]) for k in varying):
+                text = self.labels.get(str(value), str(value))
+                if key not in ("dataset", "partition", "setting"):
+                    text = f"{text} clients" if key == "clients" else f"{key} {text}"
+                parts += [] if value is None else [text]
+            known = [cell.target["std"] for cell in cells if cell.target.get("std")]
+            std = [fmean(each) for each in zip(*known, strict=False)]
             lines = [
                 Line(cell, model)
                 for cell in cells
                 for model in cell.models
                 if model in self.models
             ]
-            block = Block(", ".join(parts), lines, _target_of(cells))
-            out.append(
-                replace(block, best=self._best(lines), control=self._control(lines))
-            )
+            target = {**cells[0].target, "std": std}
+            best, control = self._best(lines), self._control(lines)
+            out.append(Block(", ".join(parts), lines, target, best, control))
         if self.against and all(block.control is None for block in out):
             raise ConfigError(self._no_control(out))
         return out
@@ -233,11 +235,6 @@ class ResultsTable:
         """Return one value of a line per draw; empty if a draw has none."""
         found = self._scores.values(*self._key(line, metric, column))
         return found if len(found) == len(line.cell.draws) else []
-
-    def num_lacking(self, line: Line) -> int:
-        """Return how many draws lack the table's score, which others have."""
-        found = len(self._scores.values(*self._key(line, "", "")))
-        return len(line.cell.draws) - found if found else 0
 
     @cached_property
     def _tests(self) -> dict[tuple[int, int], Comparison]:
@@ -426,10 +423,12 @@ class ResultsTable:
             out.append(finetuned_note(tuned))
         for block in self.blocks:
             for line in block.lines:
-                if not self.is_cost and (number := self.num_lacking(line)):
+                number = len(line.cell.draws)
+                known = len(self._scores.values(*self._key(line, "", "")))
+                if not self.is_cost and 0 < known < number:
                     out.append(
                         f"{self.label(line.name)} on {block.name} has no {self.metric} in "
-                        f"{number} of {len(line.cell.draws)} draws: it has no mean."
+                        f"{number - known} of {number} draws: it has no mean."
                     )
         planned = {c.planned_draws for c in self.cells if c.planned_draws}
         if planned and max(planned) > max(numbers):
@@ -469,23 +468,6 @@ def _kind_of(cells: Sequence[Cell]) -> str:
     if len(seeds) == 1:
         return "draws of partition and split."
     return "draws of partition, split and initial model."
-
-
-def _target_of(cells: Sequence[Cell]) -> Mapping[str, Any]:
-    """Return the target of cells on the same data, with the mean of their spreads."""
-    known = [cell.target["std"] for cell in cells if cell.target.get("std")]
-    return {
-        **cells[0].target,
-        "std": [fmean(each) for each in zip(*known, strict=False)],
-    }
-
-
-def _place_part(key: str, value: Any, labels: Mapping[str, str]) -> str:
-    """Return a value of a place as a heading shows it."""
-    text = labels.get(str(value), str(value))
-    if key in ("dataset", "partition", "setting"):
-        return text
-    return f"{text} clients" if key == "clients" else f"{key} {text}"
 
 
 def _check_draws(cells: Sequence[Cell]) -> None:

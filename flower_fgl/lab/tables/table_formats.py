@@ -37,6 +37,14 @@ from flower_fgl.runs.files import some_names
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
 
+CSV_COMPARISON = {
+    "minus_": "difference",
+    "p_": "p",
+    "p_tied_": "p_equivalent",
+    "detectable_": "detectable",
+}
+"""Columns of a comparison, before ``control`` or ``best``, by their attribute."""
+FORMATS = ("markdown", "latex", "html", "csv")
 LAYOUTS = ("full", "overview", "summary", "owners")
 NOTES = ("all", "marks", "none")
 TITLES = {
@@ -104,17 +112,13 @@ def format_table(
         below += _facts(table, layout)
     if is_latex:
         names = dict.fromkeys(cell.experiment for cell in table.cells)
+        titles = list(dict.fromkeys(cell.title for cell in table.cells if cell.title))
+        kind = table.scale.name_of(TITLES.get(table.metric, table.metric))
+        caption = titles[0] if len(titles) == 1 else f"{table.column} {kind}"
         for sheet in sheets:  # a label without a caption would be that of the section
-            sheet.attrs["caption"] = sheet.attrs["caption"] or _caption(table)
+            sheet.attrs["caption"] = sheet.attrs["caption"] or caption
         return _latex(sheets, below, "-".join(names))
     return (_markdown if format == "markdown" else _html)(sheets, below)
-
-
-def _caption(table: ResultsTable) -> str:
-    """Return the title of the experiments, or what the table shows."""
-    titles = list(dict.fromkeys(cell.title for cell in table.cells if cell.title))
-    kind = table.scale.name_of(TITLES.get(table.metric, table.metric))
-    return titles[0] if len(titles) == 1 else f"{table.column} {kind}"
 
 
 def _sheet(
@@ -174,7 +178,17 @@ def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[
                 f"size named would be found in {100 * POWER:.0f} % of cases."
             )
         notes.append(marks)
-        if whys := _not_testable(table):
+        lacking: dict[str, dict[str, None]] = {}
+        for block, line, versus in _verdicts(table):
+            if versus.why_not:
+                place = f"{table.label(line.name)} on {block.name}"
+                lacking.setdefault(versus.why_not, {})[place] = None
+        every = "all comparisons" if not number and len(lacking) == 1 else ""
+        whys = [
+            f"{why} ({every or some_names(list(names), '; ')})"
+            for why, names in lacking.items()
+        ]
+        if whys:
             notes.append(f"Not testable: {'; '.join(whys)}.")
     ranks, missing = table.ranks()
     if ranks is not None and not ranks.why_not:
@@ -217,20 +231,6 @@ def _verdicts(table: ResultsTable) -> Iterator[tuple[Block, Line, Comparison]]:
             for other in (block.control, block.best):
                 if (versus := table.versus(line, other)) is not None:
                     yield block, line, versus
-
-
-def _not_testable(table: ResultsTable) -> list[str]:
-    """Return why comparisons cannot be tested, with the lines concerned."""
-    found: dict[str, dict[str, None]] = {}
-    for block, line, versus in _verdicts(table):
-        if versus.why_not:
-            name = f"{table.label(line.name)} on {block.name}"
-            found.setdefault(versus.why_not, {})[name] = None
-    everything = "all comparisons" if not table.num_tests and len(found) == 1 else ""
-    return [
-        f"{why} ({everything or some_names(list(names), '; ')})"
-        for why, names in found.items()
-    ]
 
 
 def _pooled(found: tuple[float, int] | None) -> str:
@@ -638,13 +638,3 @@ def _csv(table: ResultsTable) -> str:
     frame = pd.DataFrame(rows, dtype=object)
     kept = [key for key in frame if (frame[key] != "").any()]
     return str(frame[kept].to_csv(index=False, lineterminator="\n", na_rep="nan"))
-
-
-CSV_COMPARISON = {
-    "minus_": "difference",
-    "p_": "p",
-    "p_tied_": "p_equivalent",
-    "detectable_": "detectable",
-}
-"""Columns of a comparison, before ``control`` or ``best``, by their attribute."""
-FORMATS = ("markdown", "latex", "html", "csv")

@@ -220,7 +220,10 @@ class Rehearsal:
                 reason = "the SuperLink or a SuperNode ended"
                 break
             if not self.run_folder.exists() and time.monotonic() > asked + ASK_SECONDS:
-                if self._has_ended(run_id):
+                words = ["list", CONNECTION, "--run-id", run_id, "--format", "json"]
+                answer = self.command("flwr", *words)
+                (listed,) = json.loads(answer[answer.index("{") :])["runs"]
+                if str(listed["status"]).startswith("finished"):
                     reason = "it ended before its first round"
                     break
                 asked = time.monotonic()
@@ -234,13 +237,6 @@ class Rehearsal:
                 f"of the run's log:\n{tail(log)}"
             )
         return self.run_folder
-
-    def _has_ended(self, run_id: str) -> bool:
-        """Return whether Flower says that the run has ended."""
-        words = ["list", CONNECTION, "--run-id", run_id, "--format", "json"]
-        answer = self.command("flwr", *words)
-        run = json.loads(answer[answer.index("{") :])["runs"][0]
-        return str(run["status"]).startswith("finished")
 
     def stop(self) -> None:
         """End all started processes and their descendants, by process ID."""
