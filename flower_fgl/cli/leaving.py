@@ -69,8 +69,13 @@ def describe_leaving(
         lines.append(f"  {what} ({method.payload} bytes)")
         lines += [f"  {text}" for text in _kept_parts(description, config)]
         lines.append(f"  {_protection(config)}")
+    loss = "" if node.hides_loss else "the training loss, and "
+    rounded = ", rounded" if node.scores == "rounded" else ""
+    scored = f"{loss}the scores on the validation and test {items_of(config)}{rounded}"
+    if node.scores == "none":
+        scored = "no loss and no scores (scores = none)"
     lines += [
-        f"  {_scored(node, items_of(config))}",
+        f"  {scored}",
         f"What stays here{rest}: every single node, edge, feature and label, the ids of "
         "the nodes, and the predictions.",
         "What can be concluded from uploads: docs/security.md.",
@@ -145,15 +150,6 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     }
     said |= _said_of_schema(description, config)
     return {key: text for key, text in said.items() if text}
-
-
-def _scored(node: NodeSettings, items: str) -> str:
-    """Say which scores and losses a node sends."""
-    if node.scores == "none":
-        return "no loss and no scores (scores = none)"
-    loss = "" if node.hides_loss else "the training loss, and "
-    rounded = ", rounded" if node.scores == "rounded" else ""
-    return f"{loss}the scores on the validation and test {items}{rounded}"
 
 
 def _protection(config: RunConfig) -> str:

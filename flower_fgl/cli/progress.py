@@ -140,7 +140,11 @@ class GridProgress:
                 console=console,
             )
             self._all = self._bars.add_task(
-                "all runs", total=len(estimate.cells), left="", numbers=""
+                "all runs",
+                total=len(estimate.cells),
+                left="",
+                numbers="",
+                visible=len(estimate.cells) > 1,
             )
 
     def __enter__(self) -> GridProgress:
@@ -170,6 +174,9 @@ class GridProgress:
         if self._bars is not None:
             self._bars.update(
                 self._tasks[name],
+                description=name
+                if row["phase"] == "train"
+                else f"{name}: {row['phase']}",
                 completed=self._estimate.cells[name].done,
                 left=self._left(self._estimate.of_run(name)),
                 numbers=self._latest[name],

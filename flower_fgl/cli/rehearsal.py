@@ -7,9 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from flower_fgl.cli.arguments import show
 from flower_fgl.cli.check_graph import inspect_graph
@@ -17,15 +14,12 @@ from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, FglError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.settings import has_targets
 from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.core.unused_settings import reject_unused_settings
-from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
 from flower_fgl.runs.files import Row
-from flower_fgl.runs.model_file import ModelCard, read_card
+from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import describe_round
 from flower_fgl.simulation.flower.flower_simulation import sigterm_as_interrupt
@@ -35,8 +29,6 @@ from flower_fgl.simulation.prediction import predict_graph, task_of, write_table
 __all__ = ["Plan", "plan_rehearsal", "run_rehearsal"]
 
 ROUNDS = 3
-NEW_PAIRS = 1000
-"""Largest number of pairs that are scored after a rehearsal of link prediction."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
 
 
 def _predict(owner: str, graph: Path, home: Path) -> None:
-    """Predict the items, or ``NEW_PAIRS`` random pairs, of an owner with its model."""
+    """Predict an owner's items, or the best new link of each node, with its model."""
     models = sorted((home / "models").glob("*/model.safetensors"))
     if not models:
         show(f"{owner}: no model")
@@ -171,39 +163,10 @@ def _predict(owner: str, graph: Path, home: Path) -> None:
     folder = models[0].parent
     card = read_card(folder)
     assert card is not None  # the file exists
-    pairs = _new_pairs(graph, card) if task_of(card) == "links" else None
-    if pairs is not None and not len(pairs):
-        show(f"{owner}: no predictions, since every pair of nodes has an edge")
-        return
-    prediction = predict_graph(folder, graph, pairs=pairs)
+    top_k = 1 if task_of(card) == "links" else None
+    prediction = predict_graph(folder, graph, top_k=top_k)
     table = home / "predictions.csv"
     write_table(prediction, table)
     show(f"{owner}: predictions for {prediction.summary} in {table}")
     if prediction.note:
         show(f"  Note: {prediction.note}")
-
-
-def _new_pairs(graph: Path, card: ModelCard) -> Any:
-    """Return pairs of nodes (P, 2) without an edge, by the owner's identifiers."""
-    owned = load_graph_file(graph, needs_labels=False)
-    typed = TypedModel.from_text(card.messages)
-    dataset, number = owned.dataset, owned.dataset.num_nodes
-    edges, kinds, messages = dataset.edge_index, dataset.node_type, dataset.messages
-    is_first = torch.ones(number, dtype=torch.bool)
-    if typed and kinds is not None and messages is not None:
-        schema, triple = dataset.schema, typed.schema.predicted
-        assert schema is not None
-        assert triple is not None
-        place = schema.relations.index(triple)
-        edges = messages.index[:, messages.relation == place]
-        is_first = kinds == schema.node_types.index(triple[0])
-    side = pair_sides(edges, number, kinds)
-    drawn = draw_negatives(
-        pair_codes(edges, number),
-        number,
-        NEW_PAIRS,
-        torch.Generator().manual_seed(0),
-        side,
-    )
-    drawn = torch.where(is_first[drawn[0]], drawn, drawn.flip(0))
-    return owned.ids[drawn.t().numpy()]

@@ -12,7 +12,7 @@ import typer
 from flower_fgl.cli.arguments import NodeSet, RunFolders, console, make_table, show
 from flower_fgl.cli.table import reject_no_score
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.lab.cost_to_accuracy import cost_until, selecting_metric
+from flower_fgl.lab.report.numbers import cost_until, selecting_metric
 from flower_fgl.lab.tables.compare import (
     common_metric,
     common_scale,

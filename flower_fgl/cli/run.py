@@ -16,13 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from flower_fgl.cli.arguments import Given, rows_table, show
 from flower_fgl.cli.progress import GridProgress, TimeLeft
@@ -44,7 +37,6 @@ from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import OnRound, flatten_config, in_folder_name
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.summary import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
 
@@ -447,25 +439,9 @@ def _progress(
         return
     from flower_fgl.lab.experiments.jobs import logged_to  # other commands need no pool
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(f"{name}: starting", total=None, numbers="")
-
-        def on_round(row: Mapping[str, Any]) -> None:
-            is_round = row["phase"] == "train"
-            progress.update(
-                task,
-                description=f"{name}: {'round' if is_round else row['phase']}",
-                completed=min(row["round"], rounds),
-                total=rounds,
-                numbers=score_text(row),
-            )
-
-        with logged_to(partial(show, to=progress.console), logging.INFO):
-            yield on_round
+    left = TimeLeft(1)
+    left.add(name, name, rounds)
+    with GridProgress(console, left) as shown:
+        shown.start(name)
+        with logged_to(partial(show, to=console), logging.INFO):
+            yield partial(shown.round, name)

@@ -140,7 +140,12 @@ def table(
         draws=draws,
         labels=read_labels(labels) if labels is not None else {},
     )
-    format = format or (format_of(out) if out else "markdown")
+    if not format and out is not None and out.suffix not in ENDINGS:
+        raise ConfigError(
+            f"{out} has none of the endings {', '.join(ENDINGS)}. Use one of them, or name "
+            "the format: --format markdown."
+        )
+    format = format or (ENDINGS[out.suffix] if out else "markdown")
     text = format_table(made, layout=layout, format=format, notes=notes)
     if ranks is not None:
         ranked, _ = made.ranks()
@@ -171,16 +176,6 @@ def table(
         typer.echo(encodable(note), err=True)
     if ranks is not None:
         show(f"Picture: {ranks}")
-
-
-def format_of(out: Path) -> str:
-    """Return the format of a table by the ending of its file."""
-    if out.suffix not in ENDINGS:
-        raise ConfigError(
-            f"{out} has none of the endings {', '.join(ENDINGS)}. Use one of them, or name "
-            "the format: --format markdown."
-        )
-    return ENDINGS[out.suffix]
 
 
 def load_cells(

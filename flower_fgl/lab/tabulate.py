@@ -106,9 +106,7 @@ def tabulate_runs(
     """Group runs into cells, by the experiment file in the folder of each run folder.
 
     ``files`` are experiment files of folders without a copy, by the name of the folder.
-    Also returns what the cells do not hold, one sentence each. Raises a RunError if a
-    run does not belong to the experiment of its folder, or the tuned settings of an
-    experiment are of another study than the one beside it.
+    Also returns what the cells do not hold, one sentence each.
     """
     folders = _by_folder(runs)
     given = {file.stem: file for file in files}

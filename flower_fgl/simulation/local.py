@@ -74,11 +74,7 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Set ``clients`` to the number of ``owners``, if any, and make their paths absolute.
-
-    Raises a ConfigError if ``clients`` is another number, a DataError if a file is
-    missing.
-    """
+    """Set ``clients`` to the number of ``owners``, if any; make their paths absolute."""
     if not values.get("owners"):
         return dict(values)
     config = parse_config(values)

@@ -45,11 +45,7 @@ def check_client_gpus(client_gpus: float) -> None:
 
 
 def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
-    """Return ``workers``, or by default how many the machine has resources for.
-
-    Each has ``client_cpus`` and ``client_gpus``. Raises a RunError if the machine has too
-    few.
-    """
+    """Return ``workers``, or by default how many the machine has resources for."""
     cpus = num_cpus()
     wanted = client_cpus * (workers or 1)
     if wanted > cpus:
@@ -90,8 +86,7 @@ def on_cluster(environment: Mapping[str, str]) -> bool:
 def require_cluster(environment: Mapping[str, str]) -> None:
     """Raise a RunError if ``RAY_ADDRESS`` is no address, or nothing answers there.
 
-    ``environment`` is that of the process that joins the cluster. Ray itself would wait
-    for minutes, and its error would name neither the variable nor the address.
+    Ray itself would wait for minutes, and its error names neither variable nor address.
     """
     if not on_cluster(environment):
         return

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flower_fgl.core.atomic import hold
+from flower_fgl.client_apps.runtime.session import choose_device
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import (
     ConfigError,
@@ -21,11 +21,26 @@ from flower_fgl.core.errors import (
     report_lack_of_memory,
 )
 from flower_fgl.core.options import Scalar
+from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, drop_removed
 from flower_fgl.runs.checkpoints import LET_GO_SECONDS, rewind
 from flower_fgl.runs.files import ENDED, ROUNDS, SUMMARY, OnRound, status_of
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import RunWriter, default_folder, require_empty
+from flower_fgl.server_app import warn_of_many_clients
+from flower_fgl.simulation.local import (
+    absolute_paths,
+    check_run,
+    count_owners,
+    run_local,
+)
+from flower_fgl.simulation.memory import require_memory
+from flower_fgl.simulation.resources import (
+    check_client_gpus,
+    check_workers,
+    fitting_workers,
+    on_cluster,
+)
 
 __all__ = ["OnRound", "run_one"]
 
@@ -51,31 +66,9 @@ def run_one(
     ``values`` is a flat run config with ``clients``. ``engine`` is ``local``, ``ray``
     (Flower's simulation) or ``auto``: the local engine, and Flower's simulation if
     ``RAY_ADDRESS`` names a cluster. Without ``workers`` Flower's simulation starts one
-    worker process per core, ``local`` none, ``auto`` as many as save time; each has
-    ``client_gpus``.
-
-    Raises a ConfigError or DataError before the run starts if a setting is wrong or the
-    data are missing; a RunError, which names the folder, if the run cannot start, resume
-    or complete. The argument of the KeyboardInterrupt after Ctrl-C is the run folder, if
-    one was written.
+    worker process per core, ``local`` none, ``auto`` as many as save time. A RunError
+    names the folder; so does the argument of the KeyboardInterrupt after Ctrl-C.
     """
-    from flower_fgl.client_apps.runtime.session import choose_device
-    from flower_fgl.datasets.store import open_store
-    from flower_fgl.server_app import warn_of_many_clients
-    from flower_fgl.simulation.local import (
-        absolute_paths,
-        check_run,
-        count_owners,
-        run_local,
-    )
-    from flower_fgl.simulation.memory import require_memory
-    from flower_fgl.simulation.resources import (
-        check_client_gpus,
-        check_workers,
-        fitting_workers,
-        on_cluster,
-    )
-
     if workers is not None:
         check_workers(workers)
     check_client_gpus(client_gpus)

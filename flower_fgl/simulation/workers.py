@@ -249,8 +249,7 @@ def start_workers(
     """Start Ray actors of :class:`ClientHost` with ``cpus`` and ``gpus`` each; end them.
 
     Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster; if the calling
-    process has already initialised Ray, that is used and left running. Raises a RunError
-    if Ray cannot start the actors, or the cluster does not answer.
+    process has already initialised Ray, that is used and left running.
     """
     with _silent():
         import ray

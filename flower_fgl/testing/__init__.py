@@ -20,17 +20,13 @@ except ModuleNotFoundError as error:
 
 # Failed assertions then show their values, as those of test modules do.
 pytest.register_assert_rewrite(
-    *(f"flower_fgl.testing.{name}" for name in ("case", "exchanges", "runs", "wire"))
+    *(f"flower_fgl.testing.{name}" for name in ("case", "exchanges", "runs"))
 )
 
-from flower_fgl.testing.case import SMALL, Contract, MethodCase, comparable  # noqa: E402
-from flower_fgl.testing.exchanges import ExchangeContract  # noqa: E402
-from flower_fgl.testing.runs import (  # noqa: E402
-    RayContract,
-    RunContract,
-    SettingContract,
-)
-from flower_fgl.testing.wire import WireContract  # noqa: E402
+# ruff: noqa: E402
+from flower_fgl.testing.case import SMALL, Contract, MethodCase, comparable
+from flower_fgl.testing.exchanges import ExchangeContract, WireContract
+from flower_fgl.testing.runs import RayContract, RunContract, SettingContract
 
 __all__ = ["SMALL", "Contract", "ExchangeContract", "MethodCase", "MethodContract"]
 __all__ += ["RayContract", "RunContract", "SettingContract", "WireContract"]

@@ -18,7 +18,7 @@ from flower_fgl import simulate
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.core.errors import RunError
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.testing.wire import PICKLE, Bomb, of_objects
+from flower_fgl.testing.exchanges import PICKLE, Bomb, of_objects
 from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import owner_graphs, run_owners
 

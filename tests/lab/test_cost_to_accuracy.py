@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from flower_fgl import Run, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.lab.cost_to_accuracy import Cost, cost_until
+from flower_fgl.lab.report.numbers import Cost, cost_until
 
 
 def row(number: int, accuracy: float | None, num_bytes: int = 5) -> dict[str, Any]:

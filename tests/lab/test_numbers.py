@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.score_names import ScoreScale
-from flower_fgl.lab.cost_to_accuracy import cost_until
 from flower_fgl.lab.plots import client_bars
 from flower_fgl.lab.report.groups import over_seeds
+from flower_fgl.lab.report.numbers import cost_until
 from flower_fgl.lab.report.page import write_report
 from flower_fgl.lab.results import Run, RunSet, compare
 from flower_fgl.lab.tables.cells import Cell, make_cell

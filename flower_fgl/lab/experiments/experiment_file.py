@@ -205,7 +205,12 @@ class Experiment:
                     unused[same] = _without_effect(whole)
                 kept = {k: v for k, v in whole.items() if k not in unused[same]}
                 chosen = {k: v for k, v in given.items() if k in kept}
-                seeds = _settings_of_draw(kept, int(draw)) if self.draws else {}
+                seeds: dict[str, Scalar] = {}
+                if self.draws:
+                    seeds = dict.fromkeys(REPLICATES, draw)
+                    owners = str(kept.get("owners", ""))
+                    if DRAW in owners:
+                        seeds["owners"] = owners.replace(DRAW, str(draw))
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 parts += [f"draw{draw}"] if self.draws else []
@@ -223,13 +228,6 @@ class Experiment:
                 if given == chosen or run not in out.get(run.name, ()):
                     out.setdefault(run.name, []).append(run)
         return [run for runs in out.values() for run in runs]
-
-
-def _settings_of_draw(settings: Mapping[str, Scalar], draw: int) -> dict[str, Scalar]:
-    """Return what a draw sets: the seeds, and the owners' folder if it names the draw."""
-    owners = str(settings.get("owners", ""))
-    files = {"owners": owners.replace(DRAW, str(draw))} if DRAW in owners else {}
-    return {**dict.fromkeys(REPLICATES, draw), **files}
 
 
 def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any]:
@@ -293,18 +291,6 @@ def _without_effect(settings: Mapping[str, Scalar]) -> list[str]:
     except ConfigError:  # reported for the whole experiment, with the name of the run
         return []
     return unused_settings(settings, config)
-
-
-def _reject_unused(
-    path: Path, experiment: Experiment, runs: Sequence[PlannedRun]
-) -> None:
-    """Reject a setting of a file that has no effect in any of its runs."""
-    given = [*experiment.config, *experiment.grid]
-    given += [key for case in experiment.cases for key in case if key != "name"]
-    kept = {key for run in runs for key in run.settings}
-    if unused := [key for key in given if key not in kept]:
-        configs = [parse_config(run.settings) for run in runs]
-        reject_unused_settings(unused, configs, where=f"{path}: ")
 
 
 def _reject_tables(path: Path, table: Mapping[str, Any]) -> None:
@@ -375,7 +361,11 @@ def read_experiment(path: Path) -> Experiment:
         tuning=dict(table.get("tuning", {})),
     )
     runs = experiment.runs()
-    _reject_unused(path, experiment, runs)
+    given = [*config, *grid, *(key for case in cases for key in case if key != "name")]
+    kept = {key for run in runs for key in run.settings}
+    if unused := [key for key in given if key not in kept]:
+        configs = [parse_config(run.settings) for run in runs]
+        reject_unused_settings(unused, configs, where=f"{path}: ")
     return replace(experiment, published=_read_published(path, table, runs))
 
 

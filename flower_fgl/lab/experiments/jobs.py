@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from flower_fgl.core.errors import ConfigError, FglError
@@ -18,9 +16,7 @@ from flower_fgl.lab.experiments.pool import (
     Job,
     Send,
     WorkerPool,
-    follow_parent,
     notes_once,
-    serve,
 )
 from flower_fgl.methods import parse_config
 
@@ -168,7 +164,7 @@ def _side_by_side(jobs: Sequence[Job], watcher: Watcher, number: int) -> dict[st
             watcher.start(job.name)
             pool.start(job)
 
-    with WorkerPool(_work, watcher.note) as pool:
+    with WorkerPool(_run_in_worker, watcher.note) as pool:
         for _ in range(number):
             start_next()
         while pool.num_busy:
@@ -189,23 +185,7 @@ def _side_by_side(jobs: Sequence[Job], watcher: Watcher, number: int) -> dict[st
     return errors
 
 
-def _work(parent: Connection) -> None:
-    """Run the jobs that the parent process sends, until it closes the connection."""
-    # Ctrl-C reaches all processes of a terminal; only the parent process answers it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
-    # also in the middle of a round, in which nothing is sent
-    follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with suppress(KeyboardInterrupt):
-        serve(parent, _run_in_worker)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends now
-
-
 def _run_in_worker(job: Job, send: Send) -> str:
     """Run one job, and send its rounds and notes."""
     on_round, on_note = partial(send, "round"), partial(send, "note")
     return _run(job, on_round, on_note, engine="local", workers=1)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.options import Scalar
 
-__all__ = ["Job", "Send", "WorkerPool", "follow_parent", "notes_once", "serve"]
+__all__ = ["Job", "Send", "WorkerPool", "notes_once", "serve"]
 
 STOP_SECONDS = 20.0
 """Seconds in which an interrupted run writes its status before its process is killed."""
@@ -36,14 +37,18 @@ class Job:
     settings: Mapping[str, Scalar]
 
 
+RunJob = Callable[[Job, Send], Any]
+"""Runs a job in a child process; its result is the content of the message ``end``."""
+
+
 class Worker:
     """A process that knows what is registered here, and takes one job after another."""
 
-    def __init__(self, target: Callable[[Connection], None]) -> None:
+    def __init__(self, run: RunJob) -> None:
         context = get_context("spawn")  # torch does not survive a fork
         self.connection, inner = context.Pipe()
         self.process = context.Process(
-            target=_enter, args=(target, inner, _extensions()), daemon=True
+            target=_enter, args=(run, inner, _extensions()), daemon=True
         )
         with _child_environment():
             self.process.start()
@@ -114,7 +119,7 @@ class MemoryRoom:
 
 
 class WorkerPool:
-    """Processes that run ``target``, which calls :func:`serve`, and share jobs and memory.
+    """Processes that run jobs with a function of a module, and share the memory.
 
     A job that does not fit into memory beside the active ones waits until one ends;
     ``on_hold`` gets the name and the reason of the first such job.
@@ -122,10 +127,10 @@ class WorkerPool:
 
     def __init__(
         self,
-        target: Callable[[Connection], None],
+        run: RunJob,
         on_hold: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._target, self._on_hold = target, on_hold
+        self._run, self._on_hold = run, on_hold
         self._workers: list[Worker] = []
         self._room = MemoryRoom()
 
@@ -152,7 +157,7 @@ class WorkerPool:
             worker.stop()  # it was killed while it had no job
             self._workers.remove(worker)
         else:
-            worker = Worker(self._target)
+            worker = Worker(self._run)
             self._workers.append(worker)
         worker.take(job)
 
@@ -186,15 +191,30 @@ class WorkerPool:
             yield job, kind, content
 
 
-def _enter(
-    target: Callable[[Connection], None], parent: Connection, extensions: bytes
-) -> None:
-    """Run the function in a child process, with the extensions of its parent."""
+def _enter(run: RunJob, parent: Connection, extensions: bytes) -> None:
+    """Run jobs in a child process, with the extensions of its parent."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    def follow() -> None:
+        starter = parent_process()
+        assert starter is not None
+        starter.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # Ctrl-C reaches all processes of a terminal; only the parent process answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
+    # also in the middle of a round, in which nothing is sent
+    threading.Thread(target=follow, daemon=True).start()
     if extensions:
         from ray import cloudpickle
 
         adopt(cloudpickle.loads(extensions))
-    target(parent)
+    with suppress(KeyboardInterrupt):
+        serve(parent, run)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends now
 
 
 @contextmanager
@@ -236,18 +256,6 @@ def _extensions() -> bytes:
         ) from error
 
 
-def follow_parent(end: Callable[[], None]) -> None:
-    """Call ``end``, in a thread of this child process, when its parent has ended."""
-    parent = parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        end()
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
 @contextmanager
 def notes_once() -> Iterator[None]:
     """Log each note on the owners' data once, though all runs of a grid have it."""
@@ -266,7 +274,7 @@ def notes_once() -> Iterator[None]:
 
 
 @notes_once()
-def serve(parent: Connection, run: Callable[[Job, Send], Any]) -> None:
+def serve(parent: Connection, run: RunJob) -> None:
     """Run one job after another, each when the parent process has memory for it.
 
     It ends when the parent closes the connection, or interrupts this process.

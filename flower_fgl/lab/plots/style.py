@@ -85,11 +85,6 @@ def is_narrow() -> bool:
     return _IS_NARROW.get()
 
 
-def grid_of(panels: int) -> tuple[int, int]:
-    """Return rows and columns of panels: side by side, or below each other on phones."""
-    return (panels, 1) if is_narrow() else (1, panels)
-
-
 def legend_columns(names: Sequence[str], most: int) -> int:
     """Return the number of columns of a legend below a figure."""
     if is_narrow():
@@ -120,7 +115,7 @@ def panel_grid(
     ``height`` is that of a row of panels, and that of the rest besides the legend.
     """
     columns = legend_columns(names, most)
-    rows, across = grid_of(number)
+    rows, across = (number, 1) if is_narrow() else (1, number)
     legend = 0.22 * -(-len(names) // columns) if has_legend else 0
     figure = new_figure(height[0] * rows * groups + height[1] + legend)
     grid = figure.subplots(rows * groups, across, squeeze=False, **options)

@@ -73,8 +73,7 @@ def write_report(
     run, or ``comparison.html`` next to the folder of the first of several. A mark shows
     results that are significantly better than the method ``against``. All figures are
     also written as SVG files to ``pictures``. ``nodes`` are embeddings of some clients'
-    nodes. Raises a RunError if the runs do not fit together, or a file cannot be
-    written.
+    nodes.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -61,14 +62,12 @@ def rows_per_owner(
     names = dict.fromkeys(name for table in tables for row in table for name in row)
     gains: list[dict[str, float]] = []
     for number, runs in enumerate(groups):
-        try:
-            found = (
-                []
-                if base is None or number == base
-                else gains_per_owner(groups[base], runs, column=column, metric=metric)
-            )
-        except RunError:  # no pairs: the table shows the scores alone
-            found = []
+        found: list[OwnerGain] = []
+        if base is not None and number != base:
+            with suppress(RunError):  # no pairs: the table shows the scores alone
+                found = gains_per_owner(
+                    groups[base], runs, column=column, metric=metric
+                )
         gains.append({entry.name: entry.gain for entry in found})
 
     def mean(table: Sequence[Mapping[str, float]], name: str) -> float | None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
-from flower_fgl.lab.experiments.pool import Job, Send, WorkerPool, follow_parent, serve
+from flower_fgl.lab.experiments.pool import Job, Send, WorkerPool
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import lost_finetuning
 
@@ -120,7 +118,7 @@ class TrialProcesses:
                 on_note(f"{name}: {why}")
 
         self._jobs = jobs
-        self._pool = WorkerPool(_work, on_hold)
+        self._pool = WorkerPool(_run_in_worker, on_hold)
         self._keys: dict[str, Any] = {}
         self._done: list[tuple[Any, Outcome]] = []
         self._again: list[Job] = []
@@ -168,12 +166,6 @@ class TrialProcesses:
                     outcome = Outcome(None, error=error)
                 out.append((self._keys.pop(job.name), outcome))
         return out
-
-
-def _work(parent: Connection) -> None:
-    """Run the trials that the parent process sends, until it closes the connection."""
-    follow_parent(lambda: os._exit(1))  # a trial of a killed study must not continue
-    serve(parent, _run_in_worker)
 
 
 def _run_in_worker(job: Job, _: Send) -> Outcome:

@@ -186,8 +186,7 @@ def tune(
 
     Each row gets ``budget`` trials, at least 2, or all points of a smaller space, in
     ``jobs`` processes of one thread. ``on_trial`` gets the study and the trial after
-    each trial. A RunError if the folder holds a study of other settings, or one with
-    more trials.
+    each trial.
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(

@@ -34,9 +34,7 @@ def make_certificates(
 
     Private keys get mode 0600; the owners' are ``<owner>.key`` and ``<owner>.pub``.
     ``hosts`` are names and addresses by which SuperNodes reach the SuperLink, besides
-    ``localhost`` and ``127.0.0.1``. Returns the files. Raises a ConfigError if an owner's
-    name cannot be a file name, or is given twice, and a RunError if one of the files
-    exists or the folder cannot be written.
+    ``localhost`` and ``127.0.0.1``. Returns the files.
     """
     for owner in owners:
         if owner != Path(owner).name or owner in ("", ".", "..", "server"):

@@ -87,9 +87,7 @@ class FlowerRun:
     ) -> LaunchResult:
         """Submit the run, wait until it ends, and return its status.
 
-        ``sizes`` is the federation configuration in the format of ``flwr run``. Raises a
-        RunError if Flower rejects the run, and a StuckError if the SuperLink does not
-        start, or does not start the run within ``pending_timeout`` seconds.
+        ``sizes`` is the federation configuration in the format of ``flwr run``.
         """
         is_up = self._until(
             lambda: self._flower.is_ready or not self._flower.is_alive, _START_TIMEOUT
@@ -221,19 +219,13 @@ def launch(
     In the main thread, SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process
     itself is killed, its children end within seconds.
 
-    ``app_dir`` is that of :func:`write_app_folder`; paths in ``run_config``, which
-    overrides the app's configuration, should be absolute. ``home`` gets a private Flower
-    home for the launch. ``client_cpus`` are also the threads of a client. As many
-    ``workers`` train at once as the machine has resources for, unless set. A submitted
-    run that does not start within ``pending_timeout`` seconds gets another SuperLink
-    once. ``on_tick`` is called about five times a second; an exception that it raises
-    ends the run. ``environment`` overrides variables of this process. If ``RAY_ADDRESS``
-    is set, the run joins that Ray cluster, whose resources are not checked here, and
-    ``workers`` is not allowed.
-
-    Raises a ConfigError if an argument is out of range or of a type that Flower's
-    configuration cannot hold; a RunError if the machine has too few CPUs or GPUs, the
-    cluster does not answer, or Flower rejects or does not start the run.
+    ``app_dir`` is that of :func:`write_app_folder`; paths in ``run_config`` should be
+    absolute. ``client_cpus`` are also the threads of a client. By default, as many
+    ``workers`` train at once as the machine has resources for. A submitted run that does
+    not start within ``pending_timeout`` seconds gets another SuperLink once. ``on_tick``
+    is called about five times a second; an exception that it raises ends the run. If
+    ``RAY_ADDRESS`` is set, the run joins that Ray cluster, whose resources are not
+    checked here, and ``workers`` is not allowed.
     """
     environment = environment or {}
     if os.name != "posix":
@@ -271,8 +263,7 @@ def write_app_folder(
 ) -> Path:
     """Write an app for ``flwr run`` that refers to installed modules and holds no code.
 
-    ``config`` holds all keys that a run may set, with their defaults, or a ConfigError is
-    raised.
+    ``config`` holds all keys that a run may set, with their defaults.
     """
     _check_values(config)
     app = {

@@ -198,11 +198,7 @@ class Rehearsal:
         timeout: float,
         on_round: OnRound | None = None,
     ) -> Path:
-        """Submit a run and wait until it completes; return its folder.
-
-        Its log is written to ``run.log``. Raises a RunError if it does not complete
-        within ``timeout`` seconds, or a program ends before it.
-        """
+        """Submit a run and wait until it completes; return its folder with ``run.log``."""
         run_id = self.submit(values)
         begin = time.monotonic()
         end, asked = begin + timeout, begin

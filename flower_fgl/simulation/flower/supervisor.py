@@ -47,9 +47,12 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
     )
-    watch = threading.Thread(target=_wait_for_end_of_input, args=(closing,))
-    watch.daemon = True
-    watch.start()
+
+    def watch() -> None:  # until the other end of stdin is closed
+        sys.stdin.buffer.read()
+        closing.set()
+
+    threading.Thread(target=watch, daemon=True).start()
     known: set[psutil.Process] = set()
     status = None
     while status is None and not closing.wait(0.2):
@@ -62,12 +65,6 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
     if remove is not None:
         shutil.rmtree(remove, ignore_errors=True)
     return status or 0
-
-
-def _wait_for_end_of_input(closing: threading.Event) -> None:
-    """Set ``closing`` when the other end of stdin is closed."""
-    sys.stdin.buffer.read()
-    closing.set()
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -743,7 +743,7 @@ def test_a_trial_ends_in_mid_round_with_a_killed_study(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: [*tmp_path.rglob("summary.json")], 60)
+        wait_until(lambda: [*tmp_path.rglob("summary.json")], 150)
         assert len(marked(mark)) > 1
         study.send_signal(by)
         wait_until(lambda: marked(mark) == [], 20)
