@@ -7,11 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from flower_fgl.cli import (
     deployment_commands,
@@ -34,7 +32,6 @@ from flower_fgl.cli.arguments import (
 from flower_fgl.cli.graph_commands import prepare
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
-from flower_fgl.core.options import kebab
 from flower_fgl.core.version import VERSION
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import CONFIG_FILE
@@ -257,19 +254,19 @@ def settings(
     ),
 ) -> None:
     """List the settings with their defaults and meanings, or explain one."""
-    from flower_fgl.cli.setting_help import explain_setting
-    from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
+    from flower_fgl.cli.setting_help import all_settings, explain_setting
 
     if method is not None and method not in METHODS:
         show(explain_setting(method))
         return
 
     table = make_table("key", "default", "meaning")
-    if method is None:
-        _explain(table, "", GeneralSettings)
-        _explain(table, "synthetic.", SyntheticSettings)
-    for name in sorted(METHODS) if method is None else [method]:
-        _explain(table, f"{name}.", METHODS[name].settings)
+    for key, field, _ in all_settings():
+        if method is None or key.startswith(f"{method}."):
+            mark = " (auto)" if field.metadata["auto"] else ""
+            choices = ", ".join(field.metadata["choices"])
+            text = field.metadata["text"] + (f": {choices}" if choices else "")
+            table.add_row(key, f"{field.default!r}{mark}", text)
     for key, value in METHODS[method].defaults.items() if method else ():
         table.add_row(key, f"{value!r}", "general setting, with this method's default")
     console.print(table)
@@ -283,17 +280,6 @@ def settings(
             '(auto): the value "auto" selects the default of the method, else that of the '
             f"dataset or setting ({defaults}), else the one shown."
         )
-
-
-def _explain(table: Table, prefix: str, cls: Any) -> None:
-    """Add the fields of a dataclass of settings to a table."""
-    from dataclasses import fields
-
-    for f in () if cls is None else fields(cls):
-        mark = " (auto)" if f.metadata["auto"] else ""
-        choices = ", ".join(f.metadata["choices"])
-        text = f.metadata["text"] + (f": {choices}" if choices else "")
-        table.add_row(prefix + kebab(f.name), f"{f.default!r}{mark}", text)
 
 
 @app.command()

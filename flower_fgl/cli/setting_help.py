@@ -14,7 +14,7 @@ from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.core.unused_settings import NEEDED
 from flower_fgl.methods import METHODS
 
-__all__ = ["explain_setting"]
+__all__ = ["all_settings", "explain_setting"]
 
 BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
 KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -22,7 +22,7 @@ KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text
 
 def explain_setting(name: str) -> str:
     """Explain settings: ``lr``, ``fedprox.mu``, or ``mu`` of each method that has it."""
-    declared = {key: (field, kind) for key, field, kind in _all_settings()}
+    declared = {key: (field, kind) for key, field, kind in all_settings()}
     key = kebab(name)
     found = [key] if key in declared else []
     found = found or [full for full in declared if full.rpartition(".")[2] == key]
@@ -31,10 +31,10 @@ def explain_setting(name: str) -> str:
     return "\n\n".join(_explain(full, *declared[full]) for full in found)
 
 
-def _all_settings() -> Iterator[tuple[str, Field[Any], type]]:
+def all_settings() -> Iterator[tuple[str, Field[Any], type]]:
     """Yield key, declaration and type of every setting."""
     tables: dict[str, Any] = {"": GeneralSettings, "synthetic.": SyntheticSettings}
-    tables |= {f"{name}.": row.settings for name, row in METHODS.items()}
+    tables |= {f"{name}.": METHODS[name].settings for name in sorted(METHODS)}
     for prefix, cls in tables.items():
         kinds = get_type_hints(cls) if cls else {}
         for field in fields(cls) if cls else ():

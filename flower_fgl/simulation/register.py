@@ -9,12 +9,12 @@ from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import register_row, registered
+from flower_fgl.core.extensions import adopt, register_row, registered
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.targets import CLASSES, TargetKind
 from flower_fgl.methods import METHODS, Method
 
-__all__ = ["refuse_registered", "register"]
+__all__ = ["adopt_registered", "pack_registered", "refuse_registered", "register"]
 
 
 def register(
@@ -128,6 +128,36 @@ def _read_graph(path: Path) -> Any:
     from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 
     return load_graph_file(path).dataset
+
+
+def pack_registered(instead: str) -> bytes:
+    """Return what this process registered for other processes, e.g. classes of a notebook.
+
+    ``instead`` is the option that needs no other process.
+    """
+    rows = registered()
+    if not rows:
+        return b""
+    from ray import cloudpickle
+
+    for name, row in (pair for named in rows.values() for pair in named.items()):
+        try:
+            cloudpickle.dumps(row)  # type: ignore[no-untyped-call]
+        except Exception as error:  # whatever the object's own state raises
+            raise ConfigError(
+                f'"{name}", registered in this process, cannot be sent to other processes: '
+                f"{type(error).__name__}: {str(error).splitlines()[0]}. Use {instead}, or "
+                "put it into a package: flower-fgl new NAME writes one."
+            ) from error
+    return bytes(cloudpickle.dumps(rows))  # type: ignore[no-untyped-call]
+
+
+def adopt_registered(packed: bytes) -> None:
+    """Register here what :func:`pack_registered` returned in another process."""
+    if packed:
+        from ray import cloudpickle
+
+        adopt(cloudpickle.loads(packed))
 
 
 def refuse_registered(config: RunConfig) -> None:

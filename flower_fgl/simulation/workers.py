@@ -27,13 +27,13 @@ from flower_fgl.client_apps.runtime.state import (
     write_state,
 )
 from flower_fgl.client_apps.stacked.grouping import num_stacks
-from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.extensions import adopt, registered
+from flower_fgl.core.errors import RunError
 from flower_fgl.core.flower_internals import answer_message
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.parcels import Parcel
 from flower_fgl.simulation.flower.superlink import short_folder
 from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
+from flower_fgl.simulation.register import adopt_registered, pack_registered
 from flower_fgl.simulation.resources import REMEDY, require_cluster
 from flower_fgl.strategies.rounds.messenger import dead_worker
 
@@ -47,7 +47,7 @@ PULL_SECONDS = 0.01
 class ClientHost:
     """The clients of one worker process.
 
-    ``extensions`` are what :func:`flower_fgl.register` added in the calling process.
+    ``extensions`` are those of :func:`pack_registered` in the calling process.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ClientHost:
         values: Mapping[str, Scalar],
         num_clients: int,
         run_id: int,
-        extensions: Mapping[str, Mapping[str, Any]] | None = None,
+        extensions: bytes = b"",
     ) -> None:
-        adopt(extensions or {})
+        adopt_registered(extensions)
         gc.freeze()  # imported modules; LocalGrid adds the clients' graphs
         self._run_id = run_id
         self._states = MemoryStates()
@@ -273,7 +273,7 @@ def start_workers(
                 require_cluster(os.environ)
                 _join_cluster(address)
             start: Any = ray.remote(ClientHost).options(num_cpus=cpus, num_gpus=gpus)
-            extensions = _portable(registered())
+            extensions = pack_registered("workers = 1")
             hosts = [
                 start.remote(dict(values), num_clients, run_id, extensions)
                 for _ in range(workers)
@@ -309,24 +309,6 @@ def _join_cluster(address: str) -> None:
         raise RunError(
             f'Ray cannot join the cluster of RAY_ADDRESS = "{address}": {error} {REMEDY}'
         ) from error
-
-
-def _portable(extensions: dict[str, dict[str, Any]]) -> Any:
-    """Put what this process registered where Ray's workers find it."""
-    import ray
-
-    for rows in extensions.values():
-        for name, row in rows.items():
-            try:
-                ray.put(row)
-            except Exception as error:  # whatever the object's own state raises
-                raise ConfigError(
-                    f'"{name}", registered in this process, cannot be sent to worker '
-                    f"processes: {type(error).__name__}: {str(error).splitlines()[0]}. "
-                    "Use workers = 1, or put it into a package: flower-fgl new NAME "
-                    "writes one."
-                ) from error
-    return extensions
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, NoReturn, Self
 
-from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.options import Scalar
+from flower_fgl.simulation.register import adopt_registered, pack_registered
 
 __all__ = ["Job", "Send", "WorkerPool", "notes_once", "serve"]
 
@@ -48,7 +47,7 @@ class Worker:
         context = get_context("spawn")  # torch does not survive a fork
         self.connection, inner = context.Pipe()
         self.process = context.Process(
-            target=_enter, args=(run, inner, _extensions()), daemon=True
+            target=_enter, args=(run, inner, pack_registered("jobs = 1")), daemon=True
         )
         with _child_environment():
             self.process.start()
@@ -208,10 +207,7 @@ def _enter(run: RunJob, parent: Connection, extensions: bytes) -> None:
     signal.signal(signal.SIGTERM, interrupt)
     # also in the middle of a round, in which nothing is sent
     threading.Thread(target=follow, daemon=True).start()
-    if extensions:
-        from ray import cloudpickle
-
-        adopt(cloudpickle.loads(extensions))
+    adopt_registered(extensions)
     with suppress(KeyboardInterrupt):
         serve(parent, run)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends now
@@ -236,24 +232,6 @@ def _child_environment() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _extensions() -> bytes:
-    """Return what :func:`flower_fgl.register` added here, e.g. classes of a notebook."""
-    rows = registered()
-    if not rows:
-        return b""
-    from ray import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(rows))  # type: ignore[no-untyped-call]
-    except Exception as error:  # whatever the objects' own state raises
-        names = ", ".join(name for named in rows.values() for name in named)
-        raise ConfigError(
-            f"What this process registered ({names}) cannot be sent to other processes: "
-            f"{type(error).__name__}: {str(error).splitlines()[0]}. Use jobs = 1, or put "
-            "it into a package: flower-fgl new NAME writes one."
-        ) from error
 
 
 @contextmanager

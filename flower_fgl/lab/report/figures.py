@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from statistics import fmean, stdev
+from statistics import fmean
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from flower_fgl.core.score_names import ScoreScale
@@ -72,9 +73,7 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
     score = numbers.shown_score(runs)
     curves = [
         replace(
-            _mean_curve(
-                line.name, [_curve(run, line.name, score) for run in line.runs]
-            ),
+            _mean_curve([_curve(run, line.name, score) for run in line.runs]),
             look=line.look,
             panel=line.panel,
         )
@@ -291,48 +290,48 @@ def _costs_until(run: RunFolder) -> dict[int, tuple[float, float]]:
     }
 
 
-def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
+def _mean_curve(curves: Sequence[plots.Curve]) -> plots.Curve:
     """Average curves over the rounds that all of them have."""
+    first = curves[0]
     if len(curves) == 1:
-        return curves[0]
-    scored = [curve.rounds for curve in curves]
-    lost = [curve.loss_rounds for curve in curves]
-
-    def values(
-        what: Sequence[Sequence[float]], where: Sequence[Sequence[int]] = scored
-    ) -> list[list[float]]:
-        tables = [
-            dict(zip(x, y, strict=True)) for x, y in zip(where, what, strict=True)
-        ]
-        return [[t[r] for t in tables if math.isfinite(t[r])] for r in _in_all(where)]
-
-    def mean(*what: Sequence[float]) -> list[float]:
-        return [fmean(v) if v else NAN for v in values(what)]
-
-    def spread(*what: Sequence[float]) -> list[float]:
-        return [stdev(v) if len(v) > 1 else NAN for v in values(what)]
-
-    losses = values([c.loss for c in curves], lost)
-    return plots.Curve(
-        label=label,
-        rounds=_in_all(scored),
-        val=mean(*(c.val for c in curves)),
-        test=mean(*(c.test for c in curves)),
-        loss_rounds=_in_all(lost),
-        loss=[fmean(v) if v else NAN for v in losses],
+        return first
+    titles = [t for t in first.columns if all(t in curve.columns for curve in curves)]
+    scores = [
+        pd.DataFrame(
+            {
+                "val": curve.val,
+                "test": curve.test,
+                "bytes": curve.bytes,
+                "seconds": curve.seconds,
+                **{title: curve.columns[title] for title in titles},
+            },
+            curve.rounds,
+            dtype=float,
+        )
+        for curve in curves
+    ]
+    losses = [
+        pd.DataFrame({"loss": c.loss}, c.loss_rounds, dtype=float) for c in curves
+    ]
+    (mean, spread), (loss, _) = _over_runs(scores), _over_runs(losses)
+    return replace(
+        first,
+        rounds=mean.index.tolist(),
+        loss_rounds=loss.index.tolist(),
+        loss=loss["loss"].tolist(),
         best_round=None,
-        columns={
-            title: mean(*(c.columns[title] for c in curves))
-            for title in curves[0].columns
-            if all(title in curve.columns for curve in curves)
-        },
-        val_spread=spread(*(c.val for c in curves)),
-        test_spread=spread(*(c.test for c in curves)),
-        bytes=mean(*(c.bytes for c in curves)),
-        seconds=mean(*(c.seconds for c in curves)),
-        score=curves[0].score,
-        is_percent=curves[0].is_percent,
+        columns={title: mean[title].tolist() for title in titles},
+        val_spread=spread["val"].tolist(),
+        test_spread=spread["test"].tolist(),
+        **{name: mean[name].tolist() for name in ("val", "test", "bytes", "seconds")},
     )
+
+
+def _over_runs(runs: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return means and standard deviations by round, of the rounds that all runs have."""
+    rounds = pd.concat(runs).replace([math.inf, -math.inf], math.nan).groupby(level=0)
+    is_whole = rounds.size() == len(runs)
+    return rounds.mean()[is_whole], rounds.std()[is_whole]
 
 
 def _in_all(rows: Sequence[Sequence[int]]) -> list[int]:
