@@ -179,7 +179,12 @@ def _run_grid(
     # loads torch: the settings of all runs are checked first
     from flower_fgl.lab.experiments.jobs import Job, run_jobs
 
-    planned = [_with_owners(run) for run in planned]
+    if any(run.settings.get("owners") for run in planned):
+        # loads torch, which other grids do not need in this process
+        from flower_fgl.simulation.local import count_owners
+
+        # so that the settings equal those in the run folder
+        planned = [replace(run, settings=count_owners(run.settings)) for run in planned]
     done: dict[str, RunFolder] = {}
     jobs, left = [], TimeLeft(run_options.jobs)
     for run in planned:
@@ -197,18 +202,22 @@ def _run_grid(
     copy()
     errors = {}
     if jobs:
-        with (
-            _resumable(console),
-            GridProgress(console, left, quiet=run_options.quiet) as progress,
-        ):
-            errors = run_jobs(
-                jobs,
-                progress,
-                side_by_side=run_options.jobs,
-                engine=run_options.engine,
-                workers=run_options.workers,
-                client_gpus=run_options.client_gpus,
+        try:
+            with GridProgress(console, left, quiet=run_options.quiet) as progress:
+                errors = run_jobs(
+                    jobs,
+                    progress,
+                    side_by_side=run_options.jobs,
+                    engine=run_options.engine,
+                    workers=run_options.workers,
+                    client_gpus=run_options.client_gpus,
+                )
+        except KeyboardInterrupt:
+            console.print(
+                "To continue the grid, run the same command again: complete runs are "
+                "skipped, interrupted ones resume from their last checkpoint."
             )
+            raise KeyboardInterrupt from None
     for run in planned:
         if run.name not in errors and run.name not in done:
             done[run.name] = RunFolder.load(str(run.settings["run-dir"]))
@@ -227,19 +236,6 @@ def _run_grid(
     return [run for _, run in complete]
 
 
-@contextmanager
-def _resumable(console: Console) -> Iterator[None]:
-    """After Ctrl-C, print how to continue a grid."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print(
-            "To continue the grid, run the same command again: complete runs are skipped, "
-            "interrupted ones resume from their last checkpoint."
-        )
-        raise KeyboardInterrupt from None
-
-
 def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     """Add the default number of clients and, in a grid, the run folder."""
     settings = with_clients(run.settings)
@@ -253,16 +249,6 @@ def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
         base = Path(os.path.expanduser(str(settings.get("output-dir", "runs"))))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
     return replace(run, settings=settings)
-
-
-def _with_owners(run: PlannedRun) -> PlannedRun:
-    """Count the owners, so that the settings equal those in the run folder."""
-    if not run.settings.get("owners"):
-        return run
-    # loads torch, which other grids do not need in this process
-    from flower_fgl.simulation.local import count_owners
-
-    return replace(run, settings=count_owners(run.settings))
 
 
 def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:

@@ -57,9 +57,18 @@ def run_jobs(
     """
     check_jobs(side_by_side, engine, workers, client_gpus)
     _obtain_data(jobs)
-    if side_by_side == 1:
-        return _one_by_one(jobs, watcher, engine, workers, client_gpus)
-    return _side_by_side(jobs, watcher, min(side_by_side, len(jobs)))
+    if side_by_side > 1:
+        return _side_by_side(jobs, watcher, min(side_by_side, len(jobs)))
+    errors = {}
+    how = {"engine": engine, "workers": workers, "client_gpus": client_gpus}
+    with notes_once():
+        for job in jobs:
+            watcher.start(job.name)
+            on_round = partial(watcher.round, job.name)
+            error = _run(job, on_round, partial(watcher.note, job.name), **how)
+            watcher.end(job.name, error)
+            errors |= {job.name: error} if error else {}
+    return errors
 
 
 def check_jobs(
@@ -87,32 +96,6 @@ def _obtain_data(jobs: Sequence[Job]) -> None:
         except FglError:  # the run reports it
             continue
     obtain_data(configs)
-
-
-@notes_once()
-def _one_by_one(
-    jobs: Sequence[Job],
-    watcher: Watcher,
-    engine: str,
-    workers: int | None,
-    client_gpus: float,
-) -> dict[str, str]:
-    """Run all jobs in this process."""
-    errors = {}
-    for job in jobs:
-        watcher.start(job.name)
-        error = _run(
-            job,
-            partial(watcher.round, job.name),
-            partial(watcher.note, job.name),
-            engine=engine,
-            workers=workers,
-            client_gpus=client_gpus,
-        )
-        watcher.end(job.name, error)
-        if error:
-            errors[job.name] = error
-    return errors
 
 
 def _run(

@@ -75,11 +75,6 @@ def _metric(studies: Sequence[RowStudy]) -> str:
     return f"validation {' or '.join(score_title(name) for name in sorted(names))}"
 
 
-def study_hash(studies: Sequence[RowStudy]) -> str:
-    """Return the SHA-256 of the settings and scores of all trials."""
-    return hash_of_study({"rows": {s.row.name: _study_entry(s) for s in studies}})
-
-
 def hash_of_study(table: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a ``study.json`` as :func:`write_study` returned it."""
     content = [

@@ -40,7 +40,6 @@ from flower_fgl.lab.tune import trials
 from flower_fgl.lab.tune.trials import ENDED, KILLED, Outcome, TrialProcesses, run_trial
 from flower_fgl.lab.tune.tuned_file import (
     hash_of_study,
-    study_hash,
     write_study,
     write_tuned_experiment,
 )
@@ -79,6 +78,20 @@ fedprox.mu = {low = 1e-4, high = 1.0, log = true}
 [published]
 near = 80.5
 """
+
+
+def study_hash(studies: list[RowStudy]) -> str:
+    """Return the SHA-256 of the settings and scores of all trials."""
+    rows = {
+        study.row.name: {
+            "trials": [
+                {"trial": t.index, "settings": t.settings, "score": t.score}
+                for t in study.trials
+            ]
+        }
+        for study in studies
+    }
+    return hash_of_study({"rows": rows})
 
 
 @pytest.fixture
@@ -743,7 +756,7 @@ def test_a_trial_ends_in_mid_round_with_a_killed_study(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: [*tmp_path.rglob("summary.json")], 150)
+        wait_until(lambda: [*tmp_path.rglob("summary.json")], 60)
         assert len(marked(mark)) > 1
         study.send_signal(by)
         wait_until(lambda: marked(mark) == [], 20)
