@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +46,6 @@ def _clients(store: ClientStore) -> Iterator[ClientGraph]:
     return (store.load(pid) for pid in range(store.index.num_clients))
 
 
-def _sizes(client: ClientGraph, names: Iterable[str]) -> list[int]:
-    """Return the number of a client's nodes in each named mask."""
-    graphs = [client.graph, *client.evaluation]
-    return [
-        max(int(g.masks[name].sum()) for g in graphs if name in g.masks)
-        for name in names
-    ]
-
-
 def describe_clients(config: RunConfig) -> PartitionReport:
     """Partition the dataset of a configuration and describe each client."""
     store = open_store(config, config.clients)
@@ -65,13 +56,18 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         names = client.class_names
         found = {name for graph in client.evaluation for name in graph.masks}
         own = [column for column in SETTING_COLUMNS if column in found]
+        every = [client.graph, *client.evaluation]
         # without those of unseen nodes
-        graphs = [client.graph, *client.evaluation]
-        graphs = [graph for graph in graphs if set(SPLITS) & set(graph.masks)]
+        graphs = [graph for graph in every if set(SPLITS) & set(graph.masks)]
         found_here = [graph.class_counts(len(names)) for graph in graphs]
         counts.append(torch.stack(found_here).sum(dim=0))
         sizes.append(sum(graph.num_items for graph in graphs))
-        masked.append(_sizes(client, (*SPLITS, *own)))
+        masked.append(
+            [
+                max(int(g.masks[name].sum()) for g in every if name in g.masks)
+                for name in (*SPLITS, *own)
+            ]
+        )
         per_graph = [graph.edge_index.shape[1] // 2 for graph in graphs]
         # with times, a later graph holds the edges of the earlier ones
         edges += max(per_graph) if config.classifies_edges else sum(per_graph)

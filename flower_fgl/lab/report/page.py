@@ -200,20 +200,15 @@ def _read_settings(run: RunFolder) -> dict[str, Any]:
 
 def comparison_figures(runs: Sequence[RunFolder]) -> dict[str, Figure]:
     """Draw the figures of the page that compares several runs, by their name in it."""
-    lines: list[Line] = lines_of(runs, _labels(runs))
-    return draw_runs(lines) | draw_sweeps(find_sweeps(runs), _methods(runs))
-
-
-def _methods(runs: Sequence[RunFolder]) -> list[str]:
-    """Return the methods of runs in the order in which the page shows them."""
-    return list(dict.fromkeys(str(run.summary["method"]) for run in runs))
+    methods = list(dict.fromkeys(str(run.summary["method"]) for run in runs))
+    pictures = draw_runs(lines_of(runs, _labels(runs)))
+    return pictures | draw_sweeps(find_sweeps(runs), methods)
 
 
 def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
     """Return the template's context for a comparison of several runs."""
     labels = _labels(runs)
     groups = over_seeds(runs, against)
-    lines = lines_of(runs, labels)
     flat = [
         {k: _shown(v) for k, v in _read_settings(run).items() if k not in PLACES}
         for run in runs
@@ -231,8 +226,8 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
     return {
         "title": f"{len(runs)} runs compared",
         "labels": labels,
-        "pictures": draw_runs(lines) | draw_sweeps(sweeps, _methods(runs)),
-        "has_means": len(lines) < len(runs),
+        "pictures": comparison_figures(runs),
+        "has_means": len(lines_of(runs, labels)) < len(runs),
         "has_losses": has_one_objective(runs),
         "ranks": {group["rank"] for group in groups},
         "groups": groups,

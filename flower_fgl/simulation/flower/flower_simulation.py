@@ -22,11 +22,10 @@ from typing import Any, TypeVar
 import psutil  # type: ignore[import-untyped]
 import tomli_w
 
-from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower.superlink import CONNECTION, FlowerHome, tail
 from flower_fgl.simulation.resources import (
-    check_client_gpus,
     fitting_workers,
     on_cluster,
     require_cluster,
@@ -237,7 +236,6 @@ def launch(
     sizes = _federation_config(
         num_clients, client_cpus, client_gpus, workers, is_cluster=has_cluster
     )
-    _check_values(run_config)
     require_cluster(variables)
     home.mkdir(parents=True, exist_ok=True)
     with sigterm_as_interrupt():
@@ -265,7 +263,6 @@ def write_app_folder(
 
     ``config`` holds all keys that a run may set, with their defaults.
     """
-    _check_values(config)
     app = {
         "publisher": "flower-fgl",
         "fab-include": ["flower-fgl.md"],  # each pattern must match a file
@@ -294,12 +291,6 @@ def _federation_config(
     is_cluster: bool,
 ) -> str:
     """Check the resources of a run; return the federation config for ``flwr run``."""
-    counts = {"num_clients": num_clients, "client_cpus": client_cpus}
-    counts["workers"] = 1 if workers is None else workers
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}.")
-    check_client_gpus(client_gpus)
     sizes = {
         "num-supernodes": str(num_clients),
         "client-resources-num-cpus": str(client_cpus),
@@ -317,18 +308,6 @@ def _federation_config(
             f"once: leave out workers (got {workers}), or unset RAY_ADDRESS."
         )
     return " ".join(f"{key}={value}" for key, value in sizes.items())
-
-
-def _check_values(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a value that Flower's configuration cannot hold."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _check_values({f"{key}.{name}": inner for name, inner in value.items()})
-        elif not isinstance(value, bool | int | float | str):
-            raise ConfigError(
-                f"{key} must be a bool, int, float or str, got {value!r} "
-                f"({type(value).__name__}): Flower's configuration holds nothing else."
-            )
 
 
 @contextlib.contextmanager
