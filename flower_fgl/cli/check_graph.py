@@ -24,7 +24,7 @@ from flower_fgl.core.errors import DataError, PayloadError
 from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.target_scale import moments
-from flower_fgl.core.targets import Target
+from flower_fgl.core.targets import MIN_EDGES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set

@@ -22,8 +22,8 @@ from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
 from flower_fgl.lab.results import Run, as_run
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.checkpoints import require_checkpoint
 from flower_fgl.runs.files import OnRound, Row, flatten_config
-from flower_fgl.runs.rewind import require_checkpoint
 from flower_fgl.runs.summary import describe_round
 from flower_fgl.runs.trackers import Tracker
 from flower_fgl.simulation.local import (

@@ -14,7 +14,7 @@ import tomli_w
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import AUTO
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
 from flower_fgl.core.settings import is_file, owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
@@ -30,7 +30,6 @@ from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tabl
 from flower_fgl.methods import drop_removed
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import number_scores
 from flower_fgl.runs.writer import writing
 
 __all__ = ["copy_experiment", "missing_classes", "order_runs", "results_table"]

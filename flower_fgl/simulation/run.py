@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flower_fgl.client_apps.runtime.session import choose_device
+from flower_fgl.core.atomic import hold
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import (
     ConfigError,

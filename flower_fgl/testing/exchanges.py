@@ -25,7 +25,7 @@ from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from flower_fgl.strategies.base import FglStrategy
-from flower_fgl.strategies.rounds.describe_exchange import discover
+from flower_fgl.strategies.rounds.discovery import discover
 from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.testing.case import Contract, MethodCase, applies_to

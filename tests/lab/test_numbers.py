@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab.plots import client_bars
 from flower_fgl.lab.report.groups import over_seeds
 from flower_fgl.lab.report.numbers import cost_until
@@ -25,7 +26,6 @@ from flower_fgl.lab.tables.results_table import ResultsTable
 from flower_fgl.lab.tables.statistics import paired_test
 from flower_fgl.lab.tables.table_formats import format_table
 from flower_fgl.lab.tabulate import _columns
-from flower_fgl.runs.score_scale import ScoreScale
 from tests.support.written_cells import write_run
 
 SOLUBILITY = {

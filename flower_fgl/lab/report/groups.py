@@ -16,16 +16,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import NUMBER_SCORES, SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.core.score_names import (
+    NOTHING,
+    NUMBER_SCORES,
+    SCORE_NAMES,
+    SETTING_COLUMNS,
+    ScoreScale,
+)
 from flower_fgl.lab import plots
 from flower_fgl.lab.report.numbers import pooled_test_score, shown_score
 from flower_fgl.lab.tables.compare import PER_RUN, common_scale, group_runs, main_metric
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
-from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.files import flatten_config, tell_apart
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import NOTHING, ScoreScale
 
 __all__ = ["Line", "Sweep", "SweepLine", "average_groups", "find_sweeps"]
 __all__ += ["has_one_objective", "lines_of", "looks_of", "over_seeds", "scored_runs"]

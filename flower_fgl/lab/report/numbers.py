@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
+from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.score_scale import number_scores
 from flower_fgl.runs.summary import is_scored
 
 __all__ = ["Cost", "cost_until", "selecting_metric"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, nearest
+from flower_fgl.core.score_names import ScoreScale, refuse_mixed_kinds
 from flower_fgl.lab.tables.cells import NO_RESULT
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import flatten_config, in_folder_name, tell_apart

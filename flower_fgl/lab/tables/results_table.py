@@ -23,7 +23,6 @@ from flower_fgl.lab.tables.compare import finetuned_note, one_metric, unequal_se
 from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
-from flower_fgl.runs.score_scale import ScoreScale, refuse_mixed_kinds
 
 if TYPE_CHECKING:
     import pandas as pd
