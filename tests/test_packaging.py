@@ -148,6 +148,7 @@ def test_every_third_party_import_is_declared() -> None:
     other_names = {
         "community": "python_louvain",
         "google": "protobuf",
+        "grpc": "grpcio",
         "sklearn": "scikit_learn",
     }
     found = set()

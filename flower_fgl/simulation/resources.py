@@ -119,7 +119,8 @@ def _answers(host: str, port: int, environment: Mapping[str, str]) -> bool:
         ):
             return True
         return False
-    import grpc  # takes a moment, and most runs join no cluster
+    # takes a moment, and most runs join no cluster
+    import grpc  # type: ignore[import-untyped]
 
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     with grpc.insecure_channel(place, [("grpc.enable_http_proxy", 0)]) as channel:

@@ -59,7 +59,7 @@ def run_jobs(
     _obtain_data(jobs)
     if side_by_side > 1:
         return _side_by_side(jobs, watcher, min(side_by_side, len(jobs)))
-    errors = {}
+    errors: dict[str, str] = {}
     how = {"engine": engine, "workers": workers, "client_gpus": client_gpus}
     with notes_once():
         for job in jobs:

@@ -60,7 +60,7 @@ def select_runs(text: str) -> list[RunFolder]:
     for place, name in _places(text):
         place = os.path.expanduser(place)
         folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
-        found = {}
+        found: dict[Path, RunFolder] = {}
         for folder in folders or [Path(place)]:
             is_run = (folder / "config.toml").exists()
             files = sorted(folder.glob("config.toml" if is_run else "*/config.toml"))
