@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from flower_fgl.cli.leaving import items_of, list_parts
 from flower_fgl.client_apps.runtime.data import ClientData
@@ -287,25 +286,18 @@ def _number_notes(graph: ClientGraph, items: str) -> list[str]:
             )
         if found.count and not found.m2:
             notes.append(f'All {found.count} known values of "{name}" are equal.')
-        column = values[:, place]
-        notes += _far_values(name, column[~column.isnan()])
-    return notes
-
-
-def _far_values(name: str, known: Tensor) -> list[str]:
-    """Return a note if the smallest or largest value is far from all other values."""
-    if not known.numel():
-        return []
-    notes = []
-    for which, value in (("smallest", known.min()), ("largest", known.max())):
-        rest = known[known != value]  # a marker of unknown values is often repeated
-        (others,) = moments(rest[:, None])
-        if others.m2 and abs(float(value) - others.mean) > FAR * others.spread:
-            notes.append(
-                f'The {which} value of "{name}" ({len(known) - len(rest)} times) is more '
-                f"than {FAR:.0f} standard deviations from the mean of the others. Check "
-                "the unit; if it marks an unknown value, leave it out (NaN, an empty cell)."
-            )
+        known = values[:, place][~values[:, place].isnan()]
+        for which, end in (("smallest", torch.min), ("largest", torch.max)):
+            rest = known[known != end(known)] if found.count else known
+            (others,) = moments(rest[:, None])
+            if others.m2 and abs(float(end(known)) - others.mean) > FAR * others.spread:
+                # a marker of unknown values is often repeated
+                notes.append(
+                    f'The {which} value of "{name}" ({len(known) - len(rest)} times) is '
+                    f"more than {FAR:.0f} standard deviations from the mean of the others. "
+                    "Check the unit; if it marks an unknown value, leave it out (NaN, an "
+                    "empty cell)."
+                )
     return notes
 
 

@@ -29,7 +29,12 @@ from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.writer import default_folder
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local_grid import LocalGrid, frozen_objects, task_identity
-from flower_fgl.simulation.memory import graph_sizes, has_stacked_form, require_memory
+from flower_fgl.simulation.memory import (
+    graph_sizes,
+    has_stacked_form,
+    may_stack,
+    require_memory,
+)
 from flower_fgl.simulation.resources import num_cpus, on_cluster
 
 if TYPE_CHECKING:
@@ -149,15 +154,10 @@ def pick_workers(config: RunConfig) -> int:
     Ray's start of about 15 s is lost; docs/results/performance.md has the measurements.
     The memory must suffice.
     """
-    from flower_fgl.client_apps.stacked.grouping import why_not_run
-
     number = min(config.clients, num_cpus() // config.threads)
     if number < 2 or config.rounds < LONG_RUN:
         return 1
-    has_stacks = (
-        has_stacked_form(METHODS[config.method]) and config.clients >= FEWEST_STACKED
-    )
-    if has_stacks and config.stacked != "false" and not why_not_run(config, {}):
+    if config.clients >= FEWEST_STACKED and may_stack(config):
         return 1
     if choose_device(config.device).type != "cpu":
         return 1

@@ -22,7 +22,7 @@ from flower_fgl.methods import METHODS, Method
 from flower_fgl.nn import assign_models, backbone_shapes
 
 __all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "graph_sizes"]
-__all__ += ["has_stacked_form", "require_memory"]
+__all__ += ["has_stacked_form", "may_stack", "require_memory"]
 
 GIB = 1 << 30
 WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.6 * GIB)
@@ -209,12 +209,10 @@ def _step_bytes(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int
 
 def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) -> int:
     """Return the bytes of the kept stacked graphs, 0 where clients are not stacked."""
-    from flower_fgl.client_apps.stacked.grouping import LARGEST_STEP, why_not_run
+    from flower_fgl.client_apps.stacked.grouping import LARGEST_STEP
     from flower_fgl.client_apps.stacked.handling import CACHE_BYTES as STACKED_BYTES
 
-    if config.stacked == "false" or why_not_run(config, {}):
-        return 0
-    if not has_stacked_form(METHODS[config.method]):
+    if not may_stack(config):
         return 0
     rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
     is_worthwhile = config.clients >= FEWEST_STACKED and rows <= LARGEST_STEP
@@ -227,6 +225,14 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
 def has_stacked_form(row: Method) -> bool:
     """Return whether a method's client half declares a stacked form."""
     return bool(vars(row.load_client_app()).get("stacked"))
+
+
+def may_stack(config: RunConfig) -> bool:
+    """Return whether clients of a run may train as a stack."""
+    from flower_fgl.client_apps.stacked.grouping import why_not_run
+
+    is_allowed = config.stacked != "false" and not why_not_run(config, {})
+    return is_allowed and has_stacked_form(METHODS[config.method])
 
 
 def _control_group_rooms(root: Path) -> list[int]:

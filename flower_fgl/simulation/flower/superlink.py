@@ -77,7 +77,7 @@ class FlowerHome:
         self._commands: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> FlowerHome:
-        """Start the SuperLink's keeper."""
+        """Start the SuperLink's keeper in its own session, which Ctrl-C does not reach."""
         try:
             self._start()
         except BaseException:
