@@ -29,14 +29,14 @@ from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
 from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
-from flower_fgl.datasets.owned_set import (
+from flower_fgl.datasets.splits.graph_sets import (
+    SET_SPLIT,
     client_from_set,
     leaks,
     split_keys,
     split_rule,
     split_set,
 )
-from flower_fgl.datasets.splits.graph_sets import SET_SPLIT
 from flower_fgl.datasets.splits.split import PUBLIC
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.typed import agreed_graph

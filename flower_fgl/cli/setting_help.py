@@ -60,9 +60,8 @@ def _explain(key: str, field: Field[Any], kind: type) -> str:
     facts, default = field.metadata, field.default
     lines = [f"{key}: {facts['text']}", f"  value: {_values(facts, kind)}"]
     if key == "partition":
-        from flower_fgl.datasets.partition.partition import (
-            describe_rules,  # loads METIS
-        )
+        # loads METIS
+        from flower_fgl.datasets.partition.partition import describe_rules
 
         lines += [f"    {rule}: {text}" for rule, text in describe_rules().items()]
     lines.append(f"  default: {_show(default)}")

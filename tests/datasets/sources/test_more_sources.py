@@ -20,6 +20,7 @@ from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.sources import library_loaders
 from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.datasets.sources.load import SOURCES, load
+from flower_fgl.datasets.sources.raw_paths import Layout
 from flower_fgl.lab.report.numbers import cost_until
 from flower_fgl.lab.tables.cells import make_cell
 from flower_fgl.lab.tables.compare import main_metric
