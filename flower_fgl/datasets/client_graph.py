@@ -146,53 +146,29 @@ class _Dataset(_HasTarget):
 class NodeDataset(_Dataset):
     """One complete graph, as loaded from a source.
 
-    Parameters
-    ----------
-    name : str
-        Name in the table of sources, e.g. ``"cora"``.
-    x : Tensor of shape (N, d), float32
-        Features; strided, or sparse CSR if most entries are zero.
-    edge_index : Tensor of shape (2, 2E), int64
-        Undirected and simple: both directions, sorted by (row, column), without
-        self-loops or duplicates.
-    y : Tensor of shape (N,), int64
-        Class of each node, -1 if unknown; with ``targets`` 0 for a node of which one is
-        known, else -1.
-    target : Target
-        Names of the classes, labels or numbers.
-    masks : mapping of str to Tensor of shape (N,), bool
-        Published split (``train``, ``val``, ``test``); empty if there is none.
-    network : Tensor of shape (N,), int64, or None
-        Network of each node, for datasets of several networks (Fold-PPI).
-    feature_names : tuple of str
-        Names of the d feature columns; empty if they have none.
-    edges : EdgeTable or None
-        The edges with their classes; ``None`` if edges have none.
-    targets : Tensor of shape (N, T), int8 or float64, or None
-        Whether each node has each of T labels, -1 if unknown; or T numbers of each node,
-        NaN if unknown. ``None`` for classes.
-    messages : MessageEdges or None
-        The edges as listed, with direction and features; ``None`` if the source lists
-        undirected edges without features.
-    node_type, schema : Tensor of shape (N,), int64, and Schema, or None
-        Of a typed graph: the kind of each node, by its place in the schema of its kinds
-        and relations. ``x`` has a block of columns for each kind, and ``y`` is known for
-        nodes of the kind to predict only.
+    Features are sparse CSR if most entries are zero. Edges are undirected and simple: both
+    directions, sorted by (row, column), without self-loops or duplicates. In a typed graph
+    ``x`` has a block of columns for each kind, and ``y`` is known for nodes of the kind to
+    predict only.
     """
 
-    name: str
-    x: Tensor
-    edge_index: Tensor
+    name: str  # in the table of sources, e.g. "cora"
+    x: Tensor  # (N, d), float32
+    edge_index: Tensor  # (2, 2E), int64
+    # (N,), int64: class of each node, -1 if unknown; with targets 0 if one is known
     y: Tensor
-    target: Target
+    target: Target  # names of the classes, labels or numbers
+    # (N,), bool: published split (train, val, test); empty if there is none
     masks: Mapping[str, Tensor] = field(default_factory=dict)
-    network: Tensor | None = None
-    feature_names: tuple[str, ...] = ()
-    edges: EdgeTable | None = None
+    network: Tensor | None = None  # (N,): that of each node, if there are several
+    feature_names: tuple[str, ...] = ()  # length d, or empty
+    edges: EdgeTable | None = None  # with their classes, if they have any
+    # (N, T): whether a node has each label, int8, -1 if unknown; or numbers, float64, NaN
     targets: Tensor | None = None
+    # as listed; None if the source lists undirected edges without features
     messages: MessageEdges | None = None
-    node_type: Tensor | None = None
-    schema: Schema | None = None
+    node_type: Tensor | None = None  # (N,), int64: kind by its place in the schema
+    schema: Schema | None = None  # kinds and relations of a typed graph
 
     @property
     def num_nodes(self) -> int:
@@ -264,37 +240,21 @@ class Graph:
     """A graph with labels and masks, for training or evaluation.
 
     With ``batch`` it is the disjoint union of G graphs with one label each. Labels, masks
-    and counts then refer to graphs instead of nodes. Fields of the same name are as in
-    :class:`NodeDataset`.
-
-    Parameters
-    ----------
-    y : Tensor of shape (N,), (G,) or (P,), int64
-        Classes, -1 if unknown.
-    masks : mapping of str to Tensor of the shape of y, bool
-        Masks ``train``, ``val``, ``test``, and those of a setting (``unseen``, ``missing``,
-        ``new_client``).
-    batch : Tensor of shape (N,), int64, or None
-        Graph of each node, non-decreasing; ``None`` for node classification.
-    pairs : Tensor of shape (2, P), int64, or None
-        Pairs of nodes to predict. ``y`` and ``masks`` then refer to pairs. In link
-        prediction ``y`` is 1 for an edge, 0 for a negative; and ``edge_index`` holds the
-        training edges only.
-    pair_x : Tensor of shape (P, a), float32, or None
-        Features of the pairs if they are edges to classify, else ``None``.
-    messages : MessageEdges or None
-        Edges with direction and features if a backbone of the run reads them, without
-        those of held-out pairs and later times; else ``None``.
+    and counts then refer to graphs instead of nodes; with ``pairs`` to these. In link
+    prediction ``y`` is 1 for an edge, 0 for a negative; and ``edge_index`` holds the
+    training edges only. Other fields are as in :class:`NodeDataset`.
     """
 
     x: Tensor
     edge_index: Tensor
     y: Tensor
+    # train, val, test, and those of a setting (unseen, missing, new_client)
     masks: Mapping[str, Tensor]
-    batch: Tensor | None = None
-    pairs: Tensor | None = None
-    pair_x: Tensor | None = None
+    batch: Tensor | None = None  # (N,), int64: graph of each node, non-decreasing
+    pairs: Tensor | None = None  # (2, P), int64: pairs of nodes to predict
+    pair_x: Tensor | None = None  # (P, a), float32: of edges to classify
     targets: Tensor | None = None
+    # if a backbone reads them, without those of held-out pairs and later times
     messages: MessageEdges | None = None
     node_type: Tensor | None = None
 
@@ -371,55 +331,28 @@ class OutsideEdges:
 class ClientGraph(_HasTarget):
     """All graphs of one client.
 
-    Parameters
-    ----------
-    partition_id : int
-        Number of the client, 0..K-1.
-    graph : Graph
-        Training graph. Its masks always include ``train``, ``val`` and ``test``, which may
-        be empty.
-    target : Target
-        Names of the classes, labels or numbers, the same on every client.
-    node_ids : Tensor of shape (N,) or (G,), int64
-        Number of each node of ``graph`` (with ``batch``, of each graph) in the source
-        dataset; ascending.
-    evaluation : tuple of Graph
-        Additional graphs for evaluation only (inductive validation and test graphs, unseen
-        nodes, a new client's graph); each mask is one metric column.
-    scaling : Scaling or None
-        Normalization of the features; ``None`` for raw features.
-    feature_names : tuple of str
-        Names of the d feature columns, followed by those of the features of edges that the
-        run reads; empty if they have none.
-    outside : OutsideEdges or None
-        Edges to nodes of other clients; ``None`` unless the method needs them.
-    edges : EdgeTable or None
-        Edges with classes, of which ``setting = "edge"`` makes its items; else ``None``.
-    name : str
-        Name of its natural owner; empty for a partition of a dataset.
-    drawn_from, replaces_split : tuple of (str, bool, int, float or str), and bool
-        Settings from which the split of a data owner's graph was drawn, by name, and
-        whether it replaces one in the owner's file. Empty for the split in the file, and
-        for a partition of a dataset.
-    prepared : str
-        Hash of the recipe and vocabulary of the file, see ``flower-fgl prepare``, or none;
-        of a typed graph the hashes of all kinds, sorted by kind, separated by blanks.
-    schema : Schema or None
-        Kinds and relations of a typed graph, else ``None``.
+    Masks of ``graph``, for training, always include ``train``, ``val`` and ``test``,
+    which may be empty. Each mask of the ``evaluation`` graphs (inductive validation and
+    test graphs, unseen nodes, a new client's graph) is one metric column.
     """
 
-    partition_id: int
+    partition_id: int  # 0..K-1
     graph: Graph
-    target: Target
+    target: Target  # the same on every client
+    # (N,) or (G,), int64: number of each node or graph in the source, ascending
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
-    scaling: Scaling | None = None
+    scaling: Scaling | None = None  # None for raw features
+    # length d, followed by those of the features of edges that the run reads; or empty
     feature_names: tuple[str, ...] = ()
-    outside: OutsideEdges | None = None
-    edges: EdgeTable | None = None
-    name: str = ""
+    outside: OutsideEdges | None = None  # None unless the method needs them
+    edges: EdgeTable | None = None  # of which setting = "edge" makes its items
+    name: str = ""  # of its natural owner; empty for a partition of a dataset
+    # settings from which the split of an owner's graph was drawn, by name, and whether it
+    # replaces one in the file
     drawn_from: tuple[tuple[str, bool | int | float | str], ...] = ()
     replaces_split: bool = False
+    # hashes of recipe and vocabulary, one for each kind, sorted, separated by blanks
     prepared: str = ""
     schema: Schema | None = None
 
