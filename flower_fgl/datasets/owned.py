@@ -47,13 +47,10 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
     ``split`` is used if the file has no split or if it is not ``default``; ``setting``
     is applied unless the file contains evaluation graphs. ``id_key`` is a file with the
     secret with which identifiers are hashed, see :func:`keyed_ids`; empty for none.
-    Errors are those of :func:`client_from_owned` and of the readers of the files.
 
-    Notes
-    -----
-    1. A generated split depends only on the file and ``partition-seed``. It does not depend
-       on the client's number, which changes with the other participants. Otherwise a test
-       node of one run could be a training node of the next.
+    A generated split depends only on the file and ``partition-seed``. It does not depend on
+    the client's number, which changes with the other participants. Otherwise a test node of
+    one run could be a training node of the next.
     """
     if config.classifies_graphs:
         return client_from_set(load_graph_set(path), config)

@@ -67,7 +67,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -76,12 +76,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
-    ClientGraph,
     Graph,
-    NodeDataset,
     OutsideEdges,
     Scaling,
 )
@@ -91,8 +88,10 @@ from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     EDGE_KEYS,
     GRAPH_KEYS,
+    LocalGraphFile,
     check_labels,
     node_dataset,
+    read_prepared,
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
@@ -146,66 +145,17 @@ class _Noted(Protocol):
 Held = TypeVar("Held", bound=_Noted)
 
 
-@dataclass(frozen=True, eq=False)
-class LocalGraphFile:
-    """A graph read from its data owner's file.
-
-    The ``masks`` of ``dataset`` hold the file's split and are empty without one.
-    ``node_ids`` (N,), int64, are the owner's node numbers, ascending; 0..N-1 if the file
-    has none; ``names`` the owner's N node ids if they are text. ``evaluation`` are
-    additional graphs for evaluation only. ``scaling`` is the normalization of the
-    features before they were written, ``None`` for raw features, and ``outside`` the
-    edges to nodes of other data owners, ``None`` without a table of them. ``notes`` are
-    sentences for the owner on how the file was read, and ``prepared`` is the hash of the
-    recipe and vocabulary of ``flower-fgl prepare``, else empty.
-    """
-
-    dataset: NodeDataset
-    node_ids: Tensor
-    evaluation: tuple[Graph, ...] = ()
-    names: tuple[str, ...] = ()
-    scaling: Scaling | None = None
-    outside: OutsideEdges | None = None
-    notes: tuple[str, ...] = ()
-    prepared: str = ""
-
-    @property
-    def ids(self) -> Array:
-        """The owner's identifiers of the nodes, (N,): text, or else ``node_ids``."""
-        if self.names:
-            return np.array(self.names, dtype=object)
-        return self.node_ids.numpy()
-
-    def client_graph(
-        self, partition_id: int, masks: Mapping[str, Tensor] | None = None
-    ) -> ClientGraph:
-        """Return the graph of a client, by default with the split in the file."""
-        masks = self.dataset.masks if masks is None else masks
-        if not {"train", "val", "test"} <= set(masks):
-            raise DataError(
-                f"{self.dataset.name} holds no split into train, val and test nodes. "
-                "Add train_mask, val_mask and test_mask (CSV: a column split), or set "
-                "split."
-            )
-        return self.dataset.client(
-            dict(masks),
-            partition_id=partition_id,
-            node_ids=self.node_ids,
-            evaluation=self.evaluation,
-            scaling=self.scaling,
-            outside=self.outside,
-            prepared=self.prepared,
-        )
-
-
 def load_graph_file(path: str | os.PathLike[str], **options: Any) -> LocalGraphFile:
     """Read and validate a data owner's graph file.
 
+    ``path`` is an ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv`` or with
+    ``relations.csv``; ``~`` is the user's home folder. The graph is undirected and
+    simple; the log counts dropped self-loops and duplicate edges. Features stay sparse or
+    dense. A DataError says that the file is missing or damaged, contains pickled objects,
+    or that its arrays are inconsistent. It names the array and the way to fix it.
+
     Parameters
     ----------
-    path : path-like
-        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv`` or with
-        ``relations.csv``; ``~`` is the user's home folder.
     needs_labels : bool, by default True
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
@@ -215,18 +165,6 @@ def load_graph_file(path: str | os.PathLike[str], **options: Any) -> LocalGraphF
     target_node, target_relation : str
         In a typed graph the kind of nodes, and the relation whose edges are predicted, see
         :meth:`.Schema.to_predict`; by default the only one with labels.
-
-    Returns
-    -------
-    LocalGraphFile
-        Undirected and simple; the log counts dropped self-loops and duplicate edges.
-        Features stay sparse or dense as in the file.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or damaged, contains pickled objects, or its arrays are
-        inconsistent. The message names the array and the way to fix it.
     """
     return read_logged(_load, path, **options)
 
@@ -279,13 +217,13 @@ def _load(
     arrays: dict[str, Array]
     check_kind(path)
     if os.path.exists(path / RELATIONS):
-        return _typed(
+        return read_typed_folder(
             path,
-            attempt,
             target_node=target_node,
             target_relation=target_relation,
             needs_labels=needs_labels,
             scores_edges=scores_edges,
+            attempts=attempt,
         )
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
@@ -328,7 +266,7 @@ def _load(
     scaling = attempt(read_scaling, arrays, dataset.num_features, where)
     outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
     columns = attempt(read_feature_names, arrays, dataset.num_features, where) or ()
-    prepared = attempt(_prepared, arrays, where, dataset.schema) or ""
+    prepared = attempt(read_prepared, arrays, where, dataset.schema) or ""
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
@@ -337,25 +275,6 @@ def _load(
     )
     return LocalGraphFile(
         dataset, node_ids, evaluation, names, scaling, outside, notes, prepared
-    )
-
-
-def _typed(
-    path: Path, attempt: ErrorCollector, **options: Any
-) -> LocalGraphFile | None:
-    """Read a typed folder."""
-    found = read_typed_folder(path, attempts=attempt, **options)
-    if found is None:
-        return None
-    held = {"prepared": np.array(found.prepared)}
-    schema = found.dataset.schema
-    prepared = attempt(_prepared, held, show_path(path), schema)
-    return LocalGraphFile(
-        found.dataset,
-        torch.arange(found.dataset.num_nodes),
-        names=found.ids,
-        notes=found.notes,
-        prepared=prepared or "",
     )
 
 
@@ -449,19 +368,6 @@ def read_scaling(
             "Use 1 for a feature that is constant."
         )
     return Scaling(kind, torch.from_numpy(mean), torch.from_numpy(std))
-
-
-def _prepared(arrays: Mapping[str, Array], where: str, schema: Schema | None) -> str:
-    """Return the hash of the recipe of a prepared file, else an empty text."""
-    text, number = str(arrays.get("prepared", "")), len(schema.widths) if schema else 1
-    form = "[0-9a-f]{64}" + f"( [0-9a-f]{{64}}){{{number - 1}}}"
-    if text and not re.fullmatch(form, text):
-        each = "" if schema is None else f" for each of {number} kinds of nodes"
-        raise DataError(
-            f"{where}: prepared must be a hash of 64 digits{each} as flower-fgl prepare "
-            f'writes it, got "{clip(text)}". Remove it, or prepare the graph again.'
-        )
-    return text
 
 
 def read_feature_names(

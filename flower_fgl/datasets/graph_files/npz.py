@@ -1,9 +1,11 @@
-"""Conversion of the arrays of an ``.npz`` file to a validated ``NodeDataset``."""
+"""A data owner's graph, and its conversion from the arrays of an ``.npz`` file."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,17 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import EdgeTable, MessageEdges, NodeDataset
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    EdgeTable,
+    Graph,
+    MessageEdges,
+    NodeDataset,
+    OutsideEdges,
+    Scaling,
+)
 from flower_fgl.datasets.graph_files.archive import Array, integers, no_file
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.target_arrays import (
@@ -45,11 +56,13 @@ __all__ = [
     "GRAPH_KEYS",
     "MASKS",
     "SPARSE_KEYS",
+    "LocalGraphFile",
     "check_labels",
     "edge_table",
     "node_dataset",
     "read_bytes",
     "read_masks",
+    "read_prepared",
     "try_node_dataset",
 ]
 
@@ -78,6 +91,58 @@ MAX_FEATURES = 10_000_000
 """Largest feature width; a hidden layer of 64 then takes 2.6 GB."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalGraphFile:
+    """A graph read from its data owner's file.
+
+    The ``masks`` of ``dataset`` hold the file's split and are empty without one.
+    ``node_ids`` (N,), int64, are the owner's node numbers, ascending; 0..N-1 if the file
+    has none; ``names`` the owner's N node ids if they are text. ``evaluation`` are
+    additional graphs for evaluation only. ``scaling`` is the normalization of the
+    features before they were written, ``None`` for raw features, and ``outside`` the
+    edges to nodes of other data owners, ``None`` without a table of them. ``notes`` are
+    sentences for the owner on how the file was read, and ``prepared`` is the hash of the
+    recipe and vocabulary of ``flower-fgl prepare``, else empty.
+    """
+
+    dataset: NodeDataset
+    node_ids: Tensor
+    evaluation: tuple[Graph, ...] = ()
+    names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+    outside: OutsideEdges | None = None
+    notes: tuple[str, ...] = ()
+    prepared: str = ""
+
+    @property
+    def ids(self) -> Array:
+        """The owner's identifiers of the nodes, (N,): text, or else ``node_ids``."""
+        if self.names:
+            return np.array(self.names, dtype=object)
+        return self.node_ids.numpy()
+
+    def client_graph(
+        self, partition_id: int, masks: Mapping[str, Tensor] | None = None
+    ) -> ClientGraph:
+        """Return the graph of a client, by default with the split in the file."""
+        masks = self.dataset.masks if masks is None else masks
+        if not {"train", "val", "test"} <= set(masks):
+            raise DataError(
+                f"{self.dataset.name} holds no split into train, val and test nodes. "
+                "Add train_mask, val_mask and test_mask (CSV: a column split), or set "
+                "split."
+            )
+        return self.dataset.client(
+            dict(masks),
+            partition_id=partition_id,
+            node_ids=self.node_ids,
+            evaluation=self.evaluation,
+            scaling=self.scaling,
+            outside=self.outside,
+            prepared=self.prepared,
+        )
 
 
 def read_bytes(path: Path) -> bytes:
@@ -421,3 +486,18 @@ def _mask(mask: Array, key: str, where: str) -> Tensor:
         )
     is_whole = mask.dtype.kind in "iu"
     return torch.from_numpy(mask.astype(np.int64) if is_whole else mask)
+
+
+def read_prepared(
+    arrays: Mapping[str, Array], where: str, schema: Schema | None
+) -> str:
+    """Return the hash of the recipe of a prepared file, else an empty text."""
+    text, number = str(arrays.get("prepared", "")), len(schema.widths) if schema else 1
+    form = "[0-9a-f]{64}" + f"( [0-9a-f]{{64}}){{{number - 1}}}"
+    if text and not re.fullmatch(form, text):
+        each = "" if schema is None else f" for each of {number} kinds of nodes"
+        raise DataError(
+            f"{where}: prepared must be a hash of 64 digits{each} as flower-fgl prepare "
+            f'writes it, got "{clip(text)}". Remove it, or prepare the graph again.'
+        )
+    return text

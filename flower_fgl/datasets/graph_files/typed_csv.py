@@ -24,7 +24,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Triple, has_name
 from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
+from flower_fgl.datasets.client_graph import EdgeTable
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
@@ -51,7 +50,11 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     single_cell,
     split_note,
 )
-from flower_fgl.datasets.graph_files.npz import edge_table
+from flower_fgl.datasets.graph_files.npz import (
+    LocalGraphFile,
+    edge_table,
+    read_prepared,
+)
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names
 from flower_fgl.datasets.graph_files.target_arrays import read_names, read_values
@@ -63,20 +66,7 @@ from flower_fgl.datasets.transforms.typed import (
     with_edge_table,
 )
 
-__all__ = ["TypedFolder", "read_typed_folder"]
-
-
-class TypedFolder(NamedTuple):
-    """Content of a folder.
-
-    ``ids`` are those of all nodes, kind by kind; ``notes`` are sentences for the owner;
-    ``prepared`` is the hash of ``prepared.csv``, empty without it.
-    """
-
-    dataset: NodeDataset
-    ids: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    prepared: str = ""
+__all__ = ["read_typed_folder"]
 
 
 def read_typed_folder(
@@ -87,7 +77,7 @@ def read_typed_folder(
     needs_labels: bool = True,
     scores_edges: bool = False,
     attempts: ErrorCollector | None = None,
-) -> TypedFolder | None:
+) -> LocalGraphFile | None:
     """Read the tables of a typed graph, a folder with ``relations.csv``.
 
     Without ``needs_labels``, labels, classes and split are not read and may be missing;
@@ -125,7 +115,7 @@ def _read(
     needs_labels: bool,
     predicted: Triple | None,
     scores_edges: bool,
-) -> TypedFolder | None:
+) -> LocalGraphFile | None:
     """Read the tables of kinds and relations whose names were checked."""
     schema, listed = names
     tables, index, notes = {}, {}, list[str]()
@@ -158,9 +148,10 @@ def _read(
         elif (found := attempt(_edges, path, *ends, kinds)) is not None:
             edges[one.triple], more = found
             notes += more
-    prepared = ""
+    held: dict[str, Array] = {}
     if os.path.exists(path := folder / "prepared.csv"):
-        prepared = str(attempt(single_cell, path, "sha256"))
+        cell = attempt(single_cell, path, "sha256")
+        held = {} if cell is None else {"prepared": cell}
     if attempt.problems or wanted is None:
         return None
     node_tables = {
@@ -184,8 +175,13 @@ def _read(
         return None
     if described is not None and predicted is not None:
         dataset = with_edge_table(dataset, described, predicted)
-    names_of_all = tuple(n for table in tables.values() for n in table.text["id"])
-    return TypedFolder(dataset, names_of_all, tuple(notes), prepared)
+    return LocalGraphFile(
+        dataset,
+        torch.arange(dataset.num_nodes),
+        names=tuple(n for table in tables.values() for n in table.text["id"]),
+        notes=tuple(notes),
+        prepared=attempt(read_prepared, held, where, dataset.schema) or "",
+    )
 
 
 def _table(path: Path) -> Table:

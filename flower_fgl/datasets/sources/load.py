@@ -126,7 +126,12 @@ def load(
     target: str = "",
     kind: TargetKind = CLASSES,
 ) -> NodeDataset | GraphDataset:
-    """Load a complete dataset.
+    """Load a complete dataset, undirected and simple.
+
+    Features are float32; they are sparse CSR if there are at least 64 columns and less
+    than 15 % of the entries are non-zero. A ConfigError says that the name or the target
+    is unknown; a DataError that the files are missing or damaged, or differ from the
+    published dataset.
 
     Parameters
     ----------
@@ -142,18 +147,6 @@ def load(
         first, for a run that does not read classes.
     kind : {"classes", "labels", "numbers"}
         What ``y`` of another package's dataset holds.
-
-    Returns
-    -------
-    NodeDataset or GraphDataset
-        Undirected and simple. Features are float32; they are sparse CSR if there are at
-        least 64 columns and less than 15 % of the entries are non-zero.
-
-    Raises
-    ------
-    ConfigError, DataError
-        If the name or the target is unknown; if the files are missing or damaged, or differ
-        from the published dataset.
     """
     source = find_source(name)
     if source.loader:
