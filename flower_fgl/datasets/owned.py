@@ -35,7 +35,7 @@ from flower_fgl.datasets.transforms.messages import (
 from flower_fgl.datasets.transforms.normalize_features import scale_owned
 from flower_fgl.datasets.transforms.subgraph import Sparsity
 
-__all__ = ["client_from_file", "client_from_owned", "keyed_ids", "read_id_key"]
+__all__ = ["client_from_file", "client_from_owned", "read_owned"]
 
 LEAST_KEY, LARGEST_KEY = 32, 4096
 """Bytes of a file with the owners' secret."""
@@ -54,16 +54,20 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
     """
     if config.classifies_graphs:
         return client_from_set(load_graph_set(path), config)
-    owned = load_graph_file(
+    client = client_from_owned(read_owned(path, config), config)
+    if client.outside is None or not id_key:
+        return client
+    return replace(client, outside=keyed_ids(client.outside, read_id_key(id_key)))
+
+
+def read_owned(path: Path, config: RunConfig) -> LocalGraphFile:
+    """Read an owner's graph as the settings need it."""
+    return load_graph_file(
         path,
         needs_labels=not config.has_pairs,
         target_node=config.target_node,
         target_relation=config.target_relation,
     )
-    client = client_from_owned(owned, config)
-    if client.outside is None or not id_key:
-        return client
-    return replace(client, outside=keyed_ids(client.outside, read_id_key(id_key)))
 
 
 def read_id_key(path: str) -> bytes:

@@ -37,13 +37,12 @@ from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeData
 from flower_fgl.datasets.graph_files.graph_file import (
     GRAPHS,
     LocalGraphFile,
-    load_graph_file,
 )
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, folder_tables
-from flower_fgl.datasets.owned import client_from_owned
+from flower_fgl.datasets.owned import client_from_owned, read_owned
 from flower_fgl.datasets.sources.load import (
     cache_folder,
     data_folder,
@@ -273,13 +272,7 @@ def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
         if config.classifies_graphs:
             client = client_from_set(load_graph_set(owner.source), config)
             return client, client.num_edges
-        owned = load_graph_file(
-            owner.source,
-            needs_labels=not config.has_pairs,
-            target_node=config.target_node,
-            target_relation=config.target_relation,
-        )
-        return _owned_client(owned, config)
+        return _owned_client(read_owned(owner.source, config), config)
     check_task(replace(config, dataset=owner.source))
     dataset = load(
         owner.source,

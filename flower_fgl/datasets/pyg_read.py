@@ -30,7 +30,6 @@ from flower_fgl.datasets.transforms.canonical import compact_features, undirecte
 
 __all__ = [
     "EDGE_LABELS",
-    "MORE_DIGITS",
     "check_columns",
     "check_numbering",
     "name_classes",

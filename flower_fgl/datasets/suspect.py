@@ -18,7 +18,7 @@ from flower_fgl.datasets.transforms.canonical import scipy_csr
 from flower_fgl.datasets.transforms.messages import EDGE_PREFIX
 from flower_fgl.datasets.transforms.normalize_features import can_standardize
 
-__all__ = ["label_columns", "suspect_data"]
+__all__ = ["suspect_data"]
 
 
 LARGE_VALUE = 100.0

@@ -13,7 +13,7 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.layers import SGConv
 from flower_fgl.nn.topology import graph_filter
 
-__all__ = ["APPNP", "GAMLP", "SGC", "SIGN", "SSGC", "recursive_attention"]
+__all__ = ["APPNP", "GAMLP", "SGC", "SIGN", "SSGC"]
 
 
 class SGC(Backbone):

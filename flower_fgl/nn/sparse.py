@@ -23,7 +23,6 @@ __all__ = [
     "index_sum",
     "lay_out_for_sparse",
     "narrow_csr",
-    "transpose_csr",
 ]
 
 Key = TypeVar("Key")

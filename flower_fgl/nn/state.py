@@ -10,8 +10,6 @@ from torch import Tensor
 
 __all__ = [
     "BODY",
-    "DECODER",
-    "HEAD",
     "classifier_state",
     "encoder_state",
     "layer_of",

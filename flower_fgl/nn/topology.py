@@ -27,7 +27,6 @@ __all__ = [
     "OperatorKind",
     "Topology",
     "edge_messages",
-    "gcn_norm",
     "graph_filter",
 ]
 

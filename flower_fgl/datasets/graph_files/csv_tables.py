@@ -69,8 +69,16 @@ from flower_fgl.datasets.graph_files.validate import (
     doubtful_labels,
 )
 
-__all__ = ["hash_ids", "index_ids", "read_classes", "read_csv_folder", "read_ends"]
-__all__ += ["read_described_edges", "read_masks", "single_cell", "split_note"]
+__all__ = [
+    "index_ids",
+    "read_classes",
+    "read_csv_folder",
+    "read_described_edges",
+    "read_ends",
+    "read_masks",
+    "single_cell",
+    "split_note",
+]
 
 TEXT_COLUMNS = ("id", "label", "split")
 EDGE_COLUMNS = ("source", "target", "label", "time", "split")

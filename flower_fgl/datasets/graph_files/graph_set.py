@@ -77,16 +77,7 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_graph_dataset,
 )
 
-__all__ = [
-    "INPUTS",
-    "OwnedSet",
-    "check_graphs",
-    "graph_numbers",
-    "inspect_graph_set",
-    "load_graph_set",
-    "read_texts",
-    "set_dataset",
-]
+__all__ = ["OwnedSet", "inspect_graph_set", "load_graph_set"]
 
 
 INPUTS = ("x", *SPARSE_KEYS, "edge_index", "edges", "edge_attr", "edge_attr_names")

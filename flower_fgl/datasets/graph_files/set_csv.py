@@ -51,13 +51,7 @@ from flower_fgl.datasets.graph_files.csv_tables import (
 from flower_fgl.datasets.graph_files.graph_file import GRAPHS
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 
-__all__ = [
-    "GRAPH_COLUMNS",
-    "drop_unreadable",
-    "inchikeys",
-    "read_molecules",
-    "read_set_folder",
-]
+__all__ = ["drop_unreadable", "inchikeys", "read_set_folder"]
 
 
 GRAPH_COLUMNS = ("id", "key", "label", "split", "smiles")

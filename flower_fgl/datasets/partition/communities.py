@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from flower_fgl.core.errors import DataError
 
 __all__ = [
-    "MAX_SIZE_DIFFERENCE",
     "NUM_COMMUNITIES",
     "RECURSIVE_UP_TO",
     "MergedCommunities",

@@ -23,14 +23,12 @@ __all__ = [
     "MIN_CLIENT_SIZE",
     "PartitionSummary",
     "cluster_by_labels",
-    "count_classes",
     "deal_edges",
     "deal_evenly",
     "deal_evenly_by_class",
     "deal_relations",
     "dirichlet_parts",
     "draw_networks",
-    "share_out",
 ]
 
 

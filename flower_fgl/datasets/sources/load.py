@@ -40,7 +40,6 @@ from flower_fgl.datasets.sources.registry import (
 from flower_fgl.datasets.sources.synthetic import synthetic_dataset
 
 __all__ = [
-    "SOURCES",
     "Source",
     "Statistics",
     "cache_folder",

@@ -17,34 +17,15 @@ __all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "TWITCH", "Source", "Statistics"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Published statistics of a dataset; ``None`` if no reliable number is published.
+    """Published statistics of a dataset; ``None`` if no reliable number is published."""
 
-    Parameters
-    ----------
-    nodes : int, optional
-        Nodes N, of all graphs together.
-    edges : int, optional
-        Undirected edges E, without self-loops and duplicates.
-    features : int, optional
-        Feature width d.
-    classes : int, optional
-        Classes C.
-    entries : int, optional
-        Columns of ``edge_index`` in the published files, before the conversion to an
-        undirected simple graph.
-    graphs : int, optional
-        Graphs (graph classification) or networks (Fold-PPI).
-    targets : int, optional
-        Labels T, if an item may have several at once.
-    """
-
-    nodes: int | None = None
-    edges: int | None = None
-    features: int | None = None
-    classes: int | None = None
-    entries: int | None = None
-    graphs: int | None = None
-    targets: int | None = None
+    nodes: int | None = None  # N, of all graphs together
+    edges: int | None = None  # undirected, without self-loops and duplicates
+    features: int | None = None  # width d
+    classes: int | None = None  # C
+    entries: int | None = None  # columns of ``edge_index`` in the published files
+    graphs: int | None = None  # of a set, or networks (Fold-PPI)
+    targets: int | None = None  # labels T, if an item may have several at once
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from flower_fgl.datasets.transforms.canonical import (
 )
 from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
 
-__all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset", "with_kinds"]
-__all__ += ["with_numbers"]
+__all__ = ["SyntheticSettings", "synthetic_dataset", "with_kinds", "with_numbers"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -40,15 +40,7 @@ from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.nn.link import pair_codes
 
-__all__ = [
-    "check_edge_times",
-    "earlier_messages",
-    "edge_client",
-    "require_edges",
-    "split_by_time",
-    "split_edges",
-    "with_edge_classes",
-]
+__all__ = ["earlier_messages", "edge_client", "require_edges", "with_edge_classes"]
 
 
 def split_edges(

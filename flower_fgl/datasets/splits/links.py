@@ -41,12 +41,10 @@ from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
 __all__ = [
     "degree_features",
     "degree_names",
-    "follow_degrees",
     "link_client",
     "links_sha256",
     "require_links",
     "shows_predicted",
-    "split_links",
 ]
 
 log = logging.getLogger(__name__)

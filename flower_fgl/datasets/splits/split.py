@@ -26,21 +26,14 @@ from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.datasets.partition.partition import IntArray
 
 __all__ = [
-    "MAX_SHOTS",
-    "MIN_CLASSES",
-    "NUM_QUERIES",
     "PUBLIC",
     "SPLITS",
     "SplitFractions",
-    "draw_candidates",
     "draw_few_shot",
     "draw_split",
     "edge_keys",
-    "eligible_classes",
     "few_shot_labels",
-    "few_shot_split",
     "keyed_split",
-    "keyed_uniform",
     "parse_split",
     "published_split",
     "split_nodes",

@@ -42,9 +42,7 @@ __all__ = [
     "UnseenPartition",
     "cut_unseen_clients",
     "expansion_hops",
-    "hide_classes",
     "partition_unseen",
-    "surroundings",
 ]
 
 BoolArray = NDArray[np.bool_]

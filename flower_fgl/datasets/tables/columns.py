@@ -32,7 +32,6 @@ from flower_fgl.datasets.tables.recipe import FEATURES, Column, Place, Recipe
 
 __all__ = [
     "OTHER",
-    "cells_as_text",
     "encode",
     "hash_encoding",
     "propose",

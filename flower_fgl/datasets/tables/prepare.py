@@ -31,13 +31,7 @@ from flower_fgl.datasets.tables.recipe import (
     read_recipe,
 )
 
-__all__ = [
-    "Content",
-    "prepare_graph",
-    "propose_vocabulary",
-    "write_archive",
-    "write_folder",
-]
+__all__ = ["Content", "prepare_graph", "propose_vocabulary"]
 
 
 def propose_vocabulary(

@@ -20,12 +20,10 @@ from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 __all__ = [
     "can_standardize",
     "column_statistics",
-    "dense_features",
     "kind_statistics",
     "normalise_rows",
     "order_columns",
     "own_columns",
-    "scale_client",
     "scale_features",
     "scale_owned",
     "scale_raw",

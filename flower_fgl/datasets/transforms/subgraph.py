@@ -30,13 +30,7 @@ __all__ = [
     "induced_graph",
     "induced_subgraph",
     "inductive_graphs",
-    "largest_component",
     "largest_dataset",
-    "owner_of_nodes",
-    "remove_edges",
-    "remove_features",
-    "remove_labels",
-    "select_rows",
     "sparsify",
     "sparsity_sha256",
 ]
