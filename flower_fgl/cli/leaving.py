@@ -17,13 +17,8 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 
-__all__ = [
-    "describe_leaving",
-    "items_of",
-    "learned_by_server",
-    "list_parts",
-    "said_once",
-]
+__all__ = ["describe_leaving", "items_of", "learned_by_server", "list_parts"]
+__all__ += ["said_once"]
 
 
 def items_of(config: RunConfig) -> str:

@@ -54,12 +54,7 @@ KNOWN = {*KINDS, "draws", "tune-draws", "case"}
 TUNED_ROWS = ("trials", "failed", "settings")
 """Keys of the table [tuning] that hold one value per row."""
 
-__all__ = [
-    "Experiment",
-    "describe_tuning",
-    "read_experiment",
-    "with_clients",
-]
+__all__ = ["Experiment", "describe_tuning", "read_experiment", "with_clients"]
 
 
 @dataclass(frozen=True)
