@@ -2,17 +2,21 @@
 
 For each draw the graph is partitioned, split and trained anew. The table has one row for
 each setting: the mean coverage over the draws of the client farthest from the target, of
-those with enough calibration items; the mean over all clients; and the mean number of
-classes in a set. ``local`` is each client's own model with its own threshold, ``global``
-the aggregated model with a common one.
+those with enough calibration items; how far it may lie from the target by chance (95 %),
+if all items are exchangeable; the mean over all clients; and the mean number of classes in
+a set, or the width of intervals. ``local`` is each client's own model with its own
+threshold, ``global`` the aggregated model with a common one.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +26,56 @@ from flower_fgl import simulate
 LEAST = 200
 """Calibration items from which a client counts."""
 PARTITIONS = ("uniform", "metis", "louvain")
+SCORES = ("lac", "aps", "raps", "daps")
+HALVED = ("daps", "scaled")
+"""Scores of which half of the items choose something else than the threshold."""
 
 
-def cases(dataset: str) -> Iterator[dict[str, Any]]:
+def cases(scores: list[str], *, has_numbers: bool) -> Iterator[dict[str, Any]]:
     """Yield the settings of each row."""
-    for score in ("lac", "aps", "raps"):
+    if has_numbers:
+        yield from ({}, {"conformal_score": "scaled"})
+        return
+    for score in scores:
         yield {"partition": "metis", "conformal_score": score}
-    for partition in PARTITIONS:
-        if partition != "metis":
-            yield {"partition": partition, "conformal_score": "aps"}
-    for partition in ("metis", "louvain"):
-        yield {"partition": partition, "conformal_score": "aps", "setting": "inductive"}
+    for score in (one for one in ("aps", "daps") if one in scores):
+        for partition in PARTITIONS:
+            if partition != "metis":
+                yield {"partition": partition, "conformal_score": score}
+        for partition in ("metis", "louvain"):
+            row = {"partition": partition, "conformal_score": score}
+            yield row | {"setting": "inductive"}
+
+
+def allowed(
+    sizes: dict[int, list[tuple[int, int]]], coverage: float, *, is_common: bool
+) -> float:
+    """Return how far the farthest client's mean coverage lies from the target by chance.
+
+    ``sizes`` has the numbers (n, m) of calibration and test items of each client and draw.
+    The coverage of all items is Beta(k, n + 1 − k) with k = ⌈(n + 1)·coverage⌉, one for all
+    clients if the threshold ``is_common``, and that of m test items is binomial.
+    """
+    generator = np.random.default_rng(0)
+    draws = max(map(len, sizes.values()))
+    means = np.zeros((len(sizes), 4000))
+    for draw in range(draws):
+        pairs = [each[draw] for each in sizes.values() if draw < len(each)]
+        pooled, common = sum(n for n, _ in pairs), None
+        if is_common:
+            common = _beta(generator, pooled, coverage)
+        for row, each in zip(means, sizes.values(), strict=True):
+            if draw < len(each):
+                n, m = each[draw]
+                p = _beta(generator, n, coverage) if common is None else common
+                row += generator.binomial(m, p) / m / len(each)
+    return float(np.quantile(np.abs(means - coverage).max(axis=0), 0.95))
+
+
+def _beta(generator: Any, n: int, coverage: float) -> Any:
+    """Draw the coverage of thresholds from n scores."""
+    k = math.ceil((n + 1) * coverage - 1e-9)
+    return generator.beta(k, n + 1 - k, 4000)
 
 
 def rows_of(run: Any, scope: str) -> list[tuple[int, int, dict[str, float]]]:
@@ -87,41 +130,63 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--coverage", type=float, default=0.9)
     parser.add_argument("--split", default="40/30/30")
+    parser.add_argument("--scores", nargs="+", default=list(SCORES), choices=SCORES)
+    parser.add_argument(
+        "--experiment", type=Path, help="settings of owners that predict numbers"
+    )
     parser.add_argument("--reuse", action="store_true", help="only the cost of reuse")
     arguments = parser.parse_args()
     if arguments.reuse:
         show_reuse(arguments.draws)
         return
     more: dict[str, Any] = {"dataset": arguments.dataset, "split": arguments.split}
+    more["clients"] = arguments.clients
     if arguments.dataset == "synthetic":
         more["synthetic"] = {"nodes": arguments.nodes}
+    if arguments.experiment:
+        config = tomllib.loads(arguments.experiment.read_text())["config"]
+        more = {name.replace("-", "_"): value for name, value in config.items()}
+        more |= {"evaluate_every": arguments.rounds, "split": arguments.split}
+    more["rounds"] = arguments.rounds
     print(
-        "| partition | setting | score | model | clients | farthest | mean | in set |"
+        "| partition | setting | score | model | clients | farthest | by chance | mean | "
+        "size |"
     )
-    print("|---|---|---|---|---|---|---|---|")
-    for case in cases(arguments.dataset):
+    print("|---|---|---|---|---|---|---|---|---|")
+    has_numbers = bool(arguments.experiment)
+    for case in cases(arguments.scores, has_numbers=has_numbers):
+        score = case.get("conformal_score", "residual")
+        halves = 1 + (score in HALVED)
         for calibration, scope in (("owner", "local"), ("shared", "global")):
+            if halves == 2 and calibration == "shared":
+                continue
             found: dict[int, list[float]] = defaultdict(list)
+            numbers: dict[int, list[tuple[int, int]]] = defaultdict(list)
             sizes: list[float] = []
             for draw in range(arguments.draws):
                 with tempfile.TemporaryDirectory() as folder:
                     run = simulate(
                         "fedavg", seed=draw, partition_seed=draw, run_dir=folder + "/run",
-                        clients=arguments.clients, rounds=arguments.rounds,
                         coverage=arguments.coverage, calibration=calibration,
                         checkpoint_every=0, **more, **case,
                     )  # fmt: skip
-                    classes = len(run.summary["class_names"])
+                    classes = len(run.summary.get("class_names", []))
                     for client, size, scores in rows_of(run, scope):
                         if size >= LEAST:
                             found[client].append(scores["coverage"])
-                            sizes.append(scores["set_share"] * classes)
+                            pair = int(size / halves), int(scores["num_nodes"])
+                            numbers[client].append(pair)
+                            share = scores.get("set_share", math.nan) * classes
+                            sizes.append(scores.get("interval", share))
             means = [float(np.mean(each)) for each in found.values()]
             farthest = max(means, key=lambda value: abs(value - arguments.coverage))
+            chance = allowed(
+                numbers, arguments.coverage, is_common=calibration == "shared"
+            )
             print(
-                f"| {case['partition']} | {case.get('setting', 'transductive')} | "
-                f"{case['conformal_score']} | {scope} | {len(means)} | {farthest:.3f} | "
-                f"{np.mean(means):.3f} | {np.mean(sizes):.2f} |",
+                f"| {case.get('partition', '')} | {case.get('setting', 'transductive')} | "
+                f"{score} | {scope} | {len(means)} | {farthest:.3f} | "
+                f"± {chance:.3f} | {np.mean(means):.3f} | {np.mean(sizes):.2f} |",
                 flush=True,
             )
 

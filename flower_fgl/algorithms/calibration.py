@@ -3,9 +3,12 @@
 Temperature scaling follows Guo et al., "On Calibration of Modern Neural Networks", ICML
 2017. Sets hold the classes whose score is at most a quantile of the scores of the true
 classes: LAC (Sadinle, Lei and Wasserman, JASA 2019), APS (Romano, Sesia and Candès, NeurIPS
-2020) and RAPS (Angelopoulos et al., ICLR 2021). The threshold of several owners follows
-from a histogram of all scores, as in Lu et al., "Federated Conformal Predictors for
-Distributed Uncertainty Quantification", ICML 2023, who use quantile sketches.
+2020), RAPS (Angelopoulos et al., ICLR 2021) and DAPS (Zargarbashi, Antonelli and
+Bojchevski, "Conformal Prediction Sets for Graph Neural Networks", ICML 2023). The threshold
+of several owners follows from a histogram of all scores, as in Lu et al., "Federated
+Conformal Predictors for Distributed Uncertainty Quantification", ICML 2023, who use
+quantile sketches. Locally scaled intervals follow Lei et al., "Distribution-Free Predictive
+Inference for Regression", JASA 2018, section 5.2.
 
 ======================================  ===========================================
 symbol or step                          function
@@ -13,11 +16,13 @@ symbol or step                          function
 T, the temperature                      :func:`temperature_nll`, :func:`best_place`
 isotonic regression of each class       :func:`isotonic_map`, :func:`calibrated`
 s(x, y), the score of a class           :func:`class_scores`
+ŝ(v, y), diffused to neighbours         :func:`diffused`
+ρ̂(x), the local error                   :func:`local_errors`, :func:`half_widths`
 q̂, the ⌈(n+1)(1-α)⌉-th smallest score   :func:`threshold`
 q̂ from histograms                       :func:`histogram_threshold`
 ======================================  ===========================================
 
-Letters: n items, C classes, T targets, G temperatures, B bins.
+Letters: n items, N nodes, C classes, T targets, G temperatures, B bins.
 """
 
 from __future__ import annotations
@@ -25,17 +30,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flower_fgl.core.calibration import RESIDUAL, Calibration, Knots, least_items
+from flower_fgl.core.calibration import (
+    DIFFUSED,
+    LABEL,
+    RESIDUAL,
+    SCALED,
+    Calibration,
+    Knots,
+    least_items,
+)
+from flower_fgl.nn.sparse import index_sum
 
-__all__ = ["BINS", "SCORE_BINS", "TEMPERATURES", "best_place", "bin_errors", "brier"]
-__all__ += ["calibrated", "calibration_error", "class_scores", "class_sums", "fit"]
-__all__ += ["histogram_threshold", "in_intervals", "isotonic_map", "number_shapes"]
+__all__ = ["BINS", "SCORE_BINS", "TEMPERATURES", "Surroundings", "best_place"]
+__all__ += ["bin_errors", "brier", "calibrated", "calibration_error", "class_scores"]
+__all__ += ["class_sums", "diffused", "fit", "half_widths", "histogram_threshold"]
+__all__ += ["in_intervals", "in_sets", "isotonic_map", "local_errors", "number_shapes"]
 __all__ += ["number_sums"]
 __all__ += ["probabilities", "reliability", "reliability_rows"]
 __all__ += ["score_histogram", "shared_classes", "shared_numbers"]
@@ -53,6 +69,11 @@ ERROR_STEPS = 16
 ERROR_BINS = 20 * ERROR_STEPS + 2
 """Bins of absolute errors, from 2⁻¹² to 2⁸ standard deviations of a target; the last one
 holds larger errors."""
+DIFFUSIONS = tuple(k / 10 for k in range(10))
+"""Weights of the neighbours' mean among which DAPS chooses, 0 to 0.9."""
+LOCAL_ITEMS, MOST_LOCAL, LEAST_LOCAL = 30, 16, 0.05
+"""Items of one mean of errors, number of these means, and the smallest one as a share of
+the error of all items."""
 LARGEST_LOSS = 1e9
 """Largest sum of losses that a client sends: a class without a logit has no finite one."""
 RAPS_PENALTY, RAPS_FREE = 0.1, 1
@@ -214,10 +235,10 @@ def class_scores(probability: Tensor, score: str, u: Tensor) -> Tensor:
     ----------
     probability : Tensor of shape (n, C), float
         Rows sum to 1.
-    score : {"lac", "aps", "raps"}
+    score : {"lac", "aps", "raps", "daps"}
         ``lac``: 1 − p. ``aps``: the probabilities of all more probable classes, plus u·p,
         which makes coverage exact instead of too high. ``raps``: in addition λ for each
-        class after the first ones.
+        class after the first ones. ``daps``: as ``aps``, before :func:`diffused`.
     u : Tensor of shape (n,), float in [0, 1)
         Uniform draws, one for each item.
 
@@ -235,6 +256,57 @@ def class_scores(probability: Tensor, score: str, u: Tensor) -> Tensor:
         rank = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
         found = found + RAPS_PENALTY * (rank - RAPS_FREE).clamp(min=0)
     return torch.empty_like(found).scatter_(1, order, found)
+
+
+class Surroundings(NamedTuple):
+    """The whole graph of nodes that are scored: ``rows`` (n,) are these nodes.
+
+    ``logits`` are (N, C), ``edge_index`` (2, E), and ``u`` (N,) uniform draws.
+    """
+
+    logits: Tensor
+    edge_index: Tensor
+    u: Tensor
+    rows: Tensor
+
+
+def diffused(scores: Tensor, edge_index: Tensor, weight: float) -> Tensor:
+    """Mix the scores of each node with their neighbours' mean, as in DAPS.
+
+    ``scores`` are (N, C), ``edge_index`` (2, E). A node without neighbours keeps its own.
+    """
+    source, target = edge_index
+    total = index_sum(scores.index_select(0, source), target, len(scores))
+    number = torch.bincount(target, minlength=len(scores))[:, None]
+    mean = torch.where(number > 0, total / number.clamp(min=1), scores)
+    return (1 - weight) * scores + weight * mean
+
+
+def _scores_around(found: Calibration, around: Surroundings) -> Tensor:
+    """Return the scores (N, C) of all nodes of a graph before they are diffused."""
+    p = calibrated(around.logits, found, is_free=False)
+    return class_scores(p, DIFFUSED, around.u)
+
+
+def in_sets(
+    probability: Tensor,
+    found: Calibration,
+    u: Tensor,
+    around: Surroundings | None = None,
+) -> Tensor:
+    """Return which classes, or labels, are in the set of each item, (n, C), bool.
+
+    ``probability`` (n, C) is calibrated, and ``u`` (n,) are uniform draws. With the score
+    ``daps`` both are those of ``around``.
+    """
+    limits = probability.new_tensor(found.thresholds)
+    if found.score == LABEL:
+        return 1 - probability <= limits
+    if around is None:
+        return class_scores(probability, found.score, u) <= limits
+    every = _scores_around(found, around)
+    every = diffused(every, around.edge_index, found.diffusion)
+    return every[around.rows] <= limits
 
 
 def threshold(scores: Tensor, coverage: float) -> float:
@@ -264,12 +336,40 @@ def histogram_threshold(counts: Tensor, edges: Tensor, coverage: float) -> float
     return float(edges[place])
 
 
+def local_errors(predicted: Tensor, error: Tensor) -> Knots:
+    """Estimate the absolute error (n,) of items by their predicted number (n,).
+
+    Items are sorted by prediction and cut into parts of equal size; a knot has the mean
+    prediction and the mean error of a part. Without items the local error is 1.
+    """
+    if not len(error):
+        return (0.0,), (1.0,)
+    order = predicted.argsort(stable=True)
+    number = min(max(len(order) // LOCAL_ITEMS, 1), MOST_LOCAL)
+    parts = order.tensor_split(number)
+    least = max(LEAST_LOCAL * float(error.mean()), 1e-12)
+    x = tuple(float(predicted[part].mean()) for part in parts)
+    return x, tuple(max(float(error[part].mean()), least) for part in parts)
+
+
+def half_widths(predicted: Tensor, found: Calibration) -> Tensor:
+    """Return half the width of the interval of each predicted number (n, T), float64."""
+    half = torch.tensor(found.thresholds, dtype=torch.float64, device=predicted.device)
+    if found.score != SCALED:
+        return half.expand(predicted.shape)
+    local = [
+        _interpolate(column, *knots)
+        for column, knots in zip(predicted.T, found.knots, strict=True)
+    ]
+    return torch.stack(local, dim=1) * half
+
+
 def in_intervals(
-    predicted: Tensor, values: Tensor, thresholds: tuple[float, ...]
+    predicted: Tensor, values: Tensor, found: Calibration
 ) -> tuple[Tensor, Tensor]:
     """Return which known values (n, T) lie in their interval, and which are known."""
     known = ~values.isnan()
-    half = torch.tensor(thresholds, dtype=torch.float64, device=values.device)
+    half = half_widths(predicted, found)
     return ((predicted - values).abs() <= half) & known, known
 
 
@@ -282,6 +382,7 @@ def fit(
     score: str,
     has_numbers: bool = False,
     is_isotonic: bool = False,
+    around: Surroundings | None = None,
 ) -> Calibration:
     """Calibrate a model with the items of one owner.
 
@@ -294,44 +395,93 @@ def fit(
     u : Tensor of shape (n,), float
         Uniform draws, see :func:`class_scores`.
     coverage : float in (0, 1)
-        Coverage of sets and intervals; several labels have none.
-    score : {"lac", "aps", "raps"}
-        Score of classes.
+        Coverage of sets and intervals; of several labels, of the items that have a label.
+    score : {"lac", "aps", "raps", "daps", "scaled"}
+        Score of classes; ``scaled`` of numbers.
     has_numbers : bool
         Whether numbers are predicted.
     is_isotonic : bool
         Whether probabilities also get an isotonic map.
+    around : Surroundings, optional
+        Graph of the items, which ``daps`` needs; its draws then replace ``u``.
 
     Notes
     -----
     1. A temperature is one number, so that the same items also give the threshold. An
        isotonic map has many and fits its items too well: half of them, drawn by a bit of
-       ``u``, give the map, and the other half the threshold.
+       ``u``, give the map, and the other half the threshold. Likewise one half gives the
+       local errors of ``scaled`` and the weight of ``daps``, which is the one with the
+       smallest sets among :data:`DIFFUSIONS`.
     """
     n = len(y)
+    u = u if around is None else around.u[around.rows]
+    kept = torch.ones(n, dtype=torch.bool, device=y.device)
+    if is_isotonic or score in (DIFFUSED, SCALED):
+        kept = (u * 2**20).long() % 2 == 1
     if has_numbers:
-        errors = (outputs.to(torch.float64) - y).abs()
-        each = [threshold(e[~e.isnan()], coverage) for e in errors.T]
-        if all(map(math.isinf, each)):
-            return Calibration("owner", n)
-        return Calibration("owner", n, 1.0, coverage, RESIDUAL, tuple(each))
+        return _fit_numbers(outputs.to(torch.float64), y, kept, coverage, score)
     if not n:
         return Calibration("owner", 0)
     temperature = TEMPERATURES[best_place(temperature_nll(outputs, y))]
     is_free = y.dim() == 2
     found = Calibration("owner", n, temperature)
-    kept = torch.ones(n, dtype=torch.bool, device=y.device)
     if is_isotonic:
-        kept = (u * 2**20).long() % 2 == 1
         p = probabilities(outputs[~kept], temperature, is_free=is_free)
         if len(p):
             found = replace(found, knots=isotonic_map(p, y[~kept]))
-    if is_free or int(kept.sum()) < least_items(coverage):
+    p = calibrated(outputs[kept], found, is_free=is_free)
+    if is_free:
+        missed = zip((1 - p).T, (y[kept] == 1).T, strict=True)
+        each = tuple(threshold(one[has], coverage) for one, has in missed)
+        if all(map(math.isinf, each)):
+            return found
+        return replace(found, coverage=coverage, score=LABEL, thresholds=each)
+    if int(kept.sum()) < least_items(coverage):
         return found
-    p = calibrated(outputs[kept], found, is_free=False)
-    scores = class_scores(p, score, u[kept]).gather(1, y[kept][:, None])[:, 0]
-    limit = threshold(scores, coverage)
+    if around is None:
+        scores = class_scores(p, score, u[kept])
+    else:
+        weight, every = _best_diffusion(found, around, y, ~kept, coverage)
+        found, scores = replace(found, diffusion=weight), every[kept]
+    limit = threshold(scores.gather(1, y[kept][:, None])[:, 0], coverage)
     return replace(found, coverage=coverage, score=score, thresholds=(limit,))
+
+
+def _best_diffusion(
+    found: Calibration,
+    around: Surroundings,
+    y: Tensor,
+    chosen: Tensor,
+    coverage: float,
+) -> tuple[float, Tensor]:
+    """Return the weight with the smallest sets of chosen items, and all scores (n, C)."""
+    every, sizes = _scores_around(found, around), []
+    for weight in DIFFUSIONS:
+        scores = diffused(every, around.edge_index, weight)[around.rows]
+        own = scores[chosen].gather(1, y[chosen][:, None])[:, 0]
+        is_in = scores[chosen] <= threshold(own, coverage)
+        sizes.append(int(is_in.sum()))
+    best = DIFFUSIONS[sizes.index(min(sizes))]
+    return best, diffused(every, around.edge_index, best)[around.rows]
+
+
+def _fit_numbers(
+    predicted: Tensor, y: Tensor, kept: Tensor, coverage: float, score: str
+) -> Calibration:
+    """Find intervals of numbers (n, T) by kept items, and local errors by the others."""
+    errors, each, knots = (predicted - y).abs(), [], []
+    for column, error in zip(predicted.T, errors.T, strict=True):
+        known = ~error.isnan()
+        e = error[kept & known]
+        if score == SCALED:
+            others = ~kept & known
+            knots.append(local_errors(column[others], error[others]))
+            e = e / _interpolate(column[kept & known], *knots[-1])
+        each.append(threshold(e, coverage))
+    if all(map(math.isinf, each)):
+        return Calibration("owner", len(y))
+    name = SCALED if knots else RESIDUAL
+    return Calibration("owner", len(y), 1.0, coverage, name, tuple(each), tuple(knots))
 
 
 def class_sums(logits: Tensor, y: Tensor, u: Tensor, score: str) -> dict[str, Tensor]:

@@ -31,7 +31,8 @@ def calibrate(
         typer.Option(help="Share of sets or intervals that are to hold the truth."),
     ] = 0.9,
     score: Annotated[
-        str, typer.Option(help="Conformal score of classes: aps, lac or raps.")
+        str,
+        typer.Option(help="Conformal score: aps, lac, raps, daps; numbers: scaled."),
     ] = "aps",
     from_time: Annotated[
         float | None,

@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-__all__ = ["CONFORMAL", "RESIDUAL", "Calibration", "Knots", "least_items"]
+__all__ = ["CONFORMAL", "DIFFUSED", "LABEL", "NUMBER_SCORES", "RESIDUAL", "SCALED"]
+__all__ += ["Calibration", "Knots", "least_items"]
 
-CONFORMAL = ("lac", "aps", "raps")
+DIFFUSED = "daps"
+"""APS of a node, mixed with the mean of its neighbours."""
+CONFORMAL = ("lac", "aps", "raps", DIFFUSED)
 """Scores of conformal sets of classes."""
-RESIDUAL = "residual"
-"""Score of the intervals of numbers: the absolute error."""
+LABEL = "label"
+"""Score of each of several labels: 1 minus its probability."""
+RESIDUAL, SCALED = NUMBER_SCORES = ("residual", "scaled")
+"""Scores of the intervals of numbers: the absolute error, and that divided by the usual
+error of items with about the same prediction."""
 MOST_TARGETS, MOST_KNOTS = 10_000, 1_000_000
 Knots = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -31,42 +37,55 @@ class Calibration:
     temperature: float = 1.0  # T > 0 by which logits are divided; 1 for numbers
     coverage: float = 0.0
     """Share of the items whose set or interval is to hold the truth; 0 without sets,
-    since there are several labels for each item, or too few items."""
-    score: str = ""  # conformal score, of CONFORMAL or RESIDUAL; empty without sets
+    since there are too few items."""
+    score: str = ""  # of CONFORMAL or NUMBER_SCORES, or LABEL; empty without sets
     thresholds: tuple[float, ...] = ()
-    """Largest score in a set; for numbers half the width of the interval of each target,
-    in its unit, infinite if too few of its values are known."""
+    """Largest score in a set, of labels one for each; for numbers half the width of the
+    interval of each target, in its unit, with ``scaled`` in local errors. Infinite if too
+    few values are known, or too few items have the label."""
     knots: tuple[Knots, ...] = ()
     """Isotonic map of each class or label: probabilities, ascending, and those that
-    replace them; linear between two knots, constant beyond. Empty without."""
+    replace them; linear between two knots, constant beyond. Empty without. With ``scaled``
+    predictions of each target, ascending, and their local errors, above 0."""
+    diffusion: float = (
+        0.0  # from 0 to below 1: weight of the neighbours' mean in DIFFUSED
+    )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entries as JSON values; an infinite threshold is ``None``."""
         each = [value if math.isfinite(value) else None for value in self.thresholds]
         found = asdict(self) | {"thresholds": each}
         knots = [[list(x), list(y)] for x, y in found.pop("knots")]
+        if not found["diffusion"]:
+            del found["diffusion"]
         return found | ({"knots": knots} if knots else {})
 
     @classmethod
     def from_dict(cls, values: object) -> Self:
         """Invert :meth:`as_dict`; a ValueError names an entry that is missing or odd."""
-        *names, _ = (one.name for one in fields(cls))
-        if not isinstance(values, Mapping) or {*values} - {"knots"} != {*names}:
-            raise ValueError(f"calibration must have the entries {names}")
+        more = {"knots", "diffusion"}
+        names = {one.name for one in fields(cls)} - more
+        if not isinstance(values, Mapping) or {*values} - more != names:
+            raise ValueError(f"calibration must have the entries {sorted(names)}")
         each = {name: values[name] for name in names}
         each["thresholds"] = _read_thresholds(values["thresholds"])
-        found = cls(**each, knots=_read_knots(values.get("knots", [])))
+        is_local = each["score"] == SCALED
+        each["knots"] = _read_knots(values.get("knots", []), is_local=is_local)
+        found = cls(**each, diffusion=values.get("diffusion", 0.0))
         checks = {
             "source": found.source in ("owner", "shared"),
             "items": type(found.items) is int and found.items >= 0,
             "temperature": _is_number(found.temperature) and found.temperature > 0,
             "coverage": _is_number(found.coverage) and 0 <= found.coverage < 1,
-            "score": found.score in ("", *CONFORMAL, RESIDUAL),
+            "score": found.score in ("", *CONFORMAL, LABEL, *NUMBER_SCORES),
+            "diffusion": _is_number(found.diffusion) and 0 <= found.diffusion < 1,
         }
         if odd := [name for name, is_good in checks.items() if not is_good]:
             raise ValueError(f"calibration has an odd {odd[0]}")
         if not bool(found.coverage) == bool(found.score) == bool(found.thresholds):
             raise ValueError("calibration has thresholds, score or coverage alone")
+        if is_local and len(found.knots) != len(found.thresholds):
+            raise ValueError("calibration has knots of other targets")
         return found
 
 
@@ -75,8 +94,8 @@ def _is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _read_knots(values: object) -> tuple[Knots, ...]:
-    """Read the isotonic maps of the classes, whose numbers are probabilities."""
+def _read_knots(values: object, *, is_local: bool) -> tuple[Knots, ...]:
+    """Read isotonic maps of probabilities, or maps of predictions to local errors."""
     if not isinstance(values, list) or len(values) > MOST_TARGETS:
         raise ValueError("calibration must have a list of knots")
     out = []
@@ -85,7 +104,9 @@ def _read_knots(values: object) -> tuple[Knots, ...]:
             raise ValueError("calibration has odd knots")
         x, y = (tuple(one) for one in pair)
         is_good = 0 < len(x) == len(y) <= MOST_KNOTS
-        is_good = is_good and all(_is_number(v) and 0 <= v <= 1 for v in (*x, *y))
+        is_good = is_good and all(map(_is_number, (*x, *y)))
+        if is_good:
+            is_good = min(y) > 0 if is_local else 0 <= min(*x, *y) <= max(*x, *y) <= 1
         if not is_good or x != tuple(sorted(x)):
             raise ValueError("calibration has odd knots")
         out.append((x, y))

@@ -55,6 +55,9 @@ class Scores:
     brier_calibrated: float = math.nan
     coverage: float = math.nan  # share of the items whose conformal set holds the truth
     set_share: float = math.nan  # mean share of all classes in a set
+    reliability: tuple[float, ...] = ()
+    """With ``calibration = "owner"``, the reliability diagrams before and after, (2, 3,
+    15): number of items, sum of confidences and of hits of each bin."""
 
     def selected(self, main_score: str) -> float:
         """Return the score by which models are selected, NaN where it is undefined."""
@@ -66,16 +69,22 @@ class Scores:
         extra = {name: getattr(self, name) for name in EXTRA_SCORES}
         return out | {n: value for n, value in extra.items() if not math.isnan(value)}
 
-    as_record = as_dict
+    def as_record(self) -> dict[str, Any]:
+        """Return what is sent: :meth:`as_dict`, and the diagrams if there are any."""
+        found: dict[str, Any] = self.as_dict()
+        return found | (
+            {"reliability": [*self.reliability]} if self.reliability else {}
+        )
 
     def rounded(self) -> Scores:
         """Round all scores to two decimals; the threshold comes from a fixed grid."""
         names = [f.name for f in fields(self) if f.name not in NO_SCORES]
-        return replace(self, **{name: round(getattr(self, name), 2) for name in names})
+        each = {name: round(getattr(self, name), 2) for name in names}
+        return replace(self, **each, reliability=())
 
     def with_enough(self, least: int) -> Scores:
         """Return the scores, which are those of all items together."""
-        return self
+        return replace(self, reliability=())
 
 
 AnyScores: TypeAlias = "Scores | NumberScores"

@@ -10,7 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 from flower_fgl.core.errors import RunError
 
-__all__ = ["EQUAL", "EXTRA_SCORES", "MARGIN", "NOTHING", "NO_SCORES", "NUMBER_SCORES"]
+__all__ = [
+    "DIAGRAM",
+    "EQUAL",
+    "EXTRA_SCORES",
+    "MARGIN",
+    "NOTHING",
+    "NO_SCORES",
+    "NUMBER_SCORES",
+]
 __all__ += ["SCORES", "SCORE_NAMES", "SETTING_COLUMNS", "ScoreKind", "ScoreScale"]
 __all__ += ["goodness", "is_better", "kind_of_score", "number_scores"]
 __all__ += ["refuse_mixed_kinds", "score_title", "spread_of_targets"]
@@ -85,7 +93,9 @@ SCORES = {
     "interval": ScoreKind("interval", "lower"),
 }
 """All scores by name; ``mean_`` and ``worst_`` before a name keep its kind."""
-NO_SCORES = {"num_nodes", "threshold", "mean_threshold", "targets"}
+DIAGRAM = 90
+"""Numbers of the reliability diagrams of one set of items, before and after calibration."""
+NO_SCORES = {"num_nodes", "threshold", "mean_threshold", "targets", "reliability"}
 """Values that stand beside the scores of a node set, but are none."""
 SETTING_COLUMNS = {
     "unseen": "unseen",

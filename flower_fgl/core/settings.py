@@ -643,8 +643,10 @@ class GeneralSettings:
     conformal_score: str = option(
         "aps",
         "score of conformal sets of classes; lac: smallest sets, aps: larger ones for "
-        "uncertain items, raps: aps with a penalty on many classes",
-        choices="lac aps raps",
+        "uncertain items, raps: aps with a penalty on many classes, daps: aps of nodes, "
+        'mixed with the neighbours\' mean (calibration = "owner"). Of numbers, scaled: '
+        'intervals are wide where errors are large (calibration = "owner")',
+        choices="lac aps raps daps scaled",
     )
     share_class_counts: bool = option(
         True,

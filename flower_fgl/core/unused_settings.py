@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flower_fgl.core.calibration import SCALED
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.model_spec import DIRECTED, TYPED, read_model, split_models
@@ -109,8 +110,12 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.calibration == "owner" and config.predicts != NUMBERS,
     ),
     "conformal-score": (
-        "calibration, and no numbers or several labels to predict",
-        lambda config: config.calibration != "none" and config.predicts == CLASSES,
+        "calibration of classes; scaled: of numbers",
+        lambda config: (
+            config.calibration != "none"
+            and config.predicts
+            == (NUMBERS if config.conformal_score == SCALED else CLASSES)
+        ),
     ),
     "final-local-epochs": _when("eval-policy", "refresh", "refresh-all"),
     "trimmed-share": _when("aggregation", "trimmed-mean"),

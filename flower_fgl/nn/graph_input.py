@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -125,6 +126,39 @@ class GraphInput:
         out.relations = relations
         return out
 
+    def masked(
+        self, mask: Tensor, edge_of: Sequence[Tensor], direction: Direction = "both"
+    ) -> GraphInput:
+        """Return the same graph with a weight in [0, 1] of each edge; 0 removes it.
+
+        Parameters
+        ----------
+        mask : Tensor of shape (E,), float
+            The weights, which may require grad. Messages are multiplied by them; a mean
+            divides by the number of weights above 0.
+        edge_of : sequence of Tensor of shape (M,), int64
+            Edge to which each message belongs: one tensor for :attr:`relations`, or for
+            each of :meth:`ways` in a direction, or for :attr:`edge_index`.
+        direction : {"both", "separate", "forward"}
+            Direction in which the network reads :attr:`messages`.
+        """
+        weights = [mask[of] for of in edge_of]
+        is_plain = self.relations is None and self.messages is None
+        topology = self.topology
+        if is_plain:
+            size, dtype = topology.num_nodes, topology.dtype
+            edges = self.edge_index
+            topology = Topology(edges, weights[0], size, dtype, is_mask=True)
+        out = GraphInput._of(topology, self.x, self.union)
+        out.pairs, out.pair_x, out.messages = self.pairs, self.pair_x, self.messages
+        if self.relations is not None:
+            out.relations = replace(self.relations, mask=weights[0])
+        elif self.messages is not None:
+            ways = [way for way in self.ways(direction) if way is not None]
+            masked = [w.masked(m) for w, m in zip(ways, weights, strict=True)]
+            out._ways[direction] = Ways(*masked)
+        return out
+
     def ways(self, direction: Direction) -> Ways:
         """Return the edges along which messages pass in a direction, computed once.
 
@@ -147,7 +181,11 @@ class GraphInput:
         """Return the same features with directed edges."""
         size, dtype = self.num_nodes, self.topology.dtype
         out = GraphInput._of(
-            Topology(edges.index, None, size, dtype), self.x, self.union
+            Topology(
+                edges.index, edges.mask, size, dtype, is_mask=edges.mask is not None
+            ),
+            self.x,
+            self.union,
         )
         out._sparse = self._sparse
         return out

@@ -32,6 +32,8 @@ class RelationPairs:
         Messages of each pair, at least 1.
     sizes : tuple of int
         Number of pairs of each of the R relations.
+    mask : Tensor of shape (M,), float, or None
+        Weight in [0, 1] of each message; ``count`` then counts those above 0.
     """
 
     source: Tensor
@@ -40,10 +42,17 @@ class RelationPairs:
     target: Tensor
     count: Tensor
     sizes: tuple[int, ...]
+    mask: Tensor | None = None
 
     @classmethod
-    def of(cls, index: Tensor, relation: Tensor, num_relations: int) -> RelationPairs:
-        """Group edges (2, M) with their relations (M,), in any order."""
+    def of(
+        cls,
+        index: Tensor,
+        relation: Tensor,
+        num_relations: int,
+        mask: Tensor | None = None,
+    ) -> RelationPairs:
+        """Group edges (2, M) with their relations and weights (M,), in any order."""
         source, target = index
         width = int(target.max()) + 1 if target.numel() else 1
         code = relation * width + target
@@ -53,6 +62,9 @@ class RelationPairs:
         )
         found = distinct // width
         sizes = torch.bincount(found, minlength=num_relations).tolist()
+        if mask is not None:
+            mask = mask[order]
+            count = index_sum((mask > 0).long(), pair, len(count)).clamp(min=1)
         return cls(
             source[order],
             pair,
@@ -60,7 +72,12 @@ class RelationPairs:
             distinct % width,
             count.to(torch.get_default_dtype()),
             tuple(sizes),
+            mask,
         )
+
+    def weigh(self, rows: Tensor) -> Tensor:
+        """Multiply messages (M, p) by their weights, if they have any."""
+        return rows if self.mask is None else rows * self.mask[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +92,14 @@ class Relations:
         Source and target of each edge.
     relation : Tensor of shape (M,), int64
         Relation of each edge, 0 to R - 1.
+    mask : Tensor of shape (M,), float, or None
+        Weight in [0, 1] of each edge, by which its messages are multiplied.
     """
 
     node_type: Tensor
     index: Tensor
     relation: Tensor
+    mask: Tensor | None = None
 
     def to(self, device: torch.device) -> Relations:
         """Return the same edges on a device."""
@@ -89,6 +109,9 @@ class Relations:
 
     def pairs(self, num_relations: int, *, is_back: bool = False) -> RelationPairs:
         """Return the grouped edges, those against their direction if ``is_back``."""
+        if self.mask is not None:
+            index = self.index.flip(0) if is_back else self.index
+            return RelationPairs.of(index, self.relation, num_relations, self.mask)
         found = self._backward if is_back else self._forward
         missing = num_relations - len(found.sizes)
         return replace(found, sizes=found.sizes + (0,) * missing) if missing else found
@@ -106,7 +129,8 @@ class Relations:
 
 def relation_means(h: Tensor, pairs: RelationPairs) -> Tensor:
     """Return ``(1/|N_r(i)|) Σ_{j∈N_r(i)} h_j`` (S, p) of each pair (r, i); h is (N, p)."""
-    found = index_sum(h.index_select(0, pairs.source), pairs.pair, len(pairs.count))
+    rows = pairs.weigh(h.index_select(0, pairs.source))
+    found = index_sum(rows, pairs.pair, len(pairs.count))
     return found / pairs.count[:, None]
 
 

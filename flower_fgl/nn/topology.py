@@ -40,7 +40,9 @@ class Topology:
 
     ``edge_index`` (2, E), int64, are sources and targets, each undirected edge in both
     directions, and ``edge_weight`` (E,) their weights or ``None``. If these require grad,
-    operators, which are of ``dtype``, are differentiable in them and are not cached.
+    operators, which are of ``dtype``, are differentiable in them and are not cached. If
+    weights in [0, 1] are a mask (``is_mask``), ``mean`` divides by the number of those
+    above 0, not by their sum.
     """
 
     def __init__(
@@ -49,8 +51,11 @@ class Topology:
         edge_weight: Tensor | None,
         num_nodes: int,
         dtype: torch.dtype,
+        *,
+        is_mask: bool = False,
     ) -> None:
         self.edge_index, self.edge_weight = edge_index, edge_weight
+        self.is_mask = is_mask
         self.num_nodes, self.dtype = num_nodes, dtype
         self._operators: dict[OperatorKind, Operator] = {}
         self._attention: tuple[Tensor, Tensor, Tensor | None] | None = None
@@ -86,7 +91,8 @@ class Topology:
         if weight is None:
             weight = torch.ones(edges.shape[1], dtype=self.dtype, device=edges.device)
         if kind == "mean":
-            total = index_sum(weight, edges[1], self.num_nodes)
+            counted = (weight > 0).to(self.dtype) if self.is_mask else weight
+            total = index_sum(counted, edges[1], self.num_nodes)
             total = torch.where(total == 0, 1, total)
             weight = weight / total.index_select(0, edges[1])
         return edges[1], edges[0], weight
@@ -212,6 +218,15 @@ class Messages:
         out.index, out.x = index, x
         return out
 
+    mask: Tensor | None = None
+    """Weight in [0, 1] of each message, of shape (M,), by which it is multiplied."""
+
+    def masked(self, mask: Tensor) -> Messages:
+        """Return the same edges with a weight of each one, which may require grad."""
+        out = Messages._sorted(self.index, self.x)
+        out.mask = mask
+        return out
+
     def to(self, device: torch.device) -> Messages:
         """Return the edges on a device."""
         return Messages._sorted(self.index.to(device), self.x.to(device))
@@ -284,19 +299,28 @@ def edge_messages(h: Tensor, edges: Messages, layer: nn.Linear) -> Tensor:
     most = max(1, MOST_NUMBERS // h.shape[1])
     number = edges.index.shape[1]
     if number <= most:
-        return _sum_part(h, edges.index, edges.x, layer.weight, layer.bias)
+        return _sum_part(h, edges.index, edges.x, layer.weight, layer.bias, edges.mask)
     out = torch.zeros_like(h)
     for start in range(0, number, most):
         part = slice(start, start + most)
-        arguments = (h, edges.index[:, part], edges.x[part], layer.weight, layer.bias)
+        mask = None if edges.mask is None else edges.mask[part]
+        own = edges.index[:, part], edges.x[part]
+        arguments = (h, *own, layer.weight, layer.bias, mask)
         out = out + checkpoint(_sum_part, *arguments, use_reentrant=False)
     return out
 
 
 def _sum_part(
-    h: Tensor, index: Tensor, x: Tensor, weight: Tensor, bias: Tensor
+    h: Tensor,
+    index: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mask: Tensor | None,
 ) -> Tensor:
     """Sum the messages of some edges at their targets."""
     source, target = index
     messages = (h.index_select(0, source) + F.linear(x, weight, bias)).relu()
+    if mask is not None:
+        messages = messages * mask[:, None]
     return index_sum(messages, target, len(h))

@@ -292,7 +292,7 @@ class TypedGINE(TypedNet):
         """Return the sum over all edges."""
         relation = pairs.relation.index_select(0, pairs.pair)
         vectors = torch.stack(own).index_select(0, relation)
-        found = (h.index_select(0, pairs.source) + vectors).relu()
+        found = pairs.weigh((h.index_select(0, pairs.source) + vectors).relu())
         target = pairs.target.index_select(0, pairs.pair)
         return index_sum(found, target, len(h))
 

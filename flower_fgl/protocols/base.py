@@ -32,7 +32,7 @@ from flower_fgl.core.flower_internals import (
     recorddict_to_proto,
 )
 from flower_fgl.core.metrics import AnyScores
-from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.core.score_names import DIAGRAM, EXTRA_SCORES
 
 __all__ = ["CONFIG", "DESCRIBE", "INFO", "LARGEST", "MAX_NAME", "METRICS", "RESUME"]
 __all__ += ["Empty", "Payload", "ReplyMetrics", "TensorPayload", "check_size"]
@@ -570,6 +570,12 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, Any]]]:
 
 def _check_scores(where: str, values: Mapping[str, Any]) -> None:
     """Reject scores of classes that no evaluation can produce."""
+    if "reliability" in values:
+        bins = values["reliability"]
+        is_good = isinstance(bins, list) and len(bins) == DIAGRAM
+        if not is_good or not all(0 <= value <= LARGEST for value in bins):
+            raise PayloadError(f'"{where}/reliability" must be {DIAGRAM} sums.')
+        values = {name: v for name, v in values.items() if name != "reliability"}
     if list in map(type, values.values()):
         raise PayloadError(f'"{where}": each score must be a number, got a list.')
     # those that a task has and that are defined

@@ -157,17 +157,19 @@ class CalibrationSums(AdditivePayload):
         return RecordDict({self.records[0]: write_tensors(self.sums)})
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack; ``spec`` has the shapes, and the number of validation items described.
+    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int, int]) -> Self:
+        """Unpack by shapes, number of validation items, and labels of one (1: classes).
 
-        Sums must be positive, and counts not above the number of items.
+        Sums must be positive, and counts not above the number of items; the bins of a
+        reliability diagram count the labels of all items.
         """
-        shapes, most = spec
+        shapes, most, labels = spec
         found = read_tensors(content, cls.records[0], shapes, is_checked=False)
         for name, tensor in found.items():
             where = f"{cls.records[0]}/{name}"
             check_tensor(where, tensor, shape=shapes[name], dtype=torch.float64)
             limit = LARGEST if name == "nll" else most
+            limit = most * labels if name == "bins" else limit
             if bool((tensor < 0).any()) or bool((tensor > limit).any()):
                 raise PayloadError(f'"{where}" must lie from 0 to {limit:g}.')
         return cls(found)
@@ -177,6 +179,6 @@ class CalibrationSums(AdditivePayload):
         return self.sums
 
     @classmethod
-    def summand_shapes(cls, spec: tuple[Shapes, int]) -> Shapes:
+    def summand_shapes(cls, spec: tuple[Shapes, int, int]) -> Shapes:
         """Return the shapes of the sums."""
         return spec[0]

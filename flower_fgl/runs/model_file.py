@@ -18,7 +18,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flower_fgl.core.atomic import make_private_folder
-from flower_fgl.core.calibration import RESIDUAL, Calibration
+from flower_fgl.core.calibration import (
+    CONFORMAL,
+    DIFFUSED,
+    LABEL,
+    NUMBER_SCORES,
+    SCALED,
+    Calibration,
+)
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.schema import TYPED
@@ -223,16 +230,20 @@ class ModelCard:
             raise ValueError("target_units must have one unit for each number")
         if not has_numbers and (self.validation or 0) > 1:
             raise ValueError(f"validation must not be {self.validation}")
-        if self.calibration is not None and self.calibration.knots:
+        found = self.calibration
+        if found is not None and found.knots and found.score != SCALED:
             number = 2 if self.link in ("dot", "mlp") else len(self.class_names)
-            if has_numbers or len(self.calibration.knots) != number:
+            if has_numbers or len(found.knots) != number:
                 raise ValueError("calibration has knots of other classes")
-        if self.calibration is not None and self.calibration.thresholds:
-            width = {NUMBERS: len(self.class_names), CLASSES: 1, LABELS: 0}
-            is_error = self.calibration.score == RESIDUAL
-            number = len(self.calibration.thresholds)
-            if is_error != has_numbers or number != width[self.target_kind]:
+        if found is not None and found.thresholds:
+            number = 1 if self.target_kind == CLASSES else len(self.class_names)
+            fitting = {NUMBERS: NUMBER_SCORES, CLASSES: CONFORMAL, LABELS: (LABEL,)}
+            is_good = found.score in fitting[self.target_kind]
+            is_node = not (self.link or self.classifies_graphs or self.is_typed)
+            if len(found.thresholds) != number or not is_good:
                 raise ValueError("calibration does not fit the target")
+            if found.score == DIFFUSED and not is_node:
+                raise ValueError("calibration needs a model of nodes of one kind")
 
 
 def _is_plausible(name: str, value: Any) -> bool:

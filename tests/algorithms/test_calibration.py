@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from torch import Tensor
 
@@ -104,6 +105,22 @@ def test_threshold_is_the_right_order_statistic(n: int, k: int) -> None:
     assert c.threshold(scores, 0.9) == k
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_coverage_of_a_draw_has_the_beta_distribution_of_its_number_of_items(
+    is_shared: bool, generator: torch.Generator
+) -> None:
+    # of uniform scores the threshold is the coverage: the 54th of 59 is Beta(54, 6)
+    scores = torch.rand(2000, 59, generator=generator, dtype=torch.float64)
+    if is_shared:
+        edges = torch.arange(1, c.SCORE_BINS + 1) / c.SCORE_BINS
+        counts = [c.score_histogram(row, 1.0) for row in scores]
+        found = [c.histogram_threshold(each, edges, 0.9) for each in counts]
+        found = [value - 0.5 / c.SCORE_BINS for value in found]  # middle of the bin
+    else:
+        found = [c.threshold(row, 0.9) for row in scores]
+    assert scipy.stats.kstest(found, scipy.stats.beta(54, 6).cdf).pvalue > 0.01
+
+
 def test_too_few_scores_have_an_infinite_threshold() -> None:
     assert least_items(0.9) == 9
     assert least_items(0.95) == 19
@@ -173,7 +190,7 @@ def test_intervals_of_numbers_by_hand() -> None:
     found = c.fit(predicted, values, u, coverage=0.8, score="aps", has_numbers=True)
     # ⌈11·0.8⌉ = 9th smallest of the errors 1 … 10; two values are too few
     assert found == Calibration("owner", 10, 1.0, 0.8, "residual", (9.0, math.inf))
-    is_in, known = c.in_intervals(predicted, values.nan_to_num(0.0), found.thresholds)
+    is_in, known = c.in_intervals(predicted, values.nan_to_num(0.0), found)
     assert is_in[:, 0].sum() == 9
     assert known.all()
 
@@ -215,9 +232,42 @@ def test_too_few_items_have_a_temperature_and_no_sets(
     assert shared == Calibration("shared", 0)
 
 
-def test_several_labels_have_a_temperature_and_no_sets() -> None:
+def test_labels_have_a_threshold_each_by_hand() -> None:
+    # ⌈11·0.8⌉ = 9th smallest of 1 − p of the ten items that have a label
+    p = torch.arange(1, 11, dtype=torch.float64) / 20
+    logits = torch.stack([p.logit(), p.logit(), p.logit()], dim=1)
+    y = torch.ones(10, 3, dtype=torch.float64)
+    y[:, 1] = torch.tensor([1.0] * 2 + [0.0] * 4 + [math.nan] * 4)
+    y[:5, 2] = 0
+    found = c.fit(logits, y, torch.zeros(10), coverage=0.8, score="aps")
+    q = c.calibrated(logits, found, is_free=True)[:, 0].sort(descending=True).values
+    limits = [float(1 - q[8]), math.inf, float(1 - q[4])]
+    assert found.score == "label"
+    assert found.thresholds == pytest.approx(limits)
+    held = c.in_sets(c.calibrated(logits, found, is_free=True), found, p)
+    assert held.sum(dim=0).tolist() == [9, 10, 5]  # of 5 items the 5th of ⌈6·0.8⌉
+
+
+def test_sets_of_labels_hold_each_label_as_often_as_asked(
+    generator: torch.Generator,
+) -> None:
+    covered = []
+    for _ in range(20):
+        logits = 2 * torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+        y = (torch.rand(4000, 3, generator=generator) < logits.sigmoid()).double()
+        u = torch.zeros(800)
+        found = c.fit(logits[:800], y[:800], u, coverage=0.9, score="aps")
+        p = c.calibrated(logits[800:], found, is_free=True)
+        held, has = c.in_sets(p, found, u), y[800:] == 1
+        covered.append(
+            [float(h[k].double().mean()) for h, k in zip(held.T, has.T, strict=True)]
+        )
+    assert np.mean(covered, axis=0) == pytest.approx([0.9] * 3, abs=0.012)
+
+
+def test_labels_that_few_items_have_get_no_sets_and_sums_neither() -> None:
     logits = torch.tensor([[3.0, -1.0]] * 20)
-    y = torch.tensor([[1.0, math.nan]] * 10 + [[0.0, 1.0]] * 10)
+    y = torch.tensor([[1.0, math.nan]] * 8 + [[0.0, 0.0]] * 12)
     found = c.fit(logits, y, torch.zeros(20), coverage=0.9, score="aps")
     assert found.temperature > 1
     assert found.coverage == 0
@@ -225,6 +275,134 @@ def test_several_labels_have_a_temperature_and_no_sets() -> None:
     shared = c.shared_classes(sums, num_classes=2, coverage=0.9, score="aps")
     assert shared.temperature == found.temperature
     assert {n: tuple(t.shape) for n, t in sums.items()} == c.sum_shapes(is_free=True)
+
+
+# ------------------------------------------------------------------ scores of neighbours
+PATH = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+
+
+def test_diffused_scores_of_a_path_by_hand() -> None:
+    scores = torch.tensor([[0.0, 1.0], [0.4, 0.6], [0.8, 0.0], [0.3, 0.3]])
+    found = c.diffused(scores, PATH, 0.25)
+    expected = [[0.1, 0.9], [0.4, 0.575], [0.7, 0.15], [0.3, 0.3]]  # node 3 is alone
+    torch.testing.assert_close(found, torch.tensor(expected))
+    assert torch.equal(c.diffused(scores, PATH, 0.0), scores)
+
+
+def test_diffused_scores_equal_a_loop_over_nodes(generator: torch.Generator) -> None:
+    scores = torch.rand(30, 4, generator=generator, dtype=torch.float64)
+    edges = torch.randint(0, 30, (2, 60), generator=generator)
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    expected = scores.clone()
+    for node in range(30):
+        around = [scores[int(a)] for a, b in edges.T if int(b) == node]
+        if around:
+            expected[node] = 0.3 * scores[node] + 0.7 * sum(around) / len(around)
+    torch.testing.assert_close(c.diffused(scores, edges, 0.7), expected)
+
+
+def graph_of_classes(
+    n: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, c.Surroundings]:
+    """Draw logits that say little, and a graph in which neighbours share their class."""
+    y = torch.randint(0, 4, (n,), generator=generator)
+    logits = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    logits[torch.arange(n), y] += 1.0
+    order = y.argsort(stable=True)
+    edges = torch.stack([order[:-3], order[3:]])
+    u = torch.rand(n, generator=generator, dtype=torch.float64)
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    rows = torch.randperm(n, generator=generator)
+    return logits, y, c.Surroundings(logits, edges, u, rows)
+
+
+def test_diffused_sets_cover_as_asked_and_are_smaller(
+    generator: torch.Generator,
+) -> None:
+    covered, sizes, weights = [], {"aps": [], "daps": []}, []
+    for _ in range(20):
+        logits, y, graph = graph_of_classes(2000, generator)
+        known, test = graph.rows[:600], graph.rows[600:]
+        for score, each in sizes.items():
+            some = graph._replace(rows=known) if score == "daps" else None
+            u = graph.u[known]
+            found = c.fit(
+                logits[known], y[known], u, coverage=0.9, score=score, around=some
+            )
+            p = c.calibrated(logits[test], found, is_free=False)
+            some = graph._replace(rows=test) if score == "daps" else None
+            held = c.in_sets(p, found, graph.u[test], some)
+            each.append(float(held.double().sum(dim=1).mean()))
+        weights.append(found.diffusion)
+        covered.append(float(held.gather(1, y[test][:, None]).double().mean()))
+    # a mean of 20 draws of Beta(271, 30) has a standard deviation of 0.004
+    assert np.mean(covered) == pytest.approx(0.9, abs=0.013)
+    assert np.mean(sizes["daps"]) < 0.8 * np.mean(sizes["aps"])
+    assert min(weights) > 0
+
+
+def test_the_weight_of_neighbours_and_the_threshold_come_from_different_items(
+    generator: torch.Generator,
+) -> None:
+    logits, y, graph = graph_of_classes(400, generator)
+    graph = graph._replace(rows=torch.arange(100))
+    found = c.fit(logits[:100], y[:100], graph.u[:100], coverage=0.8, score="daps",
+                  around=graph)  # fmt: skip
+    kept = (graph.u[:100] * 2**20).long() % 2 == 1
+    every = c.class_scores(c.calibrated(logits, found, is_free=False), "aps", graph.u)
+    every = c.diffused(every, graph.edge_index, found.diffusion)
+    own = every[:100][kept].gather(1, y[:100][kept][:, None])[:, 0]
+    assert found.thresholds == (c.threshold(own, 0.8),)
+
+
+# ---------------------------------------------------------------- locally scaled intervals
+def test_local_errors_are_means_of_items_with_a_similar_prediction() -> None:
+    predicted = torch.arange(60, dtype=torch.float64).flip(0)
+    error = torch.where(predicted < 30, 1.0, 3.0).double()
+    x, y = c.local_errors(predicted, error)
+    assert x == (14.5, 44.5)
+    assert y == (1.0, 3.0)
+    assert c.local_errors(predicted[:0], error[:0]) == ((0.0,), (1.0,))
+    # no error at all is no reason for an empty interval: 5 % of the mean error of 0.5
+    _, y = c.local_errors(predicted, (predicted >= 30).double())
+    assert y == (0.025, 1.0)
+
+
+def test_scaled_intervals_by_hand() -> None:
+    found = Calibration(
+        "owner", 9, 1.0, 0.9, "scaled", (2.0,), (((0.0, 10.0), (1.0, 3.0)),)
+    )
+    predicted = torch.tensor([[-5.0], [5.0], [10.0]], dtype=torch.float64)
+    assert c.half_widths(predicted, found)[:, 0].tolist() == [2.0, 4.0, 6.0]
+    assert Calibration.from_dict(found.as_dict()) == found
+
+
+def test_scaled_intervals_cover_where_errors_are_large_and_small(
+    generator: torch.Generator,
+) -> None:
+    covered, widths = [], []
+    for _ in range(20):
+        predicted = 4 * torch.rand(4000, 1, generator=generator, dtype=torch.float64)
+        noise = torch.randn(4000, 1, generator=generator, dtype=torch.float64)
+        values = predicted + (0.1 + predicted) * noise
+        u = torch.rand(800, generator=generator, dtype=torch.float64)
+        for score in ("aps", "scaled"):
+            found = c.fit(
+                predicted[:800], values[:800], u, coverage=0.9, score=score,
+                has_numbers=True,
+            )  # fmt: skip
+            held, _ = c.in_intervals(predicted[800:], values[800:], found)
+            low = predicted[800:] < 1
+            covered.append(
+                [float(held[k].double().mean()) for k in (low, ~low, low | 1)]
+            )
+            widths.append(float(c.half_widths(predicted[800:], found).mean()))
+    plain, scaled = np.mean(covered[::2], axis=0), np.mean(covered[1::2], axis=0)
+    assert plain[0] > 0.98
+    assert plain[1] < 0.88
+    assert scaled[:2] == pytest.approx([0.9, 0.9], abs=0.03)
+    assert scaled[2] == pytest.approx(0.9, abs=0.012)
+    assert np.mean(widths[1::2]) < 0.95 * np.mean(widths[::2])
 
 
 # ------------------------------------------------------------------------ its JSON form
@@ -241,7 +419,8 @@ def test_calibration_survives_its_json_form() -> None:
         {"temperature": math.inf}, {"coverage": 1}, {"score": "x"}, {"score": ""},
         {"thresholds": [-1.0]}, {"thresholds": "a"}, {"thresholds": []},
         {"thresholds": [math.nan]}, {"thresholds": [1.0] * 10_001}, {"more": 1},
-        {"coverage": 0.0}, {"items": True},
+        {"coverage": 0.0}, {"items": True}, {"diffusion": 1.0}, {"diffusion": "a"},
+        {"score": "scaled"}, {"score": "scaled", "knots": [[[0.0], [0.0]]]},
     ],
 )  # fmt: skip
 def test_odd_calibrations_are_refused(change: dict[str, object]) -> None:

@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.calibration import calibration_error
 from flower_fgl.lab import plots
-from flower_fgl.lab.report.numbers import calibration_rows, reliability_of
+from flower_fgl.lab.report.numbers import (
+    calibration_rows,
+    owner_reliability,
+    reliability_of,
+)
 from flower_fgl.lab.report.page import write_report
 from tests.support.number_targets import number_files
 from tests.support.owners import run_owners
@@ -38,8 +44,24 @@ def test_the_report_has_a_table_of_calibration(
     page = write_report([run]).read_text(encoding="utf-8")
     assert "<h2>Calibration</h2>" in page
     assert "ECE calibrated" in page
-    diagrams = reliability_of(run)
+    diagrams, by_owner = reliability_of(run), owner_reliability(run)
     assert set(diagrams) == ({"before", "after"} if calibration == "shared" else set())
+    assert "Accuracy by confidence" in page
+    assert list(by_owner) == (["0", "1", "2"] if calibration == "owner" else [])
+    for (_, found), each in zip(rows, by_owner.values(), strict=False):
+        for name, key in (("before", "ece"), ("after", "ece_calibrated")):
+            assert calibration_error(torch.tensor(each[name])) == pytest.approx(
+                found[key]
+            )
+
+
+def test_each_owner_has_a_panel_with_two_lines() -> None:
+    sums = [[4.0, 0.0, 1.0], [1.0, 0.0, 0.9], [2.0, 0.0, 1.0]]
+    owners = {f"bank{k}": {"before": sums, "after": sums} for k in range(4)}
+    figure = plots.owner_reliability(owners)
+    used = [panel for panel in figure.axes if panel.lines]
+    assert [panel.get_title(loc="left") for panel in used] == [*owners]
+    assert [len(panel.lines) for panel in used] == [3] * 4
 
 
 def test_the_report_has_a_table_of_intervals(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,8 @@ def test_scores_come_back_and_other_metrics_stay_out() -> None:
 
 def test_an_area_under_the_curve_may_be_among_the_scores() -> None:
     test = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
-    scores = {"local": {"test": {**test, "auroc": 0.25}, "val": test}}
+    more = {"auroc": 0.25, "reliability": [0.5] * 90}
+    scores = {"local": {"test": {**test, **more}, "val": test}}
     assert read_scores(MetricRecord(dict(write_scores(scores)))) == scores
 
 
@@ -120,9 +122,13 @@ def test_an_area_under_the_curve_may_be_among_the_scores() -> None:
         {"auroc": 1.5},
         {"auroc": math.nan},
         {"extra": 1.0},
+        {"reliability": [0.5] * 89},
+        {"reliability": [-1.0] * 90},
+        {"reliability": [math.nan] * 90},
+        {"reliability": 0.5},
     ],
 )
-def test_scores_that_cannot_be_are_refused(change: dict[str, float]) -> None:
+def test_scores_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
     val = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
     flat = write_scores({"local": {"val": {**val, **change}}})
     with pytest.raises(PayloadError, match="local/val"):

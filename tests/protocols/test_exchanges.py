@@ -95,12 +95,17 @@ def sums_of(n: int) -> dict[str, Tensor]:
 
 def test_sums_survive_the_message_and_have_the_stated_size() -> None:
     sent = CalibrationSums(sums_of(20))
-    found = CalibrationSums.from_record(sent.to_record(), (SHAPES, 20))
+    found = CalibrationSums.from_record(sent.to_record(), (SHAPES, 20, 1))
     assert found.sums.keys() == sent.sums.keys() == SHAPES.keys()
     assert all(torch.equal(found.sums[name], sent.sums[name]) for name in SHAPES)
     assert sent.num_bytes == 8 * (1 + 65 * (1 + 1 + 45 + 512)) == 290_688
-    labels = class_sums(torch.randn(9, 2), torch.ones(9, 2), torch.rand(9), "aps")
+    labels = class_sums(torch.zeros(9, 2), torch.ones(9, 2), torch.rand(9), "aps")
+    content = CalibrationSums(labels).to_record()
     assert CalibrationSums(labels).num_bytes == 24_448
+    of_labels = sum_shapes(is_free=True)  # 9 items have 18 labels in one diagram
+    CalibrationSums.from_record(content, (of_labels, 9, 2))
+    with pytest.raises(PayloadError, match="calibration/bins"):
+        CalibrationSums.from_record(content, (of_labels, 9, 1))
     numbers = number_sums(torch.zeros(9, 4), torch.ones(9, 4), torch.ones(4))
     assert CalibrationSums(numbers).num_bytes == 8 + 4 * 2_576
 
@@ -120,11 +125,11 @@ def test_impossible_sums_are_refused(name: str, value: float) -> None:
     sums = sums_of(20)
     sums[name].view(-1)[0] = value
     with pytest.raises(PayloadError, match=f"calibration/{name}"):
-        CalibrationSums.from_record(CalibrationSums(sums).to_record(), (SHAPES, 20))
+        CalibrationSums.from_record(CalibrationSums(sums).to_record(), (SHAPES, 20, 1))
 
 
 @pytest.mark.parametrize("change", [{"more": torch.zeros(1)}, {"nll": torch.zeros(2)}])
 def test_other_tensors_are_refused(change: dict[str, Any]) -> None:
     content = CalibrationSums(sums_of(20) | change).to_record()
     with pytest.raises(PayloadError):
-        CalibrationSums.from_record(content, (SHAPES, 20))
+        CalibrationSums.from_record(content, (SHAPES, 20, 1))

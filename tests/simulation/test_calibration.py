@@ -172,6 +172,80 @@ def test_an_owners_numbers_get_bounds(tmp_path: Path) -> None:
     assert "coverage" in repr(run)
 
 
+def test_an_owners_numbers_get_bounds_of_local_width(tmp_path: Path) -> None:
+    nodes = number_files(tmp_path / "files", names=("logS",))
+    run = run_owners(
+        [{**node, "name": f"owner{k}"} for k, node in enumerate(nodes)],
+        tmp_path / "run", target_kind="numbers", calibration="owner", coverage=0.6,
+        conformal_score="scaled", split="40/40/20",
+    )  # fmt: skip
+    folder = model_of(run, "owner1")
+    card = read_card(folder)
+    assert card is not None
+    found = card.calibration
+    assert found is not None
+    assert found.score == "scaled"
+    frame = predict_graph(folder, nodes[1]["graph"]).to_frame()
+    half = np.interp(frame["predicted"], *found.knots[0]) * found.thresholds[0]
+    np.testing.assert_allclose(frame["upper"] - frame["predicted"], half)
+    np.testing.assert_allclose(frame["predicted"] - frame["lower"], half)
+    scores = next(
+        row["metrics"]["local"]["test"]
+        for row in run.clients
+        if row["partition_id"] == 1 and row["round"] == card.round
+    )
+    assert {"coverage", "interval"} <= scores.keys()
+
+
+def test_sets_of_diffused_scores_are_those_of_a_loop(tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    run = run_owners(
+        owned(tmp_path, graphs), tmp_path / "run", coverage=0.6, calibration="owner",
+        conformal_score="daps",
+    )  # fmt: skip
+    folder, client = model_of(run, "owner0"), graphs[0]
+    saved = load_model(folder)
+    found = saved.card.calibration
+    assert found is not None
+    assert found.score == "daps"
+    scores = next(
+        row["metrics"]["local"]["test"]
+        for row in run.clients
+        if row["partition_id"] == 0 and row["round"] == saved.card.round
+    )
+    assert {"coverage", "set_share"} <= scores.keys()
+    # the owner calibrates anew with known nodes, and predict writes the sets of a loop
+    known = tmp_path / "known.csv"
+    known_nodes(client, known)
+    calibrated(
+        "--model", folder, "--graph", tmp_path / "0.npz", "--labels", known,
+        "--output", tmp_path / "new", "--coverage", 0.6, "--score", "daps",
+    )  # fmt: skip
+    card = read_card(tmp_path / "new")
+    assert card is not None
+    found = card.calibration
+    assert found is not None
+    prediction = predict_graph(tmp_path / "new", tmp_path / "0.npz")
+    p = prediction.values.double().numpy()
+    u = torch.rand(
+        len(p), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    own = np.zeros_like(p)
+    for node, row in enumerate(p):
+        for label, value in enumerate(row):
+            own[node, label] = row[row > value].sum() + float(u[node]) * value
+    edges, weight = client.graph.edge_index.numpy(), found.diffusion
+    for node in range(len(p)):
+        around = edges[0][edges[1] == node]
+        mean = own[around].mean(axis=0) if len(around) else own[node]
+        scores_of = (1 - weight) * own[node] + weight * mean
+        is_in = scores_of <= found.thresholds[0]
+        names = zip(client.class_names, is_in, strict=True)
+        expected = "; ".join(name for name, is_held in names if is_held)
+        assert prediction.to_frame()["set"][node] == expected
+    assert "daps" in prediction.calibrated
+
+
 def test_edges_and_links_get_sets(tmp_path: Path) -> None:
     for number in range(2):
         write_bank(tmp_path / "banks" / f"b{number}", number)
@@ -220,6 +294,7 @@ def test_randomized_sets_are_the_same_in_each_call(tmp_path: Path) -> None:
         ("classes", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "residual", (0.1,))),
         ("numbers", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "residual", (0.1,))),
         ("labels", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "lac", (0.1,))),
+        ("labels", ("a", "b"), Calibration("owner", 9, 1.0, 0.9, "label", (0.1,))),
     ],
 )
 def test_a_calibration_of_another_target_is_refused(
@@ -347,6 +422,9 @@ def test_an_owner_that_withholds_numbers_adds_nothing_to_the_sums(
         int((graph.graph.masks["val"] & (graph.graph.y >= 0)).sum()) for graph in graphs
     ]
     assert card.calibration.items == sum(sizes[1:])
+    run = run_owners(nodes, tmp_path / "own", rounds=1, **OWNER)
+    with_diagrams = {r["partition_id"] for r in run.clients if "reliability" in r}
+    assert with_diagrams == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -355,6 +433,7 @@ def test_an_owner_that_withholds_numbers_adds_nothing_to_the_sums(
         ({"method": "local"}, "has no global model"),
         ({"upload_clip": 1.0, "upload_noise": 1.0}, "have no noise"),
         ({"calibrator": "isotonic"}, "need the items themselves"),
+        ({"conformal_score": "daps"}, '"daps" needs the items themselves'),
         ({"coverage": 1.0}, "> 0 and < 1, got 1"),
         ({"coverage": 0.0}, "> 0 and < 1, got 0"),
     ],
@@ -364,6 +443,24 @@ def test_settings_that_cannot_be_calibrated_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         run_owners([], tmp_path / "run", **{**SHARED, **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"setting": "link"}, {"setting": "edge"}, {"setting": "graph"}, {"model": "rgcn"}],
+)
+def test_diffused_scores_of_other_items_than_nodes_are_refused(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    wanted = {"calibration": "owner", "conformal_score": "daps"}
+    with pytest.raises(ConfigError, match="neighbouring nodes of one kind"):
+        run_owners([], tmp_path / "run", **{**wanted, **settings})
+
+
+def test_scaled_intervals_of_classes_are_refused(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {"calibration": "owner", "conformal_score": "scaled"}
+    with pytest.raises(ConfigError, match='"scaled" scales intervals of numbers'):
+        run_owners([], tmp_path / "run", **wanted)
 
 
 # ------------------------------------------------------------- with items known later
@@ -473,6 +570,7 @@ def test_the_command_calibrates_links_edges_and_numbers(tmp_path: Path) -> None:
         ("node,label\n0,flu\n", ["--coverage", 1], "> 0 and < 1"),
         ("node,label\n0,flu\n", ["--coverage", 0], "> 0 and < 1"),
         ("node,label\n0,flu\n", ["--score", "best"], 'Unknown score "best"'),
+        ("node,label\n0,flu\n", ["--score", "scaled"], "is for models of numbers"),
         ("node,label\n0,flu\n", ["--output", "MODEL"], "must not be the folder"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ from tests.simulation.test_prediction import NODES, clients_of
 from tests.support.graph_sets import set_arrays, write_set
 from tests.support.number_targets import number_files
 from tests.support.owners import run_owners
+from tests.support.typed_graphs import typed_tables, write_tables
 
 
 @pytest.fixture(scope="module")
@@ -160,12 +162,69 @@ def test_a_graph_of_a_set_is_explained(tmp_path: Path) -> None:
     assert {name for name, _, _ in found.features} == {"mass", "charge", "size"}
 
 
-def test_backbones_that_read_directed_edges_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("direction", ["both", "separate"])
+def test_edges_with_features_are_named_and_removed(
+    direction: str, tmp_path: Path
+) -> None:
     write_bank(tmp_path / "b0", 0)
-    node = {"graph": str(tmp_path / "b0")}
-    run = run_owners([node], tmp_path / "run", setting="edge", model="gine", rounds=1)
-    with pytest.raises(ConfigError, match="backbones of plain graphs"):
-        explain_item(run.path, tmp_path / "b0", ["0", "1"])
+    run = run_owners(
+        [{"graph": str(tmp_path / "b0")}], tmp_path / "run", setting="edge",
+        model="gine", edge_direction=direction, rounds=2,
+    )  # fmt: skip
+    frame = predict_graph(run.path, tmp_path / "b0").to_frame()
+    last = frame.iloc[-1]
+    pair = [str(last["source"]), str(last["target"])]
+    found = explain_item(run.path, tmp_path / "b0", pair)
+    alone = predict_graph(run.path, tmp_path / "b0", from_time=last["time"]).to_frame()
+    assert found.score == pytest.approx(alone.iloc[-1][f"p:{found.what}"], abs=1e-5)
+    total = sum(value for _, _, value in found.drawing)
+    assert total == pytest.approx(found.score - found.without_edges, abs=0.02)
+    table = pd.read_csv(tmp_path / "b0" / "edges.csv", dtype={"source": str})
+    table = table.astype({"target": str})
+    # what is removed is what a file without these edges lacks
+    gone = set()
+    for (one, other, *_), label in zip(found.edges, found.labels, strict=True):
+        assert label.startswith("directed, ") == (direction == "separate")
+        amount = float(label.rpartition(" = ")[2])
+        ways = [(one, other), (other, one)][: 2 - (direction == "separate")]
+        own = {
+            place
+            for place, row in enumerate(table.itertuples())
+            if (row.source, row.target) in ways and abs(row.amount - amount) < 1e-3
+        }
+        assert own
+        gone |= own
+    (tmp_path / "less").mkdir()
+    (tmp_path / "less" / "nodes.csv").write_text(
+        (tmp_path / "b0/nodes.csv").read_text()
+    )
+    table.drop(index=sorted(gone)).to_csv(tmp_path / "less" / "edges.csv", index=False)
+    less = predict_graph(run.path, tmp_path / "less", from_time=last["time"]).to_frame()
+    left = less.iloc[-1][f"p:{found.what}"]
+    assert found.score - found.drop == pytest.approx(left, abs=1e-4)
+    assert "amount = " in found.text
+
+
+@pytest.mark.parametrize("model", ["rgcn", "typed-gine"])
+def test_edges_of_relations_are_named_and_removed(model: str, tmp_path: Path) -> None:
+    graph = write_tables(tmp_path / "own" / "bank0", typed_tables(7))
+    run = simulate(
+        "fedavg", owners=str(tmp_path / "own"), model=model, rounds=2,
+        run_dir=str(tmp_path / "run"), hidden_channels=8,
+    )  # fmt: skip
+    frame = predict_graph(run.path, graph).to_frame().astype({"node": str})
+    row = frame.iloc[0]
+    found = explain_item(run.path, graph, [row["node"]])
+    assert found.score == pytest.approx(row[f"p:{found.what}"], abs=1e-5)
+    assert found.edges
+    assert len(found.labels) == len(found.edges)
+    total = sum(value for _, _, value in found.drawing)
+    assert total == pytest.approx(found.score - found.without_edges, abs=0.02)
+    one, other, *_ = found.edges[0]
+    assert f"{one} - {other} [{found.labels[0]}]: " in found.text
+    assert set(found.labels) <= {"pays", "owns"}
+    with pytest.raises(DataError, match='no node of the kind to predict "shop-0"'):
+        explain_item(run.path, graph, ["shop-0"])
 
 
 def test_a_node_without_edges_has_features_only(tmp_path: Path) -> None:

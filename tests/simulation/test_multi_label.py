@@ -187,6 +187,32 @@ def test_molecules_with_unknown_labels_are_learned(settings: dict[str, Any]) -> 
     assert run.best["test"]["num_nodes"] == 6
 
 
+def test_an_owner_gets_a_set_of_labels_and_all_owners_together_none(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    command = ["export", str(tmp_path / "graphs"), "--dataset", "yelp"]
+    command += ["--clients", "2", "--rule", "uniform"]
+    command += ["--set", f"data-dir={settings['data_dir']}", "--set", "target=all"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.exception
+    wanted = {**settings, "coverage": 0.5, "rounds": 2, "keep_client_models": True}
+    run = simulate("fedavg", **wanted, calibration="owner")
+    assert run.best is not None
+    assert 0.2 < run.best["test"]["coverage"] <= 1
+    (folder,) = (run.path / "clients").glob("0-*")
+    found = predict_graph(folder, tmp_path / "graphs" / "client-0.npz")
+    calibration = found.card.calibration
+    assert calibration is not None
+    assert calibration.score == "label"
+    held = 1 - found.values.numpy() <= np.array(calibration.thresholds)
+    names = np.array(found.card.class_names)
+    assert found.to_frame()["set"].tolist() == ["; ".join(names[row]) for row in held]
+    run = simulate("fedavg", **wanted, calibration="shared")
+    shared = predict_graph(run.path, tmp_path / "graphs" / "client-0.npz")
+    assert shared.sets is None
+    assert 'several labels get them with calibration = "owner"' in shared.note
+
+
 PROGRAM = """
 import json, sys
 from flower_fgl.simulation.run import run_one

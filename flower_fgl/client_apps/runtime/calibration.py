@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.calibration import (
+    Surroundings,
     bin_errors,
     brier,
     calibrated,
     calibration_error,
-    class_scores,
     class_sums,
     fit,
+    half_widths,
     in_intervals,
+    in_sets,
     number_shapes,
     number_sums,
     probabilities,
@@ -39,9 +41,16 @@ Draw = Callable[[str, int], Tensor]
 
 
 def calibrate(
-    items: Items | None, config: RunConfig, scale: TargetScale | None, draw: Draw
+    items: Items | None,
+    config: RunConfig,
+    scale: TargetScale | None,
+    draw: Draw,
+    around: Surroundings | None = None,
 ) -> Calibration:
-    """Calibrate by the validation items of one client, ``None`` if it has none."""
+    """Calibrate by the validation items of one client, ``None`` if it has none.
+
+    ``around`` is their graph, which ``conformal-score = "daps"`` needs.
+    """
     if items is None:
         return Calibration("owner", 0)
     outputs, y = items
@@ -53,6 +62,7 @@ def calibrate(
         score=config.conformal_score,
         has_numbers=scale is not None,
         is_isotonic=config.calibrator == "isotonic",
+        around=around,
     )
 
 
@@ -83,10 +93,12 @@ def score_calibrated(
     calibration: Calibration,
     scale: TargetScale | None,
     draw: Draw,
+    around: Mapping[str, Surroundings],
 ) -> dict[str, AnyScores]:
     """Add calibration error, Brier score, coverage and size of sets to each column.
 
-    The column ``val`` is not scored: its coverage would say nothing.
+    The column ``val`` is not scored: its coverage would say nothing. ``around`` has the
+    graph of each column for the score ``daps``.
     """
     out = dict(scores)
     for column, (outputs, y) in items.items():
@@ -94,7 +106,8 @@ def score_calibrated(
             continue
         found = out[column]
         if scale is None:
-            more = _class_scores(outputs, y, draw(column, len(y)), calibration)
+            u, graph = draw(column, len(y)), around.get(column)
+            more = _class_scores(outputs, y, u, calibration, graph)
         else:
             more = _interval_scores(scale, outputs, y, calibration)
         out[column] = replace(found, **more)
@@ -102,22 +115,31 @@ def score_calibrated(
 
 
 def _class_scores(
-    logits: Tensor, y: Tensor, u: Tensor, calibration: Calibration
+    logits: Tensor,
+    y: Tensor,
+    u: Tensor,
+    calibration: Calibration,
+    around: Surroundings | None,
 ) -> dict[str, Any]:
     """Return the scores of probabilities and of sets of one column."""
     is_free = y.dim() == 2
+    more: dict[str, Any] = {}
     before = probabilities(logits, 1.0, is_free=is_free)
     found = {"ece": calibration_error(bin_errors(before, y)), "brier": brier(before, y)}
     if calibration.items:
         p = calibrated(logits, calibration, is_free=is_free)
         found["ece_calibrated"] = calibration_error(bin_errors(p, y))
         found["brier_calibrated"] = brier(p, y)
+        if calibration.source == "owner":
+            sums = torch.stack([bin_errors(before, y), bin_errors(p, y)])
+            more["reliability"] = tuple(sums.flatten().tolist())
         if calibration.coverage:
-            is_in = class_scores(p, calibration.score, u) <= calibration.thresholds[0]
-            held = is_in.gather(1, y[:, None]).to(torch.float64)
-            found["coverage"] = float(held.mean())
+            is_in = in_sets(p, calibration, u, around)
+            held = is_in[y == 1] if is_free else is_in.gather(1, y[:, None])
+            if len(held):
+                found["coverage"] = float(held.to(torch.float64).mean())
             found["set_share"] = float(is_in.to(torch.float64).mean())
-    return {name: min(value, 1.0) for name, value in found.items()}
+    return more | {name: min(value, 1.0) for name, value in found.items()}
 
 
 def _interval_scores(
@@ -126,14 +148,20 @@ def _interval_scores(
     """Return coverage and width of the intervals of numbers."""
     if not calibration.coverage:
         return {}
-    limits = calibration.thresholds
-    held, known = in_intervals(scale.restore(outputs), values, limits)
+    predicted = scale.restore(outputs)
+    held, known = in_intervals(predicted, values, calibration)
+    half = half_widths(predicted, calibration)
     widths = [
-        2 * limit / spread
-        for limit, spread, is_known in zip(
-            limits, scale.std.tolist(), known.any(dim=0).tolist(), strict=True
+        2 * _mean(column[is_known]) / spread
+        for column, spread, is_known in zip(
+            half.T, scale.std.tolist(), known.T, strict=True
         )
-        if is_known and math.isfinite(limit)
+        if bool(is_known.any()) and bool(column.isfinite().all())
     ]
     width = math.fsum(widths) / len(widths) if widths else math.nan
     return {"coverage": float(held.sum() / known.sum()), "interval": width}
+
+
+def _mean(values: Tensor) -> float:
+    """Return a mean that is exact for equal values."""
+    return float(values[0] + (values - values[0]).mean())

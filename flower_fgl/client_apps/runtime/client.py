@@ -23,6 +23,7 @@ from flower_fgl.client_apps.runtime.training import (
     train_and_check,
     train_epochs,
 )
+from flower_fgl.core.calibration import DIFFUSED, Calibration
 from flower_fgl.core.config import RunConfig, S
 from flower_fgl.core.metrics import (
     AbsentClasses,
@@ -42,7 +43,7 @@ from flower_fgl.nn.sparse import lay_out_for_sparse
 from flower_fgl.nn.typed import unheld_names
 
 if TYPE_CHECKING:
-    from flower_fgl.core.calibration import Calibration
+    from flower_fgl.algorithms.calibration import Surroundings
 
 __all__ = ["Client"]
 
@@ -450,6 +451,7 @@ class Client(Generic[S]):
         *,
         calibration: Calibration | None = None,
         keeps: dict[str, tuple[Tensor, Tensor]] | None = None,
+        around: dict[str, Surroundings] | None = None,
     ) -> dict[str, AnyScores]:
         """Score a model on every column: ``val``, ``test`` and those of the setting.
 
@@ -461,7 +463,8 @@ class Client(Generic[S]):
         the validation items give.
 
         ``known_logits`` (N, C) are predictions of the model for the training graph.
-        ``keeps`` receives outputs and labels of the labelled items of each column.
+        ``keeps`` receives outputs and labels of the labelled items of each column, and
+        ``around`` the graph of each column whose sets depend on neighbours.
         """
         model.eval()
         data = self.data
@@ -478,6 +481,9 @@ class Client(Generic[S]):
         is_calibrated = is_own or calibration is not None
         items: dict[str, tuple[Tensor, Tensor]] = {} if keeps is None else keeps
         needs_items = is_calibrated or keeps is not None
+        is_diffused = is_own or around is not None
+        is_diffused = is_diffused and self.config.conformal_score == DIFFUSED
+        around = {} if around is None else around
         for inputs, y, masks in zip(
             data.inputs, data.labels, data.columns, strict=True
         ):
@@ -486,6 +492,8 @@ class Client(Generic[S]):
                 logits = known_logits
             elif names:
                 wanted = torch.stack([masks[name] for name in names]).any(0)
+                if is_diffused:
+                    wanted = torch.ones_like(wanted)
                 logits = model.predict(inputs, wanted)
             for name in names:
                 scores[name] = self._score(logits, y, masks[name], inputs)
@@ -493,6 +501,8 @@ class Client(Generic[S]):
                     known = y >= 0 if y.dim() == 1 else ~y.isnan().all(dim=1)
                     chosen = masks[name] & known
                     items[name] = logits[chosen], y[chosen]
+                    if is_diffused:
+                        around[name] = self._surroundings(logits, inputs, chosen)
             if is_few_shot and "test" in names:
                 own = logits.masked_fill(~data.own_classes, -math.inf)
                 scores[MASKED] = self._plain_score(own, y, masks["test"])
@@ -506,14 +516,17 @@ class Client(Generic[S]):
         if is_calibrated:
             from flower_fgl.client_apps.runtime.calibration import score_calibrated
 
-            found = calibration or self._calibrate(items.get("val"))
+            found = calibration or self._calibrate(items, around)
             draw, scale = self.conformal_draws, data.scale
-            scores = score_calibrated(scores, items, found, scale, draw)
+            scores = score_calibrated(scores, items, found, scale, draw, around)
         return scores
 
     def calibrate(self, model: Backbone) -> Calibration:
         """Calibrate a model with the client's validation items."""
-        return self._calibrate(self.validation_items(model))
+        items: dict[str, tuple[Tensor, Tensor]] = {}
+        around: dict[str, Surroundings] = {}
+        self.evaluate(model, keeps=items, around=around)
+        return self._calibrate(items, around)
 
     def validation_items(self, model: Backbone) -> tuple[Tensor, Tensor] | None:
         """Return outputs and labels of the validation items, ``None`` without any."""
@@ -521,11 +534,25 @@ class Client(Generic[S]):
         self.evaluate(model, keeps=found)
         return found.get("val")
 
-    def _calibrate(self, items: tuple[Tensor, Tensor] | None) -> Calibration:
-        """Calibrate by outputs and labels of the validation items, ``None`` without any."""
+    def _calibrate(
+        self,
+        items: Mapping[str, tuple[Tensor, Tensor]],
+        around: Mapping[str, Surroundings],
+    ) -> Calibration:
+        """Calibrate by outputs and labels of the column ``val``, if there is one."""
         from flower_fgl.client_apps.runtime.calibration import calibrate
 
-        return calibrate(items, self.config, self.data.scale, self.conformal_draws)
+        draw, scale = self.conformal_draws, self.data.scale
+        return calibrate(items.get("val"), self.config, scale, draw, around.get("val"))
+
+    def _surroundings(
+        self, logits: Tensor, inputs: GraphInput, chosen: Tensor
+    ) -> Surroundings:
+        """Return the graph (N nodes) of chosen items (N,), bool, with its own draws."""
+        from flower_fgl.algorithms.calibration import Surroundings
+
+        u = self.conformal_draws("graph", len(logits))
+        return Surroundings(logits, inputs.edge_index, u, chosen.nonzero().flatten())
 
     def conformal_draws(self, column: str, number: int) -> Tensor:
         """Return the draws (n,) for conformal scores, the same for a column each time."""

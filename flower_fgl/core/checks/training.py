@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+from flower_fgl.core.calibration import CONFORMAL, DIFFUSED, SCALED
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.model_spec import (
     BACKBONES,
@@ -279,6 +280,8 @@ def check_rounds(settings: GeneralSettings, method: Any) -> None:
         _check_secure(settings)
     if settings.calibration == "shared":
         _check_calibration(settings)
+    if settings.calibration == "owner":
+        _check_conformal_score(settings)
     if settings.min_clients:
         _check_late(settings)
     if settings.aggregation != "mean":
@@ -332,12 +335,32 @@ def _check_calibration(settings: GeneralSettings) -> None:
             settings.upload_noise
         ),
         "isotonic maps need the items themselves": settings.calibrator == "isotonic",
+        f'conformal-score = "{settings.conformal_score}" needs the items themselves': (
+            settings.conformal_score in (DIFFUSED, SCALED)
+        ),
     }
     for reason, holds in reasons.items():
         if holds:
             raise ConfigError(
                 f'{reason}: use calibration = "owner", got "{settings.calibration}".'
             )
+
+
+def _check_conformal_score(settings: GeneralSettings) -> None:
+    """Reject a conformal score of another kind of items."""
+    score, has_numbers = settings.conformal_score, settings.predicts == NUMBERS
+    if score == SCALED and not has_numbers:
+        raise ConfigError(
+            f'conformal-score = "{SCALED}" scales intervals of numbers, and the run '
+            f"predicts {settings.predicts}. Use {', '.join(CONFORMAL)}."
+        )
+    is_of_nodes = settings.setting not in ("graph", LINK, EDGE)
+    is_of_nodes = is_of_nodes and not reads_types(settings)
+    if score == DIFFUSED and not is_of_nodes and settings.predicts == CLASSES:
+        raise ConfigError(
+            f'conformal-score = "{DIFFUSED}" mixes scores of neighbouring nodes of one '
+            'kind, and this run has none to predict. Use "aps".'
+        )
 
 
 def _check_distributed(settings: GeneralSettings) -> None:

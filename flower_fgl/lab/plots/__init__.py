@@ -10,6 +10,7 @@ from flower_fgl.lab.plots.clients import (
     label_heat_map,
     mixture_heat_map,
     node_clouds,
+    owner_reliability,
     reliability,
     stacked_bars,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "mixture_heat_map",
     "narrow_figures",
     "node_clouds",
+    "owner_reliability",
     "reliability",
     "save_figure",
     "scale_bytes",

@@ -31,8 +31,11 @@ from flower_fgl.lab.plots.style import (
 )
 
 __all__ = ["Cloud", "client_bars", "client_spread", "label_heat_map"]
-__all__ += ["mixture_heat_map", "node_clouds", "reliability", "stacked_bars"]
+__all__ += ["mixture_heat_map", "node_clouds", "owner_reliability", "reliability"]
+__all__ += ["stacked_bars"]
 
+MOST_OWNERS = 24
+"""Owners whose reliability diagrams are drawn."""
 HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b"])
 
 
@@ -293,7 +296,38 @@ def reliability(diagrams: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """
     figure = new_figure(3.4)
     panel = figure.subplots()
-    dress(panel, xlabel="confidence", ylabel="share of true predictions")
+    lines = _draw_reliability(panel, diagrams)
+    add_legend(
+        panel, lines, [f"{name} calibration" for name in diagrams], "upper left", 1
+    )
+    return figure
+
+
+def owner_reliability(
+    owners: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+) -> Figure:
+    """Draw the diagrams of each owner by name, see :func:`reliability`, of the first 24."""
+    shown = dict(list(owners.items())[:MOST_OWNERS])
+    across = 1 if is_narrow() else min(len(shown), 3)
+    rows = -(-len(shown) // across)
+    figure = new_figure(2.6 * rows + 0.4)
+    panels = figure.subplots(rows, across, squeeze=False).flatten()
+    names, lines = list(next(iter(shown.values()))), []
+    for panel, (name, diagrams) in zip(panels, shown.items(), strict=False):
+        lines = _draw_reliability(panel, diagrams, plain(name))
+    for panel in panels[len(shown) :]:
+        panel.set_axis_off()
+    titles = [f"{name} calibration" for name in names]
+    add_legend(figure, lines, titles, "outside lower center", 2)
+    return figure
+
+
+def _draw_reliability(
+    panel: Any, diagrams: Mapping[str, Sequence[Sequence[float]]], title: str = ""
+) -> list[Any]:
+    """Draw the diagonal and the line of each diagram; return these lines."""
+    ylabel = "share of true predictions"
+    dress(panel, xlabel="confidence", ylabel=ylabel, title=title)
     panel.plot([0, 1], [0, 1], color=GRID, linewidth=1.5, zorder=1)
     lines = []
     for number, sums in enumerate(diagrams.values()):
@@ -304,10 +338,7 @@ def reliability(diagrams: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         lines.append(line)
     for axis in (panel.xaxis, panel.yaxis):
         show_percent(axis, decimals=0)
-    add_legend(
-        panel, lines, [f"{name} calibration" for name in diagrams], "upper left", 1
-    )
-    return figure
+    return lines
 
 
 MARKS: Mapping[str, Mapping[str, Any]] = {

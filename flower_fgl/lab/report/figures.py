@@ -61,6 +61,8 @@ def draw_run(run: RunFolder) -> Pictures:
         )
     if diagrams := numbers.reliability_of(run):
         pictures["reliability"] = plots.reliability(diagrams)
+    if by_owner := numbers.owner_reliability(run):
+        pictures["reliability"] = plots.owner_reliability(by_owner)
     if table := numbers.last_mixture(run):
         names = [owners.get(pid, pid) for pid in table["clients"]]
         pictures["mixture"] = plots.mixture_heat_map(table["weights"], names)

@@ -141,6 +141,17 @@ def reliability_of(run: RunFolder) -> dict[str, list[list[float]]]:
     return next((row["reliability"] for row in run.rounds if "reliability" in row), {})
 
 
+def owner_reliability(run: RunFolder) -> dict[str, dict[str, list[list[float]]]]:
+    """Return the diagrams of each client in the best round, by name, empty without any."""
+    number, names = (run.best or {}).get("round"), run.owner_names
+    rows = {
+        int(row["partition_id"]): row["reliability"].get(scope_of(run), {})
+        for row in run.clients
+        if "reliability" in row and row["round"] == number
+    }
+    return {names.get(pid, str(pid)): rows[pid] for pid in sorted(rows) if rows[pid]}
+
+
 def idle_clients(run: RunFolder) -> tuple[int, str]:
     """Return the number of clients that do not train, and a description of them."""
     about = [row for row in run.clients if "trains" in row]

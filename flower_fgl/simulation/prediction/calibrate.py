@@ -12,15 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.calibration import fit
-from flower_fgl.core.calibration import CONFORMAL, Calibration, least_items
+from flower_fgl.algorithms.calibration import Surroundings, fit
+from flower_fgl.core.calibration import (
+    CONFORMAL,
+    DIFFUSED,
+    SCALED,
+    Calibration,
+    least_items,
+)
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows, read_number
 from flower_fgl.datasets.graph_files.problems import clip, show_path
-from flower_fgl.runs.model_file import save_model
+from flower_fgl.runs.model_file import ModelCard, save_model
 from flower_fgl.runs.saved_model import SavedModel, load_model
-from flower_fgl.simulation.prediction.predict import Wanted, predict_items
+from flower_fgl.simulation.prediction.predict import (
+    Wanted,
+    conformal_draws,
+    predict_items,
+)
+from flower_fgl.simulation.prediction.read import read_graph
 from flower_fgl.simulation.prediction.table import LINKED, Prediction, task_of
 
 __all__ = ["calibrate_model"]
@@ -55,8 +66,8 @@ def calibrate_model(
         Folder of the calibrated model, which only the owner of the process may read.
     coverage : float in (0, 1)
         Share of the sets or intervals that are to hold the truth.
-    score : {"lac", "aps", "raps"}
-        Conformal score of classes.
+    score : {"lac", "aps", "raps", "daps", "scaled"}
+        Conformal score of classes; ``scaled`` of numbers.
     from_time : float, optional
         For a model of edges, as for ``predict``: messages pass over earlier edges.
     is_isotonic : bool
@@ -79,32 +90,32 @@ def calibrate_model(
     """
     if not 0 < coverage < 1:
         raise ConfigError(f"--coverage must be > 0 and < 1, got {coverage}.")
-    if score not in CONFORMAL:
-        raise ConfigError(f'Unknown score "{score}". {nearest(score, CONFORMAL)}')
+    if score not in (*CONFORMAL, SCALED):
+        known = (*CONFORMAL, SCALED)
+        raise ConfigError(f'Unknown score "{score}". {nearest(score, known)}')
     saved = load_model(model)
+    _check_score(saved.card, score)
     if output.resolve() in (model.resolve(), model.resolve().parent):
         raise ConfigError(
             "--output must not be the folder of the model. Name another one."
         )
     saved = replace(saved, card=replace(saved.card, calibration=None))
-    outputs, y = _items(saved, graph, labels, from_time)
+    outputs, y, around = _items(saved, graph, labels, from_time)
     least = least_items(coverage)
     if len(y) < least:
         raise DataError(
             f"{show_path(labels)} has {len(y)} labelled items; coverage = {coverage:g} "
             f"needs at least {least}. Add rows, or lower the coverage."
         )
-    u = torch.rand(
-        len(y), generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
     found = fit(
         outputs,
         y,
-        u,
+        conformal_draws(len(y)),
         coverage=coverage,
         score=score,
         has_numbers=saved.card.target.has_numbers,
         is_isotonic=is_isotonic,
+        around=around if score == DIFFUSED else None,
     )
     save_model(
         output,
@@ -120,8 +131,11 @@ def calibrate_model(
 
 def _items(
     saved: SavedModel, graph: Path | str | Any, labels: Path, from_time: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return outputs (n, C) and truth (n,) or (n, C) of the rows of a table."""
+) -> tuple[Tensor, Tensor, Surroundings | None]:
+    """Return outputs (n, C) and truth (n,) or (n, C) of the rows of a table.
+
+    Of nodes with one class each also their graph.
+    """
     card, task = saved.card, task_of(saved.card)
     is_single = card.target_kind == "classes" or len(card.class_names) == 1
     columns = ["label"] if is_single else list(card.class_names)
@@ -143,13 +157,37 @@ def _items(
         truth.append(_truth(saved, cells, f"{where}, line {line}"))
     values = found.values[chosen]
     if card.target.has_numbers:
-        return values, torch.tensor(truth, dtype=torch.float64).view(len(truth), -1)
+        numbers = torch.tensor(truth, dtype=torch.float64).view(len(truth), -1)
+        return values, numbers, None
     if task == "links":  # the score of a pair is the difference of two logits
-        return torch.cat([torch.zeros_like(values), values], dim=1), torch.tensor(truth)
-    safe = values.to(torch.float64).clamp(min=TINY)
+        both = torch.cat([torch.zeros_like(values), values], dim=1)
+        return both, torch.tensor(truth), None
+    every = found.values.to(torch.float64).clamp(min=TINY)
     if card.multi_label:
-        return torch.logit(safe, eps=TINY), torch.tensor(truth, dtype=torch.float64)
-    return safe.log(), torch.tensor(truth, dtype=torch.int64)
+        labels_of = torch.tensor(truth, dtype=torch.float64)
+        return torch.logit(every[chosen], eps=TINY), labels_of, None
+    around = None
+    if task == "nodes" and not card.is_typed:
+        owned, _ = read_graph(graph, card)
+        u, rows = conformal_draws(len(every)), torch.tensor(chosen)
+        around = Surroundings(every.log(), owned.dataset.edge_index, u, rows)
+    return every[chosen].log(), torch.tensor(truth, dtype=torch.int64), around
+
+
+def _check_score(card: ModelCard, score: str) -> None:
+    """Reject a conformal score of another kind of items."""
+    has_numbers = card.target.has_numbers
+    if score == SCALED and not has_numbers:
+        raise ConfigError(
+            f'The score "{SCALED}" is for models of numbers. Use one of '
+            f"{', '.join(CONFORMAL)}."
+        )
+    is_of_nodes = task_of(card) == "nodes" and not card.is_typed
+    if score == DIFFUSED and not is_of_nodes and card.target_kind == "classes":
+        raise ConfigError(
+            f'The score "{DIFFUSED}" mixes scores of neighbouring nodes of one kind, and '
+            'the model predicts others. Use "aps".'
+        )
 
 
 def _rows(

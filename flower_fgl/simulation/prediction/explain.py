@@ -20,7 +20,6 @@ from flower_fgl.algorithms.explanation import (
 )
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
-from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.neighbourhood import (
@@ -62,6 +61,8 @@ class Explanation:
     edges : list of (str, str, float, int)
         Both ends, attribution, and the number of masks that have the edge on top. The
         attributions of all edges lead from ``without_edges`` to ``score``.
+    labels : list of str
+        Relation, or features, of each of these edges; empty if the model reads none.
     overlap : float
         Mean Jaccard overlap of the top edges of the masks; NaN without edges.
     drop, mask_drop : float
@@ -84,6 +85,7 @@ class Explanation:
     features: list[tuple[str, float, float]]
     without_edges: float
     edges: list[tuple[str, str, float, int]]
+    labels: list[str]
     overlap: float
     drop: float
     mask_drop: float
@@ -108,8 +110,11 @@ class Explanation:
             f"{self.without_edges:.4g} without any):"
         )
         lines += [
-            f"  {one} - {other}: {value:+.4g} (on top in {count} of {SEEDS} masks)"
-            for one, other, value, count in self.edges
+            f"  {one} - {other}{f' [{label}]' * bool(label)}: {value:+.4g} "
+            f"(on top in {count} of {SEEDS} masks)"
+            for (one, other, value, count), label in zip(
+                self.edges, self.labels, strict=True
+            )
         ]
         mean = math.fsum(self.random_drops) / len(self.random_drops)
         lines.append(
@@ -159,19 +164,13 @@ def explain_item(
     RunError
         If the model cannot be read.
     ConfigError
-        If the number of identifiers or the target does not fit, or the backbone reads
-        edges with direction, features or relations.
+        If the number of identifiers or the target does not fit.
     DataError
         If the graph lacks the item, or does not fit the model.
     """
     saved = load_model(model)
     card = saved.card
     require_scale(card)
-    if card.messages:
-        raise ConfigError(
-            f"{card.model} reads edges with direction, features or relations, whose "
-            "weights cannot be masked: explain works with backbones of plain graphs."
-        )
     task = task_of(card)
     times = {"edges": "twice, for both ends", "links": "twice, for both ends"}
     if len(item) != (2 if task in times else 1):
@@ -188,25 +187,22 @@ def _explain(
     saved: SavedModel, problem: Neighbourhood, item: str, target: str, seed: int
 ) -> Explanation:
     """Attribute the score of an item, and measure how faithful that is."""
-    ends = problem.edge_index
-    both, which = torch.unique(ends.sort(dim=0).values, dim=1, return_inverse=True)
-    outputs = _outputs(saved, problem, which)
+    both, labels, _ = problem.edges
+    outputs, x = _outputs(saved, problem), problem.graph.x
     ones = torch.ones(both.shape[1])
     with torch.no_grad():
-        first = outputs(problem.x, ones)
+        first = outputs(x, ones)
     number, what = _target(saved.card, first, target)
 
     def score_of(x: Tensor, weight: Tensor) -> Tensor:
         return outputs(x, weight)[number]
 
-    gains = integrated_gradients(lambda x: score_of(x, ones), problem.x)
-    used = (
-        influence(lambda w: score_of(problem.x, w), both.shape[1]).nonzero().flatten()
-    )
+    gains = integrated_gradients(lambda x: score_of(x, ones), x)
+    used = influence(lambda w: score_of(x, w), both.shape[1]).nonzero().flatten()
     full = float(first[number])
 
     def masked(part: Tensor) -> Tensor:
-        return score_of(problem.x, ones.index_copy(0, used, part))
+        return score_of(x, ones.index_copy(0, used, part))
 
     def loss(part: Tensor) -> Tensor:
         if saved.card.target.has_numbers:
@@ -236,13 +232,14 @@ def _explain(
         item=item,
         what=what,
         score=full,
-        baseline=float(outputs(torch.zeros_like(problem.x), ones)[number].detach()),
+        baseline=float(outputs(torch.zeros_like(x), ones)[number].detach()),
         features=_top_features(gains.detach(), problem),
         without_edges=float(masked(torch.zeros(len(used))).detach()),
         edges=[
             (*named[j], float(gains_of_edges[j]), sum(j in top for top in tops))
             for j in best.tolist()
         ],
+        labels=[labels[k] for k in used[best].tolist()],
         overlap=overlap(tops),
         drop=drop,
         mask_drop=mask_drop,
@@ -259,24 +256,16 @@ def _explain(
 
 
 def _outputs(
-    saved: SavedModel, problem: Neighbourhood, which: Tensor
+    saved: SavedModel, problem: Neighbourhood
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of features and weights of undirected edges: outputs (C,)."""
+    """Return a function of features and weights of edges: outputs (C,)."""
     card, scale = saved.card, saved.target_scale
     task, found = task_of(card), saved.card.calibration
     temperature = 1.0 if found is None else found.temperature
-    batch = torch.zeros(len(problem.x), dtype=torch.int64) if problem.is_graph else None
 
     def outputs(x: Tensor, weight: Tensor) -> Tensor:
-        graph = GraphInput(
-            x,
-            problem.edge_index,
-            weight[which],
-            batch=batch,
-            num_graphs=None if batch is None else 1,
-        )
-        if task in ("edges", "links"):
-            graph = graph.with_pairs(problem.places[:, None], problem.pair_x)
+        graph = problem.graph.with_features(x)
+        graph = graph.masked(weight, problem.edges.of, saved.model.edge_direction)
         logits: Tensor = saved.model(graph)
         logits = logits[problem.places[0] if task == "nodes" else 0] / temperature
         if card.target.has_numbers:

@@ -5,40 +5,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.model_spec import LAYERED, read_model
+from flower_fgl.core.model_spec import EDGE_READERS, LAYERED, TYPED, read_model
 from flower_fgl.core.options import nearest
-from flower_fgl.datasets.transforms.canonical import undirected_simple
+from flower_fgl.core.schema import TypedModel
 from flower_fgl.datasets.transforms.typed import without_types
+from flower_fgl.nn import GraphInput
 from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.relations import Relations
+from flower_fgl.nn.topology import Direction
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel
-from flower_fgl.simulation.prediction.fit import check_recipe, fit_features
+from flower_fgl.simulation.prediction.fit import (
+    Features,
+    check_recipe,
+    fit_features,
+    model_input,
+)
+from flower_fgl.simulation.prediction.pairs import PairNodes
+from flower_fgl.simulation.prediction.predict import pass_messages
 from flower_fgl.simulation.prediction.read import read_graph, read_set
 
-__all__ = ["Neighbourhood", "cut_out", "cut_out_graph"]
+__all__ = ["Edges", "Neighbourhood", "cut_out", "cut_out_graph"]
+
+MOST_SHOWN = 3
+"""Features of an edge that its label names."""
+
+
+class Edges(NamedTuple):
+    """The E edges over which messages pass, each of which can be removed.
+
+    ``ends`` (2, E) are nodes, ``labels`` the relation or features of each edge, and ``of``
+    the edge of each message, see :meth:`~flower_fgl.nn.GraphInput.masked`.
+    """
+
+    ends: Tensor
+    labels: Sequence[str]
+    of: Sequence[Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Neighbourhood:
     """The part of a graph that one prediction depends on.
 
-    ``x`` (n, d) dense, ``edge_index`` (2, 2E), ``places`` the item's nodes in it,
-    ``columns`` the names of features, ``pair_x`` those of a classified edge, ``is_graph``
-    whether all nodes are one graph.
+    ``graph`` has dense features, ``places`` are the item's nodes in it, ``columns`` the
+    names of features; ``is_graph``: all nodes are one graph.
     """
 
-    x: Tensor
-    edge_index: Tensor
+    graph: GraphInput
+    edges: Edges
     places: Tensor
     names: Sequence[str]
     columns: Sequence[str]
-    pair_x: Tensor | None
     is_graph: bool
 
 
@@ -48,42 +71,51 @@ def cut_out(
     """Cut the neighbourhood of a node or of a pair out of a graph."""
     owned, where = read_graph(graph, saved.card)
     check_recipe(owned.prepared, saved.card, where)
-    if owned.dataset.schema is not None:
+    if owned.dataset.schema is not None and not saved.card.is_typed:
         owned = replace(owned, dataset=without_types(owned.dataset))
-    dataset = owned.dataset
     ids = [str(one) for one in owned.ids.tolist()]
     places = [_place(ids, one, "node", where) for one in item]
-    edge_index, pair_row = dataset.edge_index, None
+    edge_index, sent, row = owned.dataset.edge_index, None, None
     if task == "edges":
-        table = dataset.edges
+        table = owned.dataset.edges
         assert table is not None  # the reader was told to read edges
-        is_own = (table.pairs == torch.tensor(places)[:, None]).all(dim=0)
+        is_named = torch.tensor([[one == name for one in ids] for name in item])
+        is_own = is_named[0, table.pairs[0]] & is_named[1, table.pairs[1]]
         if not bool(is_own.any()):
             raise DataError(
                 f"{where} has no edge from {item[0]} to {item[1]}. Give source and target "
                 "of an edge of the file."
             )
-        pair_row = int(is_own.nonzero()[-1])
+        row = int(is_own.nonzero()[-1])
+        places = table.pairs[:, row].tolist()
         if table.time is not None:
-            sent = table.time < table.time[pair_row]
-            edge_index = undirected_simple(
-                table.pairs[:, sent].contiguous(), dataset.num_nodes
-            )
+            sent = table.time < table.time[row]
+            owned, edge_index = pass_messages(owned, sent)
     fitted, _ = fit_features(owned, edge_index, saved, where)
     pair_x = None
-    if pair_row is not None:
+    if row is not None:
         assert fitted.pair_x is not None
-        pair_x = fitted.pair_x[[pair_row]]
-    nodes, edges, own = _reach(saved.card, edge_index, places, dataset.num_nodes)
-    return Neighbourhood(
-        _dense(select_rows(fitted.x, nodes)),
-        edges,
-        own,
-        [ids[k] for k in nodes.tolist()],
-        fitted.names,
-        pair_x,
-        False,
-    )
+        assert fitted.edges is not None
+        pair_x = fitted.pair_x[[row]]
+        if sent is not None:
+            fitted = replace(fitted, edges=fitted.edges.select(sent))
+    whole = model_input(fitted, edge_index, saved.card)
+    if fitted.typed is not None and task != "edges":
+        rows = (fitted.typed.rows,)
+        if task == "links":
+            typed = TypedModel.from_text(saved.card.messages)
+            rows = PairNodes.of(whole, typed and typed.schema).rows
+        # several kinds may have a node of this name
+        places = [
+            _place(ids, one, "node of the kind to predict", where, own.tolist())
+            for one, own in zip(item, rows, strict=True)
+        ]
+    nodes, own = _reach(saved.card, whole, places)
+    part = _part(whole, nodes)
+    if task in ("edges", "links"):
+        part = part.with_pairs(own[:, None], pair_x)
+    names = [ids[k] for k in nodes.tolist()]
+    return _neighbourhood(saved, part, own, names, fitted, is_graph=False)
 
 
 def cut_out_graph(
@@ -95,50 +127,144 @@ def cut_out_graph(
     place = _place([str(one) for one in owned.ids], item, "graph", where)
     fitted, _ = fit_features(owned, dataset.edge_index, saved, where)
     nodes = (dataset.batch == place).nonzero().flatten()
-    table = torch.full((len(dataset.batch),), -1)
-    table[nodes] = torch.arange(len(nodes))
-    edges = table[dataset.edge_index]
-    edges = edges[:, (edges >= 0).all(dim=0)]
-    names = [str(k) for k in range(len(nodes))]
-    x = _dense(select_rows(fitted.x, nodes))
-    own = torch.arange(len(nodes))
-    return Neighbourhood(x, edges, own, names, fitted.names, None, True)
+    whole = model_input(fitted, dataset.edge_index, saved.card)
+    part = _part(whole, nodes, batch=torch.zeros_like(nodes))
+    own, names = torch.arange(len(nodes)), [str(k) for k in range(len(nodes))]
+    return _neighbourhood(saved, part, own, names, fitted, is_graph=True)
 
 
-def _place(ids: Sequence[str], item: str, kind: str, where: Path | str) -> int:
-    """Return the row of an identifier, or raise a DataError."""
-    if item not in ids:
+def _place(
+    ids: Sequence[str],
+    item: str,
+    kind: str,
+    where: Path | str,
+    rows: Sequence[int] | None = None,
+) -> int:
+    """Return the row of an identifier, of some rows if given, or raise a DataError."""
+    known = ids if rows is None else [ids[row] for row in rows]
+    if item not in known:
         raise DataError(
-            f'{where} has no {kind} "{item}". {nearest(item, ids[:100_000])}'
+            f'{where} has no {kind} "{item}". {nearest(item, known[:100_000])}'
         )
-    return ids.index(item)
+    place = known.index(item)
+    return place if rows is None else rows[place]
+
+
+def _passing(graph: GraphInput) -> Tensor:
+    """Return the edges (2, M) of a graph over which messages pass, in one way at least."""
+    if graph.relations is not None:
+        return graph.relations.index
+    return graph.edge_index if graph.messages is None else graph.messages.index
 
 
 def _reach(
-    card: ModelCard, edge_index: Tensor, places: Sequence[int], num_nodes: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nodes that the item may depend on, their edges, and the item's places.
+    card: ModelCard, graph: GraphInput, places: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the nodes that the item may depend on, and the item's places among them.
 
     One hop more than the network has layers, since degrees count in normalised sums; the
     whole graph if the backbone counts steps apart from layers.
     """
     from torch_geometric.utils import k_hop_subgraph
 
-    backbone = read_model(card.model)
-    nodes, edges, own = torch.arange(num_nodes), edge_index, torch.tensor(places)
-    if backbone.name in LAYERED and not card.settings:
+    backbone, passing = read_model(card.model), _passing(graph)
+    if passing is not graph.edge_index:
+        passing = torch.cat([passing, passing.flip(0)], dim=1)
+    nodes, own = torch.arange(graph.num_nodes), torch.tensor(places)
+    is_layered = backbone.name in (*LAYERED, *EDGE_READERS, *TYPED)
+    if is_layered and not card.settings:
         hops = 1 + (backbone.num_layers or card.num_layers)
-        nodes, edges, _, _ = k_hop_subgraph(
-            sorted(set(places)),
-            hops,
-            edge_index,
-            relabel_nodes=True,
-            num_nodes=num_nodes,
+        nodes, _, _, _ = k_hop_subgraph(
+            sorted(set(places)), hops, passing, num_nodes=graph.num_nodes
         )
         own = torch.searchsorted(nodes, own)
-    return nodes, edges, own
+    return nodes, own
 
 
-def _dense(x: Tensor) -> Tensor:
-    """Return features as a dense float tensor."""
-    return x if x.layout == torch.strided else x.to_dense()
+def _part(graph: GraphInput, nodes: Tensor, batch: Tensor | None = None) -> GraphInput:
+    """Return the subgraph of some nodes, ascending, with dense features."""
+    number = torch.full((graph.num_nodes,), -1)
+    number[nodes] = torch.arange(len(nodes))
+
+    def within(index: Tensor) -> tuple[Tensor, Tensor]:
+        own = number[index]
+        kept = (own >= 0).all(dim=0)
+        return own[:, kept], kept
+
+    x = select_rows(graph.x, nodes)
+    x = x if x.layout == torch.strided else x.to_dense()
+    num_graphs = None if batch is None else 1
+    part = GraphInput(
+        x, within(graph.edge_index)[0], batch=batch, num_graphs=num_graphs
+    )
+    if (found := graph.relations) is not None:
+        index, kept = within(found.index)
+        own = Relations(found.node_type[nodes], index, found.relation[kept])
+        return part.with_relations(own)
+    if (messages := graph.messages) is not None:
+        index, kept = within(messages.index)
+        return part.with_messages(index, messages.x[kept])
+    return part
+
+
+def _neighbourhood(
+    saved: SavedModel,
+    graph: GraphInput,
+    own: Tensor,
+    names: Sequence[str],
+    fitted: Features,
+    *,
+    is_graph: bool,
+) -> Neighbourhood:
+    """Add the edges, and the names of features, of a model's input."""
+    direction = saved.model.edge_direction
+    of_edges = () if fitted.edges is None else fitted.edges.feature_names
+    if graph.relations is not None:
+        assert fitted.typed is not None
+        edges = _typed_edges(graph.relations, fitted.typed.names)
+    elif graph.messages is not None:
+        edges = _edges_with_features(graph, direction, of_edges)
+    else:
+        ends = graph.edge_index.sort(dim=0).values
+        both, which = torch.unique(ends, dim=1, return_inverse=True)
+        edges = Edges(both, [""] * both.shape[1], [which])
+    columns = fitted.names or saved.card.feature_names[: graph.num_features]
+    return Neighbourhood(graph, edges, own, names, columns, is_graph)
+
+
+def _typed_edges(relations: Relations, names: Sequence[str]) -> Edges:
+    """Return the edges of each relation, labelled with its name; equal ones are one."""
+    rows = torch.cat([relations.index, relations.relation[None]])
+    found, which = torch.unique(rows, dim=1, return_inverse=True)
+    return Edges(found[:2], [names[k] for k in found[2].tolist()], [which])
+
+
+def _edges_with_features(
+    graph: GraphInput, direction: Direction, names: Sequence[str]
+) -> Edges:
+    """Return the edges as listed, labelled with features; equal ones are one.
+
+    Without a direction, edges with equal features one way and back are one, too.
+    """
+    rows, x = [], []
+    ways = [way for way in graph.ways(direction) if way is not None]
+    for is_back, way in enumerate(ways):
+        ends = way.index.flip(0) if is_back else way.index
+        rows.append(ends.sort(dim=0).values if direction == "both" else ends)
+        x.append(way.x)
+    values, group = torch.unique(torch.cat(x), dim=0, return_inverse=True)
+    every = torch.cat([torch.cat(rows, dim=1), group[None]])
+    found, which = torch.unique(every, dim=1, return_inverse=True)
+    labels = [_label(row, names) for row in values.tolist()]
+    prefix = "" if direction == "both" else "directed"
+    texts = [", ".join(filter(None, (prefix, labels[k]))) for k in found[2].tolist()]
+    return Edges(found[:2], texts, which.split([row.shape[1] for row in rows]))
+
+
+def _label(row: Sequence[float], names: Sequence[str]) -> str:
+    """Return the features of an edge that are not 0, the largest ones first."""
+    order = sorted(range(len(row)), key=lambda k: -abs(row[k]))
+    shown = [k for k in order if row[k]][:MOST_SHOWN]
+    return ", ".join(
+        f"{names[k] if names else f'feature {k}'} = {row[k]:.4g}" for k in shown
+    )

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.calibration import calibrated, class_scores
+from flower_fgl.algorithms.calibration import Surroundings, calibrated, in_sets
+from flower_fgl.core.calibration import DIFFUSED
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.schema import TypedModel
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
@@ -34,7 +35,8 @@ from flower_fgl.simulation.prediction.pairs import (
 from flower_fgl.simulation.prediction.read import read_graph, read_set
 from flower_fgl.simulation.prediction.table import Prediction, task_of
 
-__all__ = ["Wanted", "predict_graph", "predict_items", "predict_set", "require_scale"]
+__all__ = ["Wanted", "conformal_draws", "pass_messages", "predict_graph"]
+__all__ += ["predict_items", "predict_set", "require_scale"]
 
 NODES_AT_ONCE = 1 << 16
 """Nodes of small graphs that are computed at once."""
@@ -147,7 +149,7 @@ def _predict_nodes(
         items = {"node": ids[fitted.typed.rows.numpy()]}
     if "kind" in items:
         notes.append("The model reads no kinds: it predicts nodes of all kinds.")
-    return _prediction(items, logits, saved, notes)
+    return _prediction(items, logits, saved, notes, edge_index)
 
 
 def _predict_edges(
@@ -158,15 +160,9 @@ def _predict_edges(
     assert table is not None  # the reader was told to read edges
     chosen = _chosen_edges(table, wanted, where)
     sent, notes = _messages(table, chosen)
-    dataset = owned.dataset
-    edge_index, schema = dataset.edge_index, dataset.schema
+    edge_index = owned.dataset.edge_index
     if not bool(sent.all()):
-        earlier = table.pairs[:, sent].contiguous()
-        edge_index = undirected_simple(earlier, dataset.num_nodes)
-        if schema is not None and dataset.messages is not None:
-            shown = earlier_messages(dataset, schema, earlier)
-            passed_on = dataset.messages.select(shown)
-            owned = replace(owned, dataset=replace(dataset, messages=passed_on))
+        owned, edge_index = pass_messages(owned, sent)
     fitted, more = fit_features(owned, edge_index, saved, where)
     assert fitted.edges is not None
     assert fitted.pair_x is not None
@@ -178,6 +174,21 @@ def _predict_edges(
     if table.time is not None:
         items["time"] = table.time[chosen].numpy()
     return _prediction(items, logits, saved, [*more, *notes])
+
+
+def pass_messages(owned: LocalGraphFile, sent: Tensor) -> tuple[LocalGraphFile, Tensor]:
+    """Let messages pass over some of the edges to predict, (M,) bool, only.
+
+    Also returns these edges (2, 2E) in both directions.
+    """
+    dataset = owned.dataset
+    assert dataset.edges is not None
+    earlier = dataset.edges.pairs[:, sent].contiguous()
+    if dataset.schema is not None and dataset.messages is not None:
+        shown = earlier_messages(dataset, dataset.schema, earlier)
+        passed_on = dataset.messages.select(shown)
+        owned = replace(owned, dataset=replace(dataset, messages=passed_on))
+    return owned, undirected_simple(earlier, dataset.num_nodes)
 
 
 def _chosen_edges(table: EdgeTable, wanted: Wanted, where: Path | str) -> Tensor:
@@ -282,9 +293,16 @@ def _parts(dataset: GraphDataset) -> Iterator[Tensor]:
 
 
 def _prediction(
-    items: dict[str, Any], logits: Tensor, saved: SavedModel, notes: list[str]
+    items: dict[str, Any],
+    logits: Tensor,
+    saved: SavedModel,
+    notes: list[str],
+    edge_index: Tensor | None = None,
 ) -> Prediction:
-    """Turn logits (I, C) into probabilities and sets, or outputs (I, T) into numbers."""
+    """Turn logits (I, C) into probabilities and sets, or outputs (I, T) into numbers.
+
+    ``edge_index`` (2, 2E) are the edges between the items if these are all nodes.
+    """
     card, sets = saved.card, None
     notes = [*notes, *_uncalibrated(card)]
     if card.target.has_numbers:
@@ -294,11 +312,16 @@ def _prediction(
         values = logits.sigmoid() if card.multi_label else logits.softmax(dim=1)
     else:
         values = calibrated(logits, card.calibration, is_free=card.multi_label)
-        sets = _conformal_sets(values, card)
+        sets = _conformal_sets(values, card, logits, edge_index)
     return Prediction(items, values, card, " ".join(notes), sets)
 
 
-def _conformal_sets(probability: Tensor, card: ModelCard) -> Tensor | None:
+def _conformal_sets(
+    probability: Tensor,
+    card: ModelCard,
+    logits: Tensor | None = None,
+    edge_index: Tensor | None = None,
+) -> Tensor | None:
     """Return the sets (I, C) of a calibrated model, ``None`` if it has no threshold.
 
     The draws of their scores are the same in each call.
@@ -306,17 +329,31 @@ def _conformal_sets(probability: Tensor, card: ModelCard) -> Tensor | None:
     found = card.calibration
     if found is None or not found.coverage:
         return None
+    u = conformal_draws(len(probability))
+    around = None
+    if found.score == DIFFUSED:
+        assert logits is not None
+        assert edge_index is not None  # the card has nodes
+        around = Surroundings(logits, edge_index, u, torch.arange(len(u)))
+    return in_sets(probability, found, u, around)
+
+
+def conformal_draws(number: int) -> Tensor:
+    """Return the uniform draws (n,) for the scores of items, the same in each call."""
     generator = torch.Generator().manual_seed(0)
-    u = torch.rand(len(probability), generator=generator, dtype=torch.float64)
-    return class_scores(probability, found.score, u) <= found.thresholds[0]
+    return torch.rand(number, generator=generator, dtype=torch.float64)
 
 
 def _uncalibrated(card: ModelCard) -> list[str]:
     """Say why a model that was to be calibrated gives no sets or bounds."""
     found = card.calibration
-    if found is None or found.coverage or card.multi_label:
+    if found is None or found.coverage:
         return []
     what = "bounds" if card.target.has_numbers else "sets"
+    if card.multi_label and found.source == "shared":
+        return [
+            'There are no sets: several labels get them with calibration = "owner".'
+        ]
     return [
         f"There are no {what}: the model was calibrated with {found.items:,} validation "
         "items, too few for the coverage of the run."

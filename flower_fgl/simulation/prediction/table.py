@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from flower_fgl.algorithms.calibration import half_widths
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.writer import replace_file
@@ -105,7 +106,7 @@ class Prediction:
         found = self.card.calibration
         if found is None or not self.card.target.has_numbers or not found.thresholds:
             return pd.concat([frame, values], axis=1)
-        half = np.array(found.thresholds)
+        half = half_widths(self.values, found).numpy()
         bounds = [
             pd.DataFrame(
                 values.to_numpy() + sign * half,
@@ -124,6 +125,7 @@ class Prediction:
         whose = "all owners" if found.source == "shared" else "the owner"
         text = f"temperature {found.temperature:.3g}, "
         text += "isotonic, " if found.knots else ""
+        text += f"neighbours {found.diffusion:g}, " if found.diffusion else ""
         text = "" if self.card.target.has_numbers else text
         if found.coverage:
             text += f"coverage {found.coverage:g} ({found.score}), "

@@ -29,12 +29,14 @@ MOST_SHOWN = 5
 class ModelGraph(NamedTuple):
     """A graph with kinds, relations and columns as a model numbers them.
 
-    ``rows`` (I,) are the nodes to predict.
+    ``rows`` (I,) are the nodes to predict, ``names`` those of the model's relations in this
+    graph, empty if it lacks one.
     """
 
     x: Tensor
     relations: Relations
     rows: Tensor
+    names: Sequence[str]
 
 
 def in_model_schema(
@@ -102,7 +104,11 @@ def in_model_schema(
     is_known = place >= 0
     x, notes = _columns(dataset, kinds, wanted, card, where)
     edges = Relations(node_type, dataset.messages.index[:, is_known], place[is_known])
-    return ModelGraph(x, edges, rows), [*left_out, *notes]
+    names = [""] * len(wanted.relations)
+    for (_, name, _), number in zip(own.relations, relations, strict=True):
+        if number >= 0:
+            names[number] = name
+    return ModelGraph(x, edges, rows, names), [*left_out, *notes]
 
 
 def _told_as(own: Schema, wanted: Schema) -> Schema:

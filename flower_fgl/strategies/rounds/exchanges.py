@@ -97,10 +97,11 @@ def calibrate(
         if config.predicts_numbers
         else sum_shapes(is_free=federation.target.kind == "labels")
     )
+    labels = federation.num_classes if federation.target.kind == "labels" else 1
     model = FinalModel(dict(state))
     if secure is not None:
         asked: dict[int, Payload] = dict.fromkeys(federation.trainable, model)
-        spec = (shapes, 0)
+        spec = (shapes, 0, labels)
         sums = secure.sum_query(server_round, CALIBRATE, asked, CalibrationSums, spec)
         sums = {name: tensor.clamp(min=0) for name, tensor in sums.items()}
     else:
@@ -109,7 +110,7 @@ def calibrate(
         found = messenger.read_each(
             messenger.ask(server_round, CALIBRATE, asked),
             lambda pid, content: read_payload(
-                CalibrationSums, content, (shapes, sizes[pid])
+                CalibrationSums, content, (shapes, sizes[pid], labels)
             ),
         )
         if not found:

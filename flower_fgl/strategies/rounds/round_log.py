@@ -15,7 +15,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_fgl.core.errors import FglError, PayloadError, one_line
 from flower_fgl.core.metrics import AnyScores, Scores, pool
-from flower_fgl.core.score_names import EXTRA_SCORES
+from flower_fgl.core.score_names import DIAGRAM, EXTRA_SCORES
 from flower_fgl.protocols.base import (
     MAX_NAME,
     NUMBERS,
@@ -316,9 +316,22 @@ class RoundLog:
                     mode: {column: s.as_dict() for column, s in columns.items()}
                     for mode, columns in self._scores[pid].items()
                 }
+                row |= _diagrams(self._scores[pid])
             row["bytes"] = dict(self._client_bytes[pid])
             rows.append(row)
         return rows
+
+
+def _diagrams(scores: Mapping[str, Mapping[str, AnyScores]]) -> dict[str, Any]:
+    """Return the reliability diagrams (3, B) of the test items of each mode."""
+    found = {}
+    for mode, columns in scores.items():
+        test = columns.get("test")
+        if isinstance(test, Scores) and test.reliability:
+            sums, bins = [*test.reliability], DIAGRAM // 6
+            rows = [sums[k : k + bins] for k in range(0, DIAGRAM, bins)]
+            found[mode] = {"before": rows[:3], "after": rows[3:]}
+    return {"reliability": found} if found else {}
 
 
 def _read_scores(
@@ -340,4 +353,5 @@ def _read_scores(
         macro_f1=values["macro_f1"],
         macro_recall=values["macro_recall"],
         **{n: values[n] for n in EXTRA_SCORES if n in values},
+        reliability=tuple(values.get("reliability", ())),
     )
