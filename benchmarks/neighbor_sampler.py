@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
+from flower_fgl.algorithms.adpfedgnn.agent import (
     NeighbourLists,
     sample_neighbours,
 )

@@ -44,10 +44,10 @@ def measure(options: argparse.Namespace) -> None:
     import torch
 
     from flower_fgl.algorithms.opfgl.pseudo_graph import (
-        GeneratorSettings,
         generate,
         pseudo_counts,
     )
+    from flower_fgl.methods.opfgl import OPFGLSettings
 
     torch.set_num_threads(options.threads)
     classes, width, labelled, share, steps, hidden = CASES[options.measure]
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> None:
         pseudo_counts(counts, share=share or None),
         num_features=width,
         depth=1,
-        settings=GeneratorSettings(steps=steps, hidden_channels=hidden),
+        settings=OPFGLSettings(server_steps=steps, link_channels=hidden),
         generator=generator,
     )
     seconds = time.perf_counter() - start

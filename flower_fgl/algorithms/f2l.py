@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.methods.f2l import F2LSettings
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
 
 __all__ = [
+    "INNER_LR",
     "Adaptation",
     "AdaptedModel",
-    "EpisodeWeights",
     "adapt",
     "attend",
     "contrast",
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 Parameters = Mapping[str, Tensor]
+INNER_LR = 0.1
+"""Learning rate (SGD) of the adaptation steps on a support set."""
 
 
 class Adaptation(nn.Module):
@@ -180,24 +182,9 @@ def adapt(
     return current
 
 
-@dataclass(frozen=True)
-class EpisodeWeights:
-    """Settings of :func:`episode_losses`.
-
-    ``steps`` of size ``lr`` in :func:`adapt`; the temperature ``tau`` of the contrastive
-    loss; the weights ``contrast`` and ``distillation`` of two losses.
-    """
-
-    steps: int
-    lr: float
-    tau: float
-    contrast: float
-    distillation: float
-
-
 def episode_losses(
     module: Adaptation,
-    weights: EpisodeWeights,
+    settings: F2LSettings,
     h: Tensor,
     teacher: Tensor,
     labels: Tensor,
@@ -209,8 +196,8 @@ def episode_losses(
 
     Parameters
     ----------
-    module, weights : Adaptation and EpisodeWeights
-        Module, with gradient, and coefficients.
+    module, settings : Adaptation and F2LSettings
+        Module, with gradient, and the inner steps, τ and weights of the losses.
     h : Tensor of shape (B, M, p), float32
         Embeddings by the client model.
     teacher : Tensor of shape (B, M, C), float32
@@ -227,13 +214,20 @@ def episode_losses(
         for name, value in module.named_parameters()
     }
     adapted = adapt(
-        parameters, h, labels, is_support, classes, steps=weights.steps, lr=weights.lr
+        parameters,
+        h,
+        labels,
+        is_support,
+        classes,
+        steps=settings.inner_steps,
+        lr=INNER_LR,
     )
     representation, logits = attend(adapted, h, h, is_support)
     loss = masked_cross_entropy(logits, labels, is_query, classes)
-    contrastive = contrast(representation, h, is_support, tau=weights.tau)
+    contrastive = contrast(representation, h, is_support, tau=settings.tau)
     divergence = teacher_divergence(teacher, logits, is_query, classes)
-    return loss + weights.contrast * contrastive + weights.distillation * divergence
+    loss = loss + settings.contrast_weight * contrastive
+    return loss + settings.distillation_weight * divergence
 
 
 class AdaptedModel(Backbone):

@@ -26,13 +26,7 @@ from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.methods.fedaux import FedAuxSettings
 from flower_fgl.nn import Backbone, GraphInput
 
-__all__ = [
-    "DIRECTION",
-    "FedAuxNet",
-    "build_network",
-    "kernel_smooth",
-    "position_scores",
-]
+__all__ = ["DIRECTION", "FedAuxNet", "kernel_smooth", "position_scores"]
 
 DIRECTION = "direction"
 """Name of a in the state of the network."""
@@ -113,10 +107,3 @@ class FedAuxNet(Backbone):
         h = self.encoder.represent(graph)
         scores = position_scores(h, self.direction, kind=self.score)
         return torch.cat([h, kernel_smooth(scores, h, sigma=self.sigma)], dim=1)
-
-
-def build_network(
-    method_config: FedAuxSettings, **sizes: Unpack[NetworkSizes]
-) -> FedAuxNet:
-    """Build FedAux's network of the given sizes; torch's global generator draws weights."""
-    return FedAuxNet(method_config, **sizes)

@@ -25,7 +25,7 @@ __all__ = [
     "diversity_loss",
     "ensemble_loss",
     "generator_shapes",
-    "latent_divergence",
+    "mean_divergence",
 ]
 
 
@@ -100,15 +100,16 @@ def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
     return (-2 * (apart * moved).sum() / len(noise) ** 2).exp()
 
 
-def latent_divergence(logits: Tensor, generated: Tensor) -> Tensor:
-    """Compute the mean of KL(softmax(generated) ‖ softmax(logits)).
+def mean_divergence(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:
+    """Compute the mean of KL(softmax(teacher/τ) ‖ softmax(student/τ)), Hinton 2015.
 
-    ``logits`` (b, C), with gradient, are predictions for real nodes, and ``generated``
-    (b, C), constants, those of the head for generated embeddings of the same classes.
+    Of logits (b, C), of the student with gradient. Not scaled by τ²; zero for one column.
+    In FedGen the student's are predictions for real nodes, the teacher's those of the head
+    for generated embeddings of the same classes.
     """
     return F.kl_div(
-        logits.log_softmax(dim=1),
-        generated.detach().log_softmax(dim=1),
+        (student / tau).log_softmax(dim=1),
+        (teacher.detach() / tau).log_softmax(dim=1),
         reduction="batchmean",
         log_target=True,
     )

@@ -26,7 +26,7 @@ from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.sparse import EdgePattern
 
-__all__ = ["FedIIHNet", "build_network", "factor_similarity", "jensen_shannon", "route"]
+__all__ = ["FedIIHNet", "factor_similarity", "jensen_shannon", "route"]
 
 
 def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
@@ -118,10 +118,3 @@ class FedIIHNet(Backbone):
         for _ in range(self.num_summary_routes):
             h = self._route(h, graph)
         return h.mean(dim=0).view(self.factors, -1)
-
-
-def build_network(
-    method_config: FedIIHSettings, **sizes: Unpack[NetworkSizes]
-) -> FedIIHNet:
-    """Build FedIIH's network of the given sizes; torch's global generator draws weights."""
-    return FedIIHNet(method_config, **sizes)

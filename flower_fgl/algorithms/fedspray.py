@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedgen import latent_divergence
+from flower_fgl.algorithms.fedgen import mean_divergence
 from flower_fgl.nn import GraphInput
 
 __all__ = [
@@ -96,7 +96,7 @@ def encoder_loss(
     network : Tensor of shape (n, C), float32
         Logits of the graph network, constants.
     """
-    return F.cross_entropy(alone, labels) + latent_divergence(with_proxy, network)
+    return F.cross_entropy(alone, labels) + mean_divergence(with_proxy, network)
 
 
 def combine_proxies(

@@ -10,14 +10,8 @@ from pathlib import Path
 import torch
 
 from flower_fgl.cli.leaving import items_of, list_parts
-from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.data_floors import broken_by_data
-from flower_fgl.client_apps.runtime.describe import (
-    check_description,
-    describe,
-    enough,
-    owner_name,
-)
+from flower_fgl.client_apps.runtime.data import ClientData, broken_by_data, owner_name
+from flower_fgl.client_apps.runtime.describe import check_description, describe, enough
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError
 from flower_fgl.core.node_settings import NodeSettings
@@ -84,13 +78,10 @@ def inspect_graph(
         return GraphReport([f"{show_path(path)}: {error}"])
     description = describe(
         data,
+        replace(config, share_class_counts=True, min_class_count=1),
         place=(-1, 0),
         model="",
         name=owner_name({"graph": str(path)}),
-        share_class_counts=True,
-        share_feature_names=config.share_feature_names,
-        counts_entries=config.weight_by == "entries",
-        schema_align=config.schema_align,
     )
     try:
         check_description(description)

@@ -204,7 +204,7 @@ def check_node_config(
     values = read_node_config(node_config)
     node = parse_node_config(values)
     # load torch: the text is checked first
-    from flower_fgl.client_apps.runtime.node_checks import check_node
+    from flower_fgl.client_apps.runtime.describe import check_node
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
     from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
 

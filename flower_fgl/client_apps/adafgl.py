@@ -18,8 +18,11 @@ from functools import partial
 
 import torch
 
-from flower_fgl.algorithms.adafgl.network import AdaFGLNet, adafgl_loss, build_network
-from flower_fgl.algorithms.adafgl.propagation import homophily_confidence
+from flower_fgl.algorithms.adafgl import (
+    AdaFGLNet,
+    adafgl_loss,
+    homophily_confidence,
+)
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -54,7 +57,7 @@ class AdaFGLClientApp(FedAvgClientApp):
 
     def build_second(self, client: Client) -> AdaFGLNet:
         """Build the network of the second step."""
-        return client.build_own(build_network)
+        return client.build_own(AdaFGLNet)
 
     def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Freeze the federated model, measure the homophily, train the heads."""

@@ -17,14 +17,14 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
+from flower_fgl.client_apps.runtime.data import owner_name
+from flower_fgl.client_apps.runtime.describe import check_node, describe, to_reply
 from flower_fgl.client_apps.runtime.model_store import save_best_model
-from flower_fgl.client_apps.runtime.node_checks import check_node
+from flower_fgl.client_apps.runtime.protection import privatize
 from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
-from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
@@ -259,14 +259,10 @@ class FglClientApp(ClientApp, ABC):
                 )
         description = describe(
             client.data,
+            client.config,
             place=(client.partition_id, client.num_partitions),
             model=client.model_name if client.num_partitions else "",
             name=name or client.data.graph.name,
-            share_class_counts=client.config.share_class_counts,
-            share_feature_names=client.config.share_feature_names,
-            min_class_count=client.config.min_class_count,
-            counts_entries=client.config.weight_by == "entries",
-            schema_align=client.config.schema_align,
             about=str(context.node_config.get("about", "")),
             # a data owner sends its key once it has a number
             public_key=join(client, store, context)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
 from flower_fgl.client_apps.base import FglClientApp
-from flower_fgl.client_apps.runtime.data import node_place
-from flower_fgl.client_apps.runtime.describe import client_label
+from flower_fgl.client_apps.runtime.data import client_label, node_place
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError, RunError

@@ -1,17 +1,14 @@
-"""Client half of FedAux: train weights and direction together.
-
-Zhuo, Zhan and Yu, "FedAux", NeurIPS 2025.
-"""
+"""Client half of FedAux: train weights and direction together."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet, build_network
+from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet
 from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedpub import keep_masks, kept_masks
-from flower_fgl.client_apps.own_network import OwnNetworkClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.fedaux import FedAuxSettings
@@ -22,7 +19,7 @@ __all__ = ["FedAuxClientApp"]
 Client = AnyClient[FedAuxSettings]
 
 
-class FedAuxClientApp(OwnNetworkClientApp):
+class FedAuxClientApp(FedAvgClientApp):
     """Train the received network by the cross-entropy and upload all of it.
 
     Notes
@@ -36,7 +33,7 @@ class FedAuxClientApp(OwnNetworkClientApp):
 
     def build(self, client: Client) -> FedAuxNet:
         """Build FedAux's network."""
-        return client.build_own(build_network)
+        return client.build_own(FedAuxNet)
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as in FedAvg, or weights and private mask together."""

@@ -7,10 +7,13 @@ Data", AISTATS 2017.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
@@ -25,11 +28,11 @@ from flower_fgl.client_apps.stacked.group import (
 )
 from flower_fgl.core.score_names import is_better
 from flower_fgl.methods.fedavg import FedAvgSettings
-from flower_fgl.nn import Backbone
+from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
-from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 
-__all__ = ["FedAvgClientApp", "FedAvgTermsClientApp"]
+__all__ = ["DescribingClientApp", "FedAvgClientApp", "FedAvgTermsClientApp"]
 
 
 class FedAvgClientApp(GroupClientApp):
@@ -44,8 +47,11 @@ class FedAvgClientApp(GroupClientApp):
         self.train("finetune")(partial(self.handle_fit, fit=self.finetune))
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the exchanged weights of the client's backbone."""
-        return client.shared(client.state_shapes())
+        """Return the shapes of the exchanged weights of the network of :meth:`build`."""
+        key = ("exchanged", type(self), client.model_name, client.config.method_config)
+        return client.shared(
+            client.cached(key, lambda: state_shapes(self.build(client)))
+        )
 
     def penalty(
         self, client: Client, model: Backbone, download: Weights
@@ -161,6 +167,30 @@ class FedAvgTermsClientApp(FedAvgClientApp):
             penalty=self.penalties(group, model, downloads),
         )
         return group.fit_of_weights(model, model.state_dict(), losses)
+
+
+class DescribingClientApp(FedAvgClientApp):
+    """Train as in FedAvg, then describe the model in evaluation mode."""
+
+    up: ClassVar[type[Payload]] = DescribedWeights
+
+    @abstractmethod
+    def describe(
+        self, client: Client, model: Backbone
+    ) -> tuple[Mapping[str, Tensor], Tensor | None]:
+        """Return the description, and the logits of the training graph if it has them."""
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train, then describe the result without dropout and gradient."""
+        result = super().fit(client, server_round, download)
+        assert result.model is not None  # of FedAvg's fit
+        with torch.no_grad():
+            described, logits = self.describe(client, result.model.eval())
+        upload = self.up(  # type: ignore[call-arg]
+            result.upload.tensors,  # type: ignore[attr-defined]
+            {name: tensor.float().cpu() for name, tensor in described.items()},
+        )
+        return replace(result, upload=upload, logits=logits)
 
 
 def _validation(client: Client, model: Backbone) -> float:

@@ -2,6 +2,13 @@
 
 Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation
 and Augmentation under Non-IID Private Data", arXiv 1811.11479, 2018.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+z            ``logits``
+z̄^c          ``target[c]``, mean logits of class c of all its owners
+===========  ==========================================================
 """
 
 from __future__ import annotations
@@ -12,14 +19,33 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.feddistill import distillation_term, sum_by_class
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.feddistill import FedDistillSettings
+from flower_fgl.nn.sparse import index_sum
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
-__all__ = ["FedDistillClientApp"]
+__all__ = ["FedDistillClientApp", "distillation_term"]
+
+
+def distillation_term(
+    logits: Tensor, labels: Tensor, target: Tensor, present: Tensor
+) -> Tensor:
+    """Compute the cross-entropy of softmax(z) with softmax(z̄^y), mean over nodes.
+
+    Parameters
+    ----------
+    logits, labels : Tensor of shape (b, C), float, and (b,), int64
+        z, with gradient, and classes y.
+    target : Tensor of shape (C, C), float
+        Mean logits by class, a constant.
+    present : Tensor of shape (C,), bool
+        Classes that have mean logits; nodes of other classes add 0.
+    """
+    soft = (target.softmax(dim=1) * present[:, None])[labels]
+    return -(soft * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
+
 
 Client = AnyClient[FedDistillSettings]
 
@@ -64,7 +90,7 @@ class FedDistillClientApp(PrototypeClientApp):
         total = torch.zeros(classes, classes, device=client.device)
         counts = torch.zeros(classes, dtype=torch.int64, device=client.device)
         for logits, labels in last:
-            total += sum_by_class(logits, labels, classes)
+            total += index_sum(logits, labels, classes)
             counts += torch.bincount(labels, minlength=classes)
         means = total / counts.clamp(min=1)[:, None]
         upload = LocalPrototypes(means[:, None].cpu(), counts[:, None].cpu())

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.distillation import masked_divergence, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
+from flower_fgl.client_apps.fedntd import masked_divergence, received_logits
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.feded import FedEDSettings
 from flower_fgl.nn import Backbone

@@ -1,8 +1,4 @@
-"""Client half of FedGCN: FedAvg on a graph that sums of neighbours complete.
-
-Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
-Convolutional Networks", NeurIPS 2023.
-"""
+"""Client half of FedGCN: FedAvg on a graph that sums of neighbours complete."""
 
 from __future__ import annotations
 
@@ -27,10 +23,10 @@ from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.protection import privatize
 from flower_fgl.client_apps.runtime.secure_aggregation import pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
-from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedgcn import FedGCNSettings
 from flower_fgl.protocols.base import Empty

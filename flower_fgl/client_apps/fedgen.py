@@ -1,8 +1,4 @@
-"""Client half of FedGen: FedAvg with two terms on generated embeddings.
-
-Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
-ICML 2021.
-"""
+"""Client half of FedGen: FedAvg with two terms on generated embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor
 from flower_fgl.algorithms.fedgen import (
     LatentGenerator,
     generator_shapes,
-    latent_divergence,
+    mean_divergence,
 )
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
@@ -108,7 +104,7 @@ class FedGenClientApp(FedAvgClientApp):
             taught = F.cross_entropy(predict(drawn), drawn)
             with torch.no_grad():
                 generated = predict(labels)
-            near = latent_divergence(logits, generated)
+            near = mean_divergence(logits, generated)
             extra: Tensor = settings.label_weight * taught
             extra = extra + settings.latent_weight * near
             return F.cross_entropy(logits, labels) + fall * extra

@@ -1,7 +1,4 @@
-"""Client half of FedGTA: FedAvg, and moments of the propagated labels.
-
-Li et al., "FedGTA: Topology-Aware Averaging for Federated Graph Learning", VLDB 2024.
-"""
+"""Client half of FedGTA: FedAvg, and moments of the propagated labels."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from flower_fgl.algorithms.fedgta import (
     propagate_labels,
     sharpen,
 )
-from flower_fgl.client_apps.described import DescribingClientApp
+from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.nn import Backbone

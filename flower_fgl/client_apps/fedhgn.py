@@ -11,14 +11,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedhgn import alignment
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedhgn import AlignedWeights, Coefficients
 
-__all__ = ["FedHGNClientApp", "coefficient_rows"]
+__all__ = ["FedHGNClientApp", "alignment", "coefficient_rows"]
+
+
+def alignment(own: Tensor, others: Tensor) -> Tensor:
+    """Return ``A = Σ_l Σ_r min_r' ‖a_r^l − a_r'^l‖²``, the alignment of FedHGN.
+
+    Parameters
+    ----------
+    own : Tensor of shape (L, R, B), float32
+        Coefficients of the client's relations in each layer, with gradient.
+    others : Tensor of shape (L, M, B), float32
+        Those of other clients, constant; M is at least 1.
+
+    Returns
+    -------
+    Tensor of shape ()
+
+    Notes
+    -----
+    1. The published code compares with zeros in the first round, and one layer too many;
+       here a client without others has no term.
+    """
+    distance = (own[:, :, None] - others[:, None]).square().sum(dim=-1)
+    return distance.amin(dim=2).sum()
+
 
 Client = AnyClient[FedHGNSettings]
 

@@ -1,7 +1,4 @@
-"""Client half of FedIIH: train the network of factors and summarise each factor.
-
-Yu et al., "FedIIH", AAAI 2025, as its published code computes it.
-"""
+"""Client half of FedIIH: train the network of factors and summarise each factor."""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ from typing import cast
 
 from torch import Tensor
 
-from flower_fgl.algorithms.fediih import FedIIHNet, build_network
-from flower_fgl.client_apps.described import DescribingClientApp
-from flower_fgl.client_apps.own_network import OwnNetworkClientApp
+from flower_fgl.algorithms.fediih import FedIIHNet
+from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
 
 __all__ = ["FedIIHClientApp"]
 
 
-class FedIIHClientApp(DescribingClientApp, OwnNetworkClientApp):
+class FedIIHClientApp(DescribingClientApp):
     """Train by the cross-entropy; upload the weights and the mean of each factor.
 
     Notes
@@ -34,7 +30,7 @@ class FedIIHClientApp(DescribingClientApp, OwnNetworkClientApp):
 
     def build(self, client: Client) -> FedIIHNet:
         """Build FedIIH's network."""
-        return client.build_own(build_network)
+        return client.build_own(FedIIHNet)
 
     def describe(
         self, client: Client, model: Backbone

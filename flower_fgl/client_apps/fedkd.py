@@ -1,8 +1,4 @@
-"""Client half of FedKD: an own teacher and the shared student learn from each other.
-
-Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
-Communications 13, 2022.
-"""
+"""Client half of FedKD: an own teacher and the shared student learn from each other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Client half of FedLIT: cluster the edges into types and train a channel for each.
-
-Xie, Xiong and Yang, "Federated Node Classification over Graphs with Latent Link-type
-Heterogeneity", WWW 2023.
-"""
+"""Client half of FedLIT: cluster the edges into types and train a channel for each."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from flower_fgl.algorithms.fedlit import (
     undirected,
 )
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.own_network import OwnNetworkClientApp
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.protocols.fedavg import Weights
@@ -27,7 +23,7 @@ from flower_fgl.protocols.fedlit import TypedWeights
 __all__ = ["FedLITClientApp"]
 
 
-class FedLITClientApp(OwnNetworkClientApp):
+class FedLITClientApp(FedAvgClientApp):
     """Train by the cross-entropy; upload weights, centroids and sizes of the types.
 
     Notes

@@ -1,8 +1,4 @@
-"""Client half of FedNH: train the body under a fixed head of unit prototypes.
-
-Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
-AAAI 2023.
-"""
+"""Client half of FedNH: train the body under a fixed head of unit prototypes."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from flower_fgl.algorithms.fednh import (
     unit_class_means,
 )
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.own_network import OwnNetworkClientApp
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn.backbone import copy_network
@@ -26,7 +22,7 @@ from flower_fgl.protocols.prototypes import LocalPrototypes
 __all__ = ["FedNHClientApp"]
 
 
-class FedNHClientApp(OwnNetworkClientApp):
+class FedNHClientApp(FedAvgClientApp):
     """Train body and scale; upload them with the mean direction of each class.
 
     Notes

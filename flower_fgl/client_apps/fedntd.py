@@ -8,17 +8,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.distillation import masked_divergence, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.fedntd import FedNTDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["FedNTDClientApp", "not_true_distillation"]
+__all__ = [
+    "FedNTDClientApp",
+    "masked_divergence",
+    "not_true_distillation",
+    "received_logits",
+]
+
+
+@torch.no_grad()
+def received_logits(group: Group, model: Backbone) -> Tensor:
+    """Predict the training graphs with the received weights in ``model``, once per round.
+
+    The logits (K, n, C), of one client (N, C), or (G, C) for graph classification, are
+    without dropout and gradient; ``model`` stays in evaluation mode.
+    """
+    model.eval()
+    logits: Tensor = model(group.inputs)
+    return logits
+
+
+def masked_divergence(student: Tensor, teacher: Tensor, used: Tensor) -> Tensor:
+    """Return KL(softmax(teacher) ‖ softmax(student)) of each row over the used columns.
+
+    Parameters
+    ----------
+    student, teacher : Tensor of shape (t, C), float
+        Logits, with and without gradient.
+    used : Tensor of shape (t, C), bool
+        Columns of each row that enter both softmaxes.
+
+    Returns
+    -------
+    Tensor of shape (t,)
+        Zero for rows of fewer than two used columns.
+    """
+    # a finite mark instead of −∞: its exponential is 0, and no gradient is NaN
+    least = torch.finfo(student.dtype).min / 2
+    of_student = student.masked_fill(~used, least).log_softmax(1)
+    of_teacher = teacher.masked_fill(~used, least).log_softmax(1)
+    terms = of_teacher.exp() * (of_teacher - of_student)
+    return torch.where(used, terms, 0).sum(1)
 
 
 def not_true_distillation(

@@ -33,19 +33,23 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.attention import (
     AdditiveScorer,
+    NeighbourScorer,
     Scorer,
     UnitRows,
     deviations_from_uniform,
 )
-from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs, annotate, select_pairs
+from flower_fgl.algorithms.prototypes.hop_neighbors import (
+    Pairs,
+    annotate,
+    ring_pairs,
+    select_pairs,
+)
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,
     node_distance,
     prototype_distance,
 )
-from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
-from flower_fgl.algorithms.prototypes.rings import ring_pairs
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient

@@ -144,14 +144,13 @@ def keep_masks(client: AnyClient, network: Backbone, model: MaskedBackbone) -> N
 
 @torch.no_grad()
 def proxy_embedding(client: Client, model: Backbone) -> Tensor:
-    """Return o_i (p,), the mean embedding of the proxy graph's nodes."""
-    model.eval()
-    return model.embed_nodes(proxy_input(client)).mean(dim=0)
+    """Return o_i (p,), the mean embedding of the proxy graph's nodes.
 
-
-def proxy_input(client: Client) -> GraphInput:
-    """Return the proxy graph, drawn once per client graph and seed."""
+    The proxy graph is drawn once per client graph and seed.
+    """
     seed, width = client.config.seed, client.data.graph.num_features
-    return client.cached(
+    proxy = client.cached(
         ("proxy", seed), lambda: GraphInput(*proxy_graph(seed, width)).to(client.device)
     )
+    model.eval()
+    return model.embed_nodes(proxy).mean(dim=0)

@@ -1,7 +1,4 @@
-"""Client half of FedSpray: a private network beside a shared encoder with proxies.
-
-Fu et al., "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
-"""
+"""Client half of FedSpray: a private network beside a shared encoder with proxies."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.fedgen import mean_divergence
 from flower_fgl.algorithms.fedspray import (
     PROXIES,
     NodeProxies,
@@ -21,7 +19,6 @@ from flower_fgl.algorithms.fedspray import (
 )
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.client_apps.fggp import TwoViews
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
@@ -90,7 +87,7 @@ class FedSprayClientApp(FglClientApp):
 
         def term() -> Tensor:
             weight: float = settings.distill_weight
-            return weight * distillation(model.logits[reliable], teacher)
+            return weight * mean_divergence(model.logits[reliable], teacher)
 
         loss = client.train(model, server_round, penalty=term)
         with torch.no_grad():

@@ -1,7 +1,4 @@
-"""Client half of FedSST: epochs and upload by the client's weight, and a signal.
-
-"FedSST", CVPR 2026, by a detailed note on the paper.
-"""
+"""Client half of FedSST: epochs and upload by the client's weight, and a signal."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Client half of FedStar: train both channels, upload the structure encoder.
-
-Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
-AAAI 2023.
-"""
+"""Client half of FedStar: train both channels, upload the structure encoder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Client half of FedTAD: FedAvg, and the reliability of the client's classes.
-
-Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
-Federated Learning", IJCAI 2024.
-"""
+"""Client half of FedTAD: FedAvg, and the reliability of the client's classes."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from flower_fgl.algorithms.fedtad import class_reliability, node_features
-from flower_fgl.client_apps.described import DescribingClientApp
+from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedtad import ReliableWeights

@@ -1,8 +1,4 @@
-"""Client half of FLIT and FLIT+: FedAvg that weighs items by their difficulty.
-
-Zhu, Luo and White, "Federated learning of molecular properties with graph neural networks
-in a heterogeneous setting", Patterns 2022.
-"""
+"""Client half of FLIT and FLIT+: FedAvg that weighs items by their difficulty."""
 
 from __future__ import annotations
 

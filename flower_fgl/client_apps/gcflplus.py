@@ -1,7 +1,4 @@
-"""Client half of GCFL+: train all layers, upload the hidden ones and a norm.
-
-Xie et al., "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021.
-"""
+"""Client half of GCFL+: train all layers, upload the hidden ones and a norm."""
 
 from __future__ import annotations
 

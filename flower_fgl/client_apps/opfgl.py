@@ -49,10 +49,9 @@ from flower_fgl.algorithms.opfgl.distillation import (
     personal_loss,
     soft_targets,
 )
-from flower_fgl.algorithms.opfgl.labels import reliable_nodes
-from flower_fgl.algorithms.opfgl.local_statistics import (
+from flower_fgl.algorithms.opfgl.labels import (
     LocalKnowledge,
-    pseudo_input,
+    reliable_nodes,
     study_labels,
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
@@ -91,7 +90,7 @@ class GlobalTraining:
     def __init__(self, client: Client, graph: PseudoGraph) -> None:
         self._client, self._graph = client, graph
         self._model = client.build_model(initialise=True)
-        self._inputs = pseudo_input(graph).to(client.device)
+        self._inputs = graph.as_input().to(client.device)
         self._labels = graph.labels.to(client.device)
         rate = client.config.method_config.lr_global
         self._optimizer = make_optimizer(self._model, client.config, lr=rate)

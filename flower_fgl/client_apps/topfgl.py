@@ -1,7 +1,4 @@
-"""Client half of TopFGL: a topology learner, and edges between nodes it finds alike.
-
-"TopFGL", ICDE 2026.
-"""
+"""Client half of TopFGL: a topology learner, and edges between nodes it finds alike."""
 
 from __future__ import annotations
 

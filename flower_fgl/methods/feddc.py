@@ -1,4 +1,4 @@
-"""Settings and row of FedDC, see ``algorithms.feddc``."""
+"""Settings and row of FedDC, see ``client_apps.feddc``."""
 
 from dataclasses import dataclass
 

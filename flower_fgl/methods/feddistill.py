@@ -1,4 +1,4 @@
-"""Settings and row of FedDistill, see ``algorithms.feddistill``."""
+"""Settings and row of FedDistill, see ``client_apps.feddistill``."""
 
 from dataclasses import dataclass
 

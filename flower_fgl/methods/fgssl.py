@@ -1,4 +1,4 @@
-"""Settings and row of FGSSL, see ``algorithms.fgssl``."""
+"""Settings and row of FGSSL, see ``client_apps.fgssl``."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Settings and row of FPL, see ``algorithms.fpl``."""
+"""Settings and row of FPL, see ``client_apps.fpl``."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Settings and row of SCAFFOLD, see ``algorithms.scaffold``."""
+"""Settings and row of SCAFFOLD, see ``client_apps.scaffold``."""
 
 from dataclasses import dataclass
 

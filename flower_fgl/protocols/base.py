@@ -37,8 +37,8 @@ from flower_fgl.core.score_names import DIAGRAM, EXTRA_SCORES
 __all__ = ["CONFIG", "DESCRIBE", "INFO", "LARGEST", "MAX_NAME", "METRICS", "RESUME"]
 __all__ += ["Empty", "Payload", "ReplyMetrics", "TensorPayload", "check_size"]
 __all__ += ["check_tensor", "pack_bits", "read_loss", "read_metrics", "read_payload"]
-__all__ += ["read_tensors", "record_bytes", "unpack_bits"]
-__all__ += ["write_metrics", "write_tensors"]
+__all__ += ["read_scores", "read_tensors", "record_bytes", "unpack_bits"]
+__all__ += ["write_metrics", "write_scores", "write_tensors"]
 
 CONFIG = "config"
 """ConfigRecord in which the server describes the round to a client."""
@@ -448,6 +448,22 @@ def _count_bytes(name: str, record: Any) -> int:
         return int(recorddict_to_proto(RecordDict({name: record})).ByteSize())
 
 
+def write_scores(
+    scores: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> dict[str, Any]:
+    """Flatten ``{mode: {column: {metric: value}}}`` for a MetricRecord.
+
+    NaN marks a metric without nodes; Flower's records can hold NaN. Scores of numbers have
+    lists, one value for each target.
+    """
+    return {
+        f"{mode}/{column}/{metric}": value if type(value) is list else float(value)
+        for mode, columns in scores.items()
+        for column, metrics in columns.items()
+        for metric, value in metrics.items()
+    }
+
+
 def write_metrics(
     scores: Mapping[str, Mapping[str, AnyScores]],
     seconds: Mapping[str, float],
@@ -456,17 +472,16 @@ def write_metrics(
 ) -> MetricRecord:
     """Pack the metrics of a reply, which :func:`read_metrics` reads.
 
-    NaN marks a score without nodes; scores of numbers have lists, one value for each
-    target. Of ``terms``, those of the loss and other numbers, the ones that are not finite
-    are left out.
+    Of ``terms``, those of the loss and other numbers, the ones that are not finite are
+    left out.
     """
-    metrics: dict[str, Any] = {
-        f"{mode}/{column}/{metric}": value if type(value) is list else float(value)
-        for mode, columns in scores.items()
-        for column, values in columns.items()
-        for metric, value in values.as_record().items()
-    }
-    metrics["worker"] = os.getpid()
+    flat = write_scores(
+        {
+            mode: {column: values.as_record() for column, values in columns.items()}
+            for mode, columns in scores.items()
+        }
+    )
+    metrics: dict[str, Any] = {**flat, "worker": os.getpid()}
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
     # the server refuses a reply with a number that is not finite
     finite = {n: value for n, value in (terms or {}).items() if math.isfinite(value)}
@@ -546,6 +561,11 @@ def _read_number(key: str, value: object) -> float:
     if not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise PayloadError(f'"{key}" must be a finite number, got {value!r}.')
     return float(value)
+
+
+def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, Any]]]:
+    """Invert :func:`write_scores`; other metrics are checked and left out."""
+    return read_metrics(metrics).scores
 
 
 def _check_scores(where: str, values: Mapping[str, Any]) -> None:

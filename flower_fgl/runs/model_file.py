@@ -100,7 +100,7 @@ class ModelCard:
         compared, of numbers an error >= 0; ``None`` if not evaluated.
     rep_norm : {"", "l2", "tanh", "none"}
         Normalisation of the representations in a
-        :class:`~flower_fgl.algorithms.fedpano.model.PersonalNet`, which has a linear
+        :class:`~flower_fgl.algorithms.fedpano.PersonalNet`, which has a linear
         classifier for some of the classes; empty for a plain backbone.
     settings : mapping of str to bool, int, float or str
         The method's settings by kebab-case key, if they determine its own network.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
-from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
+from flower_fgl.algorithms.fedpano import PersonalNet, build_encoder
 from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.model_spec import read_model

@@ -310,6 +310,7 @@ class FglStrategy(ServerHooks):
         self._late_joiners = LateJoiners(set(self.federation.turned_away))
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self.messenger, type(self), self.up)
+            self.messenger.secure = self.secure
         self.summary()
         if self.recorder is not None and not self.is_resumed:
             lines = client_lines(self.federation.clients.values())
@@ -338,7 +339,7 @@ class FglStrategy(ServerHooks):
         nodes = set(self.messenger.grid.get_node_ids())
         late = self._late_joiners
         if late.refused or late.waiting or nodes != self.federation.partitions.keys():
-            late.poll(self.messenger, self.secure, nodes, server_round)
+            late.poll(self.messenger, nodes, server_round)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or loop.owes_scores
         loop.log = RoundLog(server_round, is_scored=is_scored)

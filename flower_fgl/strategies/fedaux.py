@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedaux import DIRECTION, build_network
+from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet
 from flower_fgl.algorithms.personal_mix import cosine_similarity, softmax_weights
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedaux import FedAuxSettings
@@ -33,7 +33,7 @@ class FedAux(PersonalMix):
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial network; its direction is standard normal."""
-        return build_own(build_network, self.config, self.federation, model)
+        return build_own(FedAuxNet, self.config, self.federation, model)
 
     def similarity(self, uploads: Sequence[Weights]) -> Tensor:
         """Return the cosines of the directions."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fediih import build_network, factor_similarity
+from flower_fgl.algorithms.fediih import FedIIHNet, factor_similarity
 from flower_fgl.algorithms.personal_mix import Part, softmax_weights
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fediih import FedIIHSettings
@@ -34,7 +34,7 @@ class FedIIH(PersonalMix):
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial network."""
-        return build_own(build_network, self.config, self.federation, model)
+        return build_own(FedIIHNet, self.config, self.federation, model)
 
     def descriptor_shapes(self) -> Shapes:
         """Return the shape of the summaries."""

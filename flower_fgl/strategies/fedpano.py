@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from flower_fgl.algorithms.fedpano.shared import SharedParts
+from flower_fgl.algorithms.fedpano import SharedParts
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.strategies.fedavg import FedAvg

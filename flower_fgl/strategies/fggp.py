@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes.finch import cluster_means
+from flower_fgl.algorithms.prototypes.graph_views import cluster_means
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
 from flower_fgl.strategies.base import Upload

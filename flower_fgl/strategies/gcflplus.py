@@ -55,13 +55,13 @@ class GCFLPlus(HiddenLayers):
     def prepare(self) -> None:
         """Build the initial model of the only cluster."""
         super().prepare()
-        self.clusters = [self.weights]
+        self.clusters = [self.weights.tensors]
         self.members: dict[int, int] = {}
         self.series: dict[int, list[float]] = {}
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Return the model of the client's cluster."""
-        return self.clusters[self.members.get(partition_id, 0)]
+        return Weights(self.clusters[self.members.get(partition_id, 0)])
 
     def upload_spec(self, partition_id: int) -> Any:
         """Return the shapes of the shared layers and of the norm."""
@@ -81,11 +81,10 @@ class GCFLPlus(HiddenLayers):
         for cluster in range(len(self.clusters)):
             here = [up for p, up in uploads.items() if self.members[p] == cluster]
             if here:
-                mean = weighted_mean(
+                self.clusters[cluster] = weighted_mean(
                     [upload.payload.tensors for upload in here],
                     [upload.num_examples for upload in here],
                 )
-                self.clusters[cluster] = Weights(mean)
         sizes = torch.bincount(torch.tensor(list(self.members.values())))
         means, largest = zip(*(pair for pair in norms if pair), strict=True)
         self.log(
@@ -100,7 +99,7 @@ class GCFLPlus(HiddenLayers):
     ) -> tuple[float, float] | None:
         """Split a cluster in two if its updates ask for it; return their norms."""
         settings = self.config.method_config
-        start = state_to_vector(self.clusters[cluster].tensors)
+        start = state_to_vector(self.clusters[cluster])
         updates = [
             state_to_vector(upload.payload.tensors) - start
             for pid, upload in uploads.items()
@@ -119,8 +118,3 @@ class GCFLPlus(HiddenLayers):
             self.clusters.append(self.clusters[cluster])
             self.series = {pid: [] for pid in self.series}
         return mean, largest
-
-    def restored(self) -> None:
-        """Make one payload of the model of each cluster."""
-        found: list[Any] = self.clusters  # of mappings
-        self.clusters = [Weights(**cluster) for cluster in found]

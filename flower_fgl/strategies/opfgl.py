@@ -8,7 +8,7 @@ symbol                      argument or attribute
 G' = (A', X', Y')           ``OPFGL.pseudo.graph``
 g_θ                         ``LinkPredictor``
 T_c, p                      ``opfgl.server-steps``, ``opfgl.node-share``
-δ                           ``GeneratorSettings.threshold``
+δ                           ``threshold`` of :func:`link_weights`
 ==========================  ==============================================
 
 ==========================================  ==============================
@@ -38,7 +38,6 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
     statistics_of_sums,
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import (
-    GeneratorSettings,
     PseudoGraph,
     generate,
     pseudo_counts,
@@ -209,7 +208,7 @@ class OPFGL(FglStrategy):
                 number.to(device),
                 num_features=self.federation.num_features,
                 depth=method_config.depth,
-                settings=generator_settings(method_config),
+                settings=method_config,
                 generator=torch_generator(self.config.seed, 1, SERVER, "pseudo-graph"),
                 progress=log_progress,
             )
@@ -241,20 +240,6 @@ def server_device(name: str) -> torch.device:
         )
         return torch.device("cpu")
     return device
-
-
-def generator_settings(method_config: OPFGLSettings) -> GeneratorSettings:
-    """Translate the method's settings into the generator's."""
-    return GeneratorSettings(
-        steps=method_config.server_steps,
-        lr_features=method_config.lr_features,
-        lr_links=method_config.lr_links,
-        hidden_channels=method_config.link_channels,
-        is_hard=method_config.links == "hard",
-        alignment_weight=method_config.alignment_weight,
-        smoothness_weight=method_config.smoothness_weight,
-        smooth_sign=1 if method_config.smoothness == "separate" else -1,
-    )
 
 
 def log_progress(step: int, steps: int, loss: float) -> None:

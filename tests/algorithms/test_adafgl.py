@@ -9,21 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.adafgl import messages
-from flower_fgl.algorithms.adafgl.messages import signed_messages, signed_products
-from flower_fgl.algorithms.adafgl.network import (
+from flower_fgl.algorithms import adafgl
+from flower_fgl.algorithms.adafgl import (
+    AdaFGLNet,
     Outputs,
     adafgl_loss,
-    build_network,
-    combine,
-)
-from flower_fgl.algorithms.adafgl.propagation import (
     alike_pairs,
+    combine,
     homophily_confidence,
     likeness,
     propagated,
     propagated_linear,
     propagation_matrix,
+    signed_messages,
+    signed_products,
 )
 from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import GraphInput
@@ -128,7 +127,7 @@ def test_signed_products_and_gradients_are_those_of_the_matrix(
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(messages, "BLOCK", block)  # 7: one row at a time
+    monkeypatch.setattr(adafgl, "BLOCK", block)  # 7: one row at a time
     unit = unit_rows(generator, 7).double().requires_grad_()
     e = torch.randn(7, 2, generator=generator).double().requires_grad_()
     alike = torch.zeros(7, 7, dtype=torch.bool)
@@ -209,7 +208,7 @@ def test_the_loss_and_the_mixture_by_hand() -> None:
 
 def test_every_head_has_a_gradient_and_the_extractor_none() -> None:
     torch.manual_seed(0)
-    network = build_network(
+    network = AdaFGLNet(
         AdaFGLSettings(width=6),
         model="gcn", num_features=3, num_classes=2, width=4, num_layers=2, dropout=0.0,
     )  # fmt: skip
@@ -231,7 +230,7 @@ def test_sparse_and_dense_features_give_the_same_predictions(
     generator: torch.Generator,
 ) -> None:
     torch.manual_seed(0)
-    network = build_network(
+    network = AdaFGLNet(
         AdaFGLSettings(width=6),
         model="gcn", num_features=40, num_classes=2, width=4, num_layers=2, dropout=0.0,
     ).eval()  # fmt: skip
@@ -244,7 +243,7 @@ def test_sparse_and_dense_features_give_the_same_predictions(
 
 def test_permuted_nodes_permute_the_predictions() -> None:
     torch.manual_seed(0)
-    network = build_network(
+    network = AdaFGLNet(
         AdaFGLSettings(),
         model="gcn", num_features=3, num_classes=2, width=4, num_layers=2, dropout=0.5,
     ).eval()  # fmt: skip

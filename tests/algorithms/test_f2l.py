@@ -10,7 +10,6 @@ from torch import Tensor
 
 from flower_fgl.algorithms.f2l import (
     Adaptation,
-    EpisodeWeights,
     adapt,
     attend,
     contrast,
@@ -18,6 +17,7 @@ from flower_fgl.algorithms.f2l import (
     masked_cross_entropy,
     teacher_divergence,
 )
+from flower_fgl.methods.f2l import F2LSettings
 
 WIDTH, CLASSES, ROWS = 4, 3, 7
 
@@ -155,9 +155,8 @@ def test_more_steps_fit_the_support_set_better(
     assert losses[-1] < 0.5 * losses[0]
 
 
-def weights(**changes: float) -> EpisodeWeights:
-    values = {"lr": 0.1, "tau": 0.5, "contrast": 0.1, "distillation": 0.1, **changes}
-    return EpisodeWeights(steps=2, **values)
+def weights(**changes: float) -> F2LSettings:
+    return F2LSettings(inner_steps=2, **changes)  # type: ignore[arg-type]
 
 
 def batch(episode: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -204,7 +203,7 @@ def test_a_batch_of_episodes_gives_the_losses_of_single_episodes(
     torch.testing.assert_close(together, torch.stack(slow))
 
 
-@pytest.mark.parametrize("term", ["contrast", "distillation"])
+@pytest.mark.parametrize("term", ["contrast_weight", "distillation_weight"])
 def test_contrast_and_distillation_add_their_weight_times_their_value(
     module: Adaptation,
     episode: dict[str, Tensor],
@@ -215,7 +214,9 @@ def test_contrast_and_distillation_add_their_weight_times_their_value(
     none, once, twice = (
         episode_losses(
             module,
-            weights(**{"contrast": 0.0, "distillation": 0.0, term: value}),
+            weights(
+                **{"contrast_weight": 0.0, "distillation_weight": 0.0, term: value}
+            ),
             **both,
         )
         for value in (0.0, 1.0, 2.0)
@@ -248,7 +249,9 @@ def test_gradients_flow_through_the_steps_of_adaptation(
             logits, both["labels"], both["is_query"], both["classes"]
         ).sum()
 
-    loss = episode_losses(module, weights(contrast=0.0, distillation=0.0), **both).sum()
+    loss = episode_losses(
+        module, weights(contrast_weight=0.0, distillation_weight=0.0), **both
+    ).sum()
     slopes = torch.autograd.grad(loss, parameters)
     step = 1e-3
     for at, slope in enumerate(slopes):

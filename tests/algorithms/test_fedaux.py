@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.algorithms.fedaux import (
-    build_network,
+    FedAuxNet,
     kernel_smooth,
     position_scores,
 )
@@ -90,7 +90,7 @@ def test_the_direction_has_a_gradient_unless_all_scores_are_equal() -> None:
 
 def test_the_number_of_parameters_and_permuted_nodes() -> None:
     sizes = {"num_features": 1433, "num_classes": 7, "width": 256, "num_layers": 2}
-    network = build_network(FedAuxSettings(), model="gcn", dropout=0.5, **sizes)  # type: ignore[arg-type]
+    network = FedAuxNet(FedAuxSettings(), model="gcn", dropout=0.5, **sizes)  # type: ignore[arg-type]
     assert num_parameters(network) == 436_743
     x, edges = (
         torch.randn(5, 1433),

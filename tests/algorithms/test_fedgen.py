@@ -17,7 +17,7 @@ from flower_fgl.algorithms.fedgen import (
     diversity_loss,
     ensemble_loss,
     generator_shapes,
-    latent_divergence,
+    mean_divergence,
 )
 from flower_fgl.client_apps.fedgen import FedGenClientApp
 from flower_fgl.client_apps.runtime.training import state_of
@@ -73,7 +73,7 @@ def test_the_diversity_loss_equals_the_sum_over_all_pairs() -> None:
 
 def test_the_divergence_by_hand() -> None:
     logits = torch.tensor([[0.0, 0.0]], requires_grad=True)
-    found = latent_divergence(logits, torch.tensor([[LN3, 0.0]]))
+    found = mean_divergence(logits, torch.tensor([[LN3, 0.0]]))
     expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     assert found.item() == pytest.approx(expected)
     found.backward()

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.algorithms.fediih import (
     FedIIHNet,
-    build_network,
     factor_similarity,
     jensen_shannon,
     route,
@@ -135,7 +134,7 @@ def test_another_second_factor_leaves_the_first_factors_mixtures_alone() -> None
 
 
 def test_the_number_of_parameters_on_cora() -> None:
-    network = build_network(
+    network = FedIIHNet(
         FedIIHSettings(), model="gcn", num_features=1433, num_classes=7, width=128,
         num_layers=4, dropout=0.3,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.adafgl.network import AdaFGLNet
+from flower_fgl.algorithms.adafgl import AdaFGLNet
 from flower_fgl.client_apps.adafgl import AdaFGLClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.protocols.fedavg import Weights

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp, open_networks
-from flower_fgl.client_apps.adpfedgnn_training import LocalTraining
+from flower_fgl.client_apps.adpfedgnn import (
+    ADPFedGNNClientApp,
+    LocalTraining,
+    open_networks,
+)
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData

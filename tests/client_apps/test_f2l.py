@@ -9,8 +9,12 @@ from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.f2l import AdaptedModel
-from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
-from flower_fgl.client_apps.f2l import F2LClientApp, F2LNetwork
+from flower_fgl.client_apps.f2l import (
+    F2LClientApp,
+    F2LNetwork,
+    draw_episodes,
+    ranks_in_class,
+)
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.methods import METHODS, parse_config

@@ -13,11 +13,11 @@ from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
 from flower_fgl.client_apps import fedlog
 from flower_fgl.client_apps.fedlog import (
     FedLogClientApp,
+    LocalLearner,
     initial_nodes,
     new_network,
     pretrain_encoder,
 )
-from flower_fgl.client_apps.fedlog_training import LocalLearner
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedpano.generator import NodeGenerator
-from flower_fgl.algorithms.fedpano.shared import SharedParts
-from flower_fgl.client_apps import fedpano_modules
-from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
-from flower_fgl.client_apps.fedpano_modules import assemble_modules, build_parts
-from flower_fgl.client_apps.fedpano_training import Trainer
+from flower_fgl.algorithms.fedpano import NodeGenerator, SharedParts
+from flower_fgl.client_apps.fedpano import training
+from flower_fgl.client_apps.fedpano.client_app import LOSSES, FedPANOClientApp
+from flower_fgl.client_apps.fedpano.training import (
+    Trainer,
+    assemble_modules,
+    build_parts,
+)
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
@@ -148,7 +150,7 @@ def test_training_reads_only_the_neighbourhood_of_the_training_nodes(
         terms = trainer.run(3)
         parts = trainer.parts
         found.append((terms, values(parts.shared), values(parts.own)))
-        monkeypatch.setattr(fedpano_modules, "receptive_field", lambda *_: None)
+        monkeypatch.setattr(training, "receptive_field", lambda *_: None)
     torch.testing.assert_close(*found)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
+from flower_fgl.algorithms.prototypes.attention import NeighbourScorer
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer
 from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
 from flower_fgl.client_apps.runtime.client import Client

@@ -12,12 +12,13 @@ from flower_fgl.client_apps.fedpub import (
     FedPubClientApp,
     mask_penalty,
     proxy_embedding,
-    proxy_input,
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import make_optimizer, state_of
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedpub import proxy_graph
 from tests.client_apps.runtime.test_client import client_of
 
 
@@ -115,7 +116,8 @@ def test_the_mask_is_kept_and_the_unmasked_weights_are_uploaded(client: Client) 
         assert not torch.equal(sent, start.state_dict()[name])
         assert not torch.equal(mask[name], torch.ones_like(mask[name]))
     model = fit.model.eval()
-    expected = model.embed(proxy_input(client)).mean(dim=0)
+    proxy = GraphInput(*proxy_graph(client.config.seed, client.data.graph.num_features))
+    expected = model.embed(proxy).mean(dim=0)
     torch.testing.assert_close(fit.upload.embedding, expected.detach())
 
 

@@ -14,14 +14,12 @@ from flower_fgl.client_apps import fedsageplus
 from flower_fgl.client_apps.fedsageplus import (
     FedSagePlusClientApp,
     feedback_on,
-    judge_generator,
-    open_generator,
-    train_generator,
-)
-from flower_fgl.client_apps.fedsageplus_graphs import (
     impaired_of,
+    judge_generator,
     keep_mended,
     mended_data,
+    open_generator,
+    train_generator,
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.targets import Target

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.opfgl.local_statistics import (
+from flower_fgl.algorithms.opfgl.labels import (
     adjacency_operator,
-    pseudo_input,
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.opfgl import (
@@ -167,7 +166,7 @@ def test_a_graph_without_edges_has_an_operator_of_zeros() -> None:
 
 
 def test_the_pseudo_graph_has_its_links_in_both_directions(graph: PseudoGraph) -> None:
-    inputs = pseudo_input(graph)
+    inputs = graph.as_input()
     assert inputs.edge_index.tolist() == [[0, 1], [1, 0]]
     assert inputs.edge_weight is not None
     torch.testing.assert_close(inputs.edge_weight, torch.full((2,), 0.3))
@@ -183,7 +182,7 @@ def test_stage_1_is_the_same_on_every_client_without_validation_nodes(
     )
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
-    inputs = pseudo_input(graph)
+    inputs = graph.as_input()
     assert first(inputs).argmax(dim=1).tolist() == [0, 1]
 
 

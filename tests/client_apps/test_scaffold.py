@@ -1,5 +1,3 @@
-"""Client halves of SCAFFOLD and FedDC: what a client stores and uploads."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -11,11 +9,37 @@ from torch import Tensor
 
 from flower_fgl.client_apps.feddc import FedDCClientApp
 from flower_fgl.client_apps.runtime.training import load_state, state_of
-from flower_fgl.client_apps.scaffold import ScaffoldClientApp
+from flower_fgl.client_apps.scaffold import ScaffoldClientApp, control_term, new_control
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.scaffold import ControlledWeights
 from tests.support.random_clients import random_client
+
+
+def test_the_gradient_of_the_term_is_the_correction() -> None:
+    y = [
+        torch.tensor([1.0, 2.0], requires_grad=True),
+        torch.ones(1, requires_grad=True),
+    ]
+    changes = [torch.tensor([0.5, -1.0]), torch.tensor([2.0])]
+    value = control_term(y, changes)
+    value.backward()
+    assert value.item() == pytest.approx(0.5 - 2.0 + 2.0)
+    for parameter, change in zip(y, changes, strict=True):
+        assert torch.equal(parameter.grad, change)  # type: ignore[arg-type]
+
+
+def test_the_new_control_is_the_mean_gradient_of_plain_steps() -> None:
+    # loss y²/2 from x = 1 with η = .1, c = .3, c_i = .2: steps of gradient y + .1
+    y, gradients = 1.0, []
+    for _ in range(3):
+        gradients.append(y)
+        y -= 0.1 * (y - 0.2 + 0.3)
+    own, common, x = (torch.tensor([v]) for v in (0.2, 0.3, 1.0))
+    found = new_control(own, common, x, torch.tensor([y]), steps=3, lr=0.1)
+    assert found.item() == pytest.approx(sum(gradients) / 3)
+    assert new_control(own, common, x, x, steps=0, lr=0.1) is own
+
 
 PLAIN: dict[str, Any] = {
     "optimizer": "sgd", "lr": 0.1, "weight-decay": 0.0, "dropout": 0.0,

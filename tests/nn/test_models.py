@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from flower_fgl.algorithms.fedpano.model import build_encoder
+from flower_fgl.algorithms.fedpano import build_encoder
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.nn import (

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
-from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
+from flower_fgl.algorithms.fedpano import PersonalNet, build_encoder
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
 from flower_fgl.client_apps.runtime.model_store import (
     copy_model_of_run,

@@ -22,6 +22,7 @@ from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.transforms.subgraph import induced_graph
 from flower_fgl.datasets.transforms.typed import agreed_graph
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.fedavg import FedAvg
 from tests.support.owners import run_owners
@@ -156,11 +157,10 @@ def described(graph: ClientGraph, align: str) -> Description:
     """Return what a client tells of its graph."""
     return describe(
         ClientData.build(graph, torch.device("cpu")),
+        replace(parse_config({"clients": 3}), schema_align=align),
         place=(0, 3),
         model="rgcn",
         name="owner",
-        share_class_counts=True,
-        schema_align=align,
     )
 
 

@@ -34,10 +34,10 @@ def strategy_of(*, server_steps: int, shares_counts: bool = True) -> FedGen:
         )
         clients[pid] = describe(
             client.data,
+            client.config,
             place=(pid, len(OWN)),
             model="gcn",
             name="",
-            share_class_counts=client.config.share_class_counts,
         )
     strategy = FedGen(client.config)
     strategy.federation = Federation(clients, {pid: 10 + pid for pid in clients})

@@ -9,8 +9,7 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.fedlog.matching import RandomNets
-from flower_fgl.client_apps.fedlog import FedLogClientApp
-from flower_fgl.client_apps.fedlog_training import LocalLearner
+from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner
 from flower_fgl.core.errors import RunError
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedlog import FedLogUpload, PromptUpload

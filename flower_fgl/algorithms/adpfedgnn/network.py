@@ -1,4 +1,4 @@
-"""ADPFedGNN's model: one backbone under a global and a local mask."""
+"""ADPFedGNN's model: one backbone under two masks, and the estimator of what they share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_fgl.algorithms.adpfedgnn.dqn import (
+from flower_fgl.algorithms.adpfedgnn.agent import (
     BRANCHES,
-    QNetwork,
-    keep_probabilities,
-    shuffled,
-)
-from flower_fgl.algorithms.adpfedgnn.mutual_information import MIEstimator
-from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
     Candidates,
     NeighbourLists,
+    QNetwork,
+    keep_probabilities,
     sample_neighbours,
+    shuffled,
 )
 from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
@@ -27,18 +24,84 @@ from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.layers import relu_dropout
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 
-if TYPE_CHECKING:
-    from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
-
 __all__ = [
     "MASKABLE_BACKBONES",
+    "MIEstimator",
     "MaskedBranch",
     "TwoBranchNet",
     "build_backbone",
     "build_network",
     "build_networks",
-    "two_branches",
+    "club_bound",
+    "residual_loss",
 ]
+
+
+class MIEstimator(nn.Module):
+    """Networks f_μ and f_σ that predict local features of width H from global features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = max(1, width // 2)
+        self.mean = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)
+        )
+        self.log_variance = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.Tanh()
+        )
+
+    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict μ and log σ² of the local features, both (B, H), ADPFedGNN Eq. (7).
+
+        From h^g (B, H), unit length; log σ² is within [−1, 1].
+        """
+        return self.mean(shared), self.log_variance(shared)
+
+
+def club_bound(
+    mean: Tensor, log_variance: Tensor, local: Tensor, *, norm: str = "mean"
+) -> Tensor:
+    """Bound the mutual information of global and local features, ADPFedGNN Eq. (6).
+
+    ``mean`` and ``log_variance`` (B, H) are μ and log σ² of each node, and ``local`` (B,
+    H) is h^l, unit length. ``norm`` is CLUB's estimate (``mean``), or the sums as printed
+    (``literal``). The bound is at least 0.
+
+    Notes
+    -----
+    1. The paper prints a sum over the terms of other nodes. This is B − 1 times too large
+       for a bound, and its scale depends on the batch. CLUB takes the mean over all
+       nodes, a factor ½, and the mean over the batch.
+    2. The estimate has no lower bound, so it would reward anti-correlated features
+       without limit. Therefore the result is clamped and features have unit length.
+    3. The mean over all nodes is μ² − 2μ E[h] + E[h²], without a matrix (B, B).
+    """
+    precision = (-log_variance).exp()
+    own = (mean - local).square()
+    others = mean.square() - 2 * mean * local.mean(0) + local.square().mean(0)
+    if norm == "literal":
+        # the sum over all nodes includes each node's own term, which Eq. (6) excludes
+        return ((len(local) * others - 2 * own) * precision).sum().clamp(min=0)
+    return (0.5 * (others - own) * precision).sum(dim=1).mean().clamp(min=0)
+
+
+def residual_loss(mean: Tensor, log_variance: Tensor, local: Tensor) -> Tensor:
+    """Return twice the negative log-likelihood of local features, ADPFedGNN Eq. (8).
+
+    Up to a constant; to be minimised. Arguments as in :func:`club_bound`, h^l detached.
+
+    Notes
+    -----
+    1. The paper prints it without log σ² and with the sign of a likelihood. Minimising
+       that increases the error, and maximising it sends σ² to infinity.
+    """
+    squares = (mean - local).square() * (-log_variance).exp()
+    return (squares + log_variance).sum(dim=1).mean()
+
+
+if TYPE_CHECKING:
+    from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
+
 
 MASKABLE_BACKBONES = ("gat", "graphsage")
 """Backbones of the paper."""
@@ -110,19 +173,12 @@ class TwoBranchNet(Backbone):
     Parameters
     ----------
     backbone, agent : Backbone, and QNetwork or None
-        θ, of :func:`build_backbone`, and the agent that selects neighbours; ``None``
-        keeps all.
-    beta : float in [0, 1]
-        Weight of the global branch's logits.
-    fanout : int
-        Maximum number of neighbours per node in a prediction of a whole graph.
-    is_greedy : bool
-        Whether predictions drop neighbours with a keep probability below ½. Otherwise
-        each neighbour is weighted by this probability, Eq. (2).
-    is_shuffled : bool
-        Whether neighbours are dropped at random, at the agent's rate.
+        θ, of :func:`build_backbone`, and the agent that selects neighbours; without one,
+        or if the settings have none, all are kept.
+    settings : ADPFedGNNSettings
+        β, ``eval_fanout``, ``eval_actions`` and ``selection``.
     seed : int
-        For predictions: seed of the neighbours beyond ``fanout`` and of the shuffling.
+        For predictions: seed of the neighbours beyond the fanout and of the shuffling.
     """
 
     global_mask: Tensor
@@ -132,18 +188,16 @@ class TwoBranchNet(Backbone):
         self,
         backbone: Backbone,
         agent: QNetwork | None,
+        settings: ADPFedGNNSettings,
         *,
-        beta: float,
-        fanout: int,
-        is_greedy: bool = False,
-        is_shuffled: bool = False,
         seed: int = 0,
     ) -> None:
         nn.Module.__init__(self)
         self.branch = MaskedBranch(backbone)
-        self.agent = agent
-        self.beta, self.fanout = beta, fanout
-        self.is_greedy, self.is_shuffled, self.seed = is_greedy, is_shuffled, seed
+        self.agent = agent if settings.has_agent else None
+        self.beta, self.fanout, self.seed = settings.beta, settings.eval_fanout, seed
+        self.is_greedy = settings.eval_actions == "greedy"
+        self.is_shuffled = settings.selection == "random-drop"
         self.shapes = state_shapes(backbone)
         size = len(self.weights())
         self.register_buffer("global_mask", torch.ones(size, dtype=torch.bool))
@@ -214,24 +268,6 @@ class TwoBranchNet(Backbone):
         return shuffled(chance, generator) if self.is_shuffled else chance
 
 
-def two_branches(
-    method_config: ADPFedGNNSettings,
-    backbone: Backbone,
-    agent: QNetwork | None,
-    seed: int,
-) -> TwoBranchNet:
-    """Build a client's network by the settings, which may ignore the agent."""
-    return TwoBranchNet(
-        backbone,
-        agent if method_config.has_agent else None,
-        beta=method_config.beta,
-        fanout=method_config.eval_fanout,
-        is_greedy=method_config.eval_actions == "greedy",
-        is_shuffled=method_config.selection == "random-drop",
-        seed=seed,
-    )
-
-
 def build_network(
     method_config: ADPFedGNNSettings, **sizes: Unpack[NetworkSizes]
 ) -> TwoBranchNet:
@@ -241,4 +277,4 @@ def build_network(
     """
     backbone = sized_backbone(sizes, readout=True, initialise=False)
     agent = QNetwork(sizes["num_features"], AGENT_WIDTH)
-    return two_branches(method_config, backbone, agent, seed=0)
+    return TwoBranchNet(backbone, agent, method_config)

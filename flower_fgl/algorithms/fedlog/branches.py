@@ -1,28 +1,144 @@
-"""Node classification by distances to prototypes, FedLoG Eqs. (2), (3), (6)-(10)."""
+"""Node classification by distances to prototypes, and its losses, FedLoG Eqs. (2)-(10)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
+from numpy.polynomial import chebyshev
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedlog.chebyshev import (
-    Points,
-    interpolate,
-    is_resolved,
-    place_points,
-)
+from flower_fgl.nn.sparse import apply_function
 
 __all__ = [
     "Branch",
     "PairLayer",
+    "Points",
+    "branch_loss",
     "class_means_of",
     "degree_weights",
     "distance_log_probs",
+    "interpolate",
+    "is_resolved",
     "mean_shift",
     "mix_log_probs",
+    "node_norm",
+    "place_points",
     "square_distances",
 ]
+
+
+class Points(NamedTuple):
+    """Chebyshev points of one interval per row, all constant.
+
+    ``at`` (n, K) are the points, where the caller evaluates its function; ``middle`` and
+    ``half`` (n, 1) the middle of each interval, and half its length, positive.
+    """
+
+    at: Tensor
+    middle: Tensor
+    half: Tensor
+
+
+def place_points(arguments: Tensor, count: int, *, least_half: float) -> Points:
+    """Place K Chebyshev points in the range of each row of arguments (n, P), P at least 1.
+
+    Intervals are at least twice as long as ``least_half``, around the middle of the
+    range. A slope is a difference of values over the interval's length, so in a short
+    interval it is mostly rounding error.
+    """
+    with torch.no_grad():
+        low, high = arguments.aminmax(dim=1, keepdim=True)
+        middle, half = (low + high) / 2, ((high - low) / 2).clamp(min=least_half)
+        nodes = torch.from_numpy(chebyshev.chebpts1(count)).to(arguments)
+        return Points(middle + half * nodes, middle, half)
+
+
+def interpolate(values: Tensor, arguments: Tensor, points: Points) -> Tensor:
+    """Interpolate each row's function from its values at Chebyshev points: (n, P).
+
+    Differentiable once in ``values`` (n, K) and ``arguments`` (n, P). The slope of the
+    interpolating polynomial is computed exactly. Points and bounds of the intervals are
+    constants: the function that they sample does not depend on them. Outside its
+    interval, if only by rounding, an argument is extrapolated, so that its slope is
+    right.
+
+    A function that is analytic in the ellipse with foci at the interval's ends and half
+    axes that add up to ρ half lengths has an error of the order ρ⁻ᴷ (Trefethen,
+    "Approximation Theory and Approximation Practice", Theorem 8.2).
+    """
+    return apply_function(_Interpolation, values, arguments, points)
+
+
+@torch.no_grad()
+def is_resolved(values: Tensor, tolerance: float) -> bool:
+    """Return whether K points suffice for values (n, K).
+
+    Then the last two coefficients are at most a share ``tolerance`` of the largest
+    coefficient of all rows. False if a value is not finite.
+    """
+    matrix, _ = _matrices(values.shape[1], values.dtype, values.device)
+    sizes = (values @ matrix.T).abs()
+    return bool(sizes[:, -2:].max() <= tolerance * sizes.max())  # NaN: False
+
+
+class _Interpolation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, arguments: Tensor, points: Points) -> Tensor:
+        matrix, derivative = _matrices(values.shape[1], values.dtype, values.device)
+        basis = _basis((arguments - points.middle) / points.half, values.shape[1])
+        coefficients = values @ matrix.T
+        if ctx.needs_input_grad[1]:
+            slopes = coefficients @ derivative.T / points.half
+            both = torch.stack([coefficients, slopes], dim=1)
+            out, slope = torch.bmm(both, basis).unbind(1)  # (n, 2, P)
+            ctx.save_for_backward(basis, slope)
+        else:
+            out = torch.bmm(coefficients[:, None], basis).squeeze(1)
+            ctx.save_for_backward(basis, None)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        basis, slope = ctx.saved_tensors
+        to_values = to_arguments = None
+        if ctx.needs_input_grad[0]:
+            matrix, _ = _matrices(basis.shape[1], basis.dtype, basis.device)
+            to_values = torch.bmm(basis, grad[..., None]).squeeze(2) @ matrix
+        if ctx.needs_input_grad[1]:
+            to_arguments = grad * slope
+        return to_values, to_arguments, None
+
+
+def _basis(u: Tensor, count: int) -> Tensor:
+    """Return T_0(u) … T_(K−1)(u) of each row: (n, K, P)."""
+    basis = u.new_empty((len(u), count, u.shape[1]))
+    basis[:, 0], basis[:, 1] = 1, u
+    twice = 2 * u
+    for k in range(2, count):
+        torch.mul(twice, basis[:, k - 1], out=basis[:, k])
+        basis[:, k] -= basis[:, k - 2]
+    return basis
+
+
+@lru_cache(maxsize=32)
+def _matrices(
+    count: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Map values at the K points to coefficients, and these to those of the slope."""
+    matrix = np.linalg.inv(chebyshev.chebvander(chebyshev.chebpts1(count), count - 1))
+    derivative = np.zeros((count, count))
+    derivative[:-1] = chebyshev.chebder(np.eye(count))
+    first, second = (
+        torch.from_numpy(m).to(device, dtype) for m in (matrix, derivative)
+    )
+    return first, second
+
 
 MESSAGE_START = 1e-3
 """Xavier gain of MLP_trans's last map, so that initial updates of nodes are small."""
@@ -218,3 +334,47 @@ class Branch(nn.Module):
             for layer in self.layers:
                 h = layer(h, neighbours, prototypes)
         return distance_log_probs(h, class_means_of(prototypes, num_classes))
+
+
+def branch_loss(
+    head: Tensor,
+    tail: Tensor,
+    alpha: Tensor,
+    labels: Tensor,
+    *,
+    is_mixture: bool = False,
+) -> Tensor:
+    """Return the classification loss of both branches, FedLoG L_cls, L_g.
+
+    ``mean_v [−α_v log p_H(y_v) − (1 − α_v) log p_T(y_v)]`` from ``head`` and ``tail`` (n,
+    C), log p_H and log p_T, ``alpha`` (n,), the weight of the head branch, and classes
+    ``labels`` (n,). If it ``is_mixture``, the logarithm of the mixture of Eq. (3), as
+    printed.
+
+    Notes
+    -----
+    1. The paper prints ``−log p(y_v)`` with p of Eq. (3), summed over nodes. The mean of
+       the branches' weighted losses is an upper bound. It gives each branch a gradient in
+       proportion to its weight, as in the published code.
+    """
+    if is_mixture:
+        return F.nll_loss(mix_log_probs(head, tail, alpha), labels)
+    first = F.nll_loss(head, labels, reduction="none")
+    second = F.nll_loss(tail, labels, reduction="none")
+    return (alpha * first + (1 - alpha) * second).mean()
+
+
+def node_norm(nodes: Sequence[Tensor], *, kind: Literal["fro", "sum"]) -> Tensor:
+    """Return the penalty on the norm of the learnable nodes, FedLoG L_norm.
+
+    Of X_k^H and X_k^T (C·s, d): half the Frobenius norm of each (``fro``), or the sum of
+    the norms of all rows (``sum``).
+
+    Notes
+    -----
+    1. The paper prints the sum, whose scale grows with C·s; the published code has half
+       the Frobenius norm.
+    """
+    if kind == "sum":
+        return torch.stack([x.norm(dim=1).sum() for x in nodes]).sum()
+    return torch.stack([0.5 * x.norm() for x in nodes]).sum()

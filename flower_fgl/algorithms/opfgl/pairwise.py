@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_fgl.nn.sparse import apply_function
 
-__all__ = ["pair_scores", "pair_similarity"]
+__all__ = ["pair_scores", "smoothness_loss"]
 
 BLOCK = 2**17
 """Numbers per block on a CPU: 512 kB of float32, so that three blocks fit a core's
@@ -53,14 +53,22 @@ def pair_scores(
     return apply_function(_PairScores, pool, left, right, weight, scale, shift, head)
 
 
-def pair_similarity(
-    x: Tensor, weight: Tensor, known: list[Tensor] | None = None
+def smoothness_loss(
+    x: Tensor, adjacency: Tensor, known: list[Tensor] | None = None
 ) -> Tensor:
-    """Return :func:`~flower_fgl.algorithms.opfgl.objective.smoothness_loss` of X' and A'.
+    """Average the similarity of connected nodes, O-pFGL Eq. (12); 0 without edges.
 
-    Differentiable in both.
+    ``Σ_ij A'_ij κ(x_i, x_j) / Σ_ij A'_ij``, ``κ = mean_dim exp(−(x_i − x_j)² / 2)``, of
+    X' (s, d) and A' (s, s), symmetric with a zero diagonal. ``known`` keeps κ of an X'
+    without gradient between calls; empty it when X' changes.
+
+    Notes
+    -----
+    1. The paper prints the squared norm in the exponent, which underflows for hundreds of
+       features; its published code takes the mean over dimensions, as here.
     """
-    return apply_function(_PairSimilarity, x, weight, [] if known is None else known)
+    known = [] if known is None else known
+    return apply_function(_PairSimilarity, x, adjacency, known)
 
 
 class _PairScores(torch.autograd.Function):

@@ -1,39 +1,190 @@
-"""Pseudo-graph that the server generates from class statistics, O-pFGL Eqs. (10)-(13).
+"""Pseudo-graph that the server generates from class statistics, O-pFGL Eqs. (5), (10)-(13).
 
-The generator follows Xiao et al., "Simple graph condensation", ECML-PKDD 2024.
+The generator and its losses follow Xiao et al., "Simple graph condensation", ECML-PKDD
+2024.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.opfgl.class_statistics import check_statistics
-from flower_fgl.algorithms.opfgl.objective import (
-    ClassTargets,
-    alignment_loss,
-    link_weights,
-    propagated,
-    smoothness_loss,
-)
-from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores
+from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores, smoothness_loss
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import seeded
+from flower_fgl.methods.opfgl import OPFGLSettings
+from flower_fgl.nn import GraphInput
 from flower_fgl.nn.optimizers import Adam
+from flower_fgl.nn.sparse import apply_function, index_sum
 
 __all__ = [
-    "GeneratorSettings",
+    "ClassTargets",
     "LinkPredictor",
     "PseudoGraph",
     "PseudoGraphGenerator",
+    "alignment_loss",
     "generate",
+    "link_weights",
+    "propagated",
     "pseudo_counts",
 ]
+
+FLAT = 1e-12
+"""Least variance of a class's pseudo-nodes in the loss."""
+
+
+def link_weights(
+    scores: Tensor, *, threshold: float = 0.01, is_hard: bool = False
+) -> Tensor:
+    """Turn scores into an adjacency matrix (s, s), O-pFGL Eq. (10).
+
+    ``A_ij = σ(z_ij)`` where it is at least δ = ``threshold`` and i ≠ j, else 0; z are
+    ``scores`` (s, s), symmetric. If it ``is_hard``, kept edges have weight 1, with the
+    gradient of σ(z).
+
+    Notes
+    -----
+    1. Eq. (10) prints the indicator, which has no gradient. By default the weight itself
+       is kept, as in the published code.
+    """
+    weight = torch.sigmoid(scores)
+    weight = (weight + weight.T) / 2  # a vectorised σ may differ in the last bit
+    kept = (weight.detach() >= threshold).to(weight.dtype).fill_diagonal_(0)
+    weight = weight * kept
+    return weight + (kept - weight).detach() if is_hard else weight
+
+
+def propagated(x: Tensor, adjacency: Tensor, depth: int) -> Tensor:
+    """Concatenate propagated features of a dense weighted graph, O-pFGL Eq. (5).
+
+    From X' (s, d) and A' (s, s), symmetric and not negative, normalised here as A' + I:
+    (s, (h + 1)·d) for h = ``depth``, differentiable once in both.
+    """
+    return apply_function(_Propagation, x, adjacency, depth)
+
+
+class _Propagation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adjacency: Tensor, depth: int) -> Tensor:
+        inverse = (adjacency.sum(dim=1) + 1).rsqrt()
+        normalised = adjacency * inverse * inverse[:, None]
+        normalised.diagonal().add_(inverse.square())
+        out = x.new_empty((len(x), (depth + 1) * x.shape[1]))
+        hops = out.view(len(x), depth + 1, -1).unbind(1)
+        hops[0].copy_(x)
+        for before, after in pairwise(hops):
+            torch.mm(normalised, before, out=after)
+        ctx.save_for_backward(out, normalised, inverse)
+        ctx.depth = depth
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, normalised, inverse = ctx.saved_tensors
+        hops, grads = (t.view(len(t), ctx.depth + 1, -1).unbind(1) for t in (out, grad))
+        to_hop, to_adjacency = grads[-1], None
+        to_normalised = torch.zeros_like(normalised)
+        for h in range(ctx.depth, 0, -1):
+            if ctx.needs_input_grad[1]:
+                to_normalised.addmm_(to_hop, hops[h - 1].T)
+            to_hop = torch.addmm(grads[h - 1], normalised, to_hop)  # symmetric
+        if ctx.needs_input_grad[1]:
+            # Ã_ij = r_i r_j (A + I)_ij with r = (row sum of A + I)^(−1/2)
+            both = to_normalised * normalised
+            of_degree = (both.sum(dim=0) + both.sum(dim=1)) * inverse.square() / -2
+            to_adjacency = to_normalised * inverse * inverse[:, None]
+            to_adjacency += of_degree[:, None]
+        return to_hop, to_adjacency, None
+
+
+class ClassTargets(NamedTuple):
+    """Targets of the statistics of a pseudo-graph's classes, constant.
+
+    ``mean`` and ``deviation`` (C, D) are μ and the square root of s², ``labels`` (s,) are
+    Y'. ``mixing`` (C, s) averages the pseudo-nodes of each class, and ``share`` (C,) is λ,
+    0 for a class without any. ``several`` (C, 1) is 1 / (n − 1) for a class with n > 1 of
+    them, else 0; ``None`` if there is no such class.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    labels: Tensor
+    mixing: Tensor
+    share: Tensor
+    several: Tensor | None
+
+    @classmethod
+    def of(
+        cls, labels: Tensor, mean: Tensor, deviation: Tensor, counts: Tensor
+    ) -> ClassTargets:
+        """Prepare targets from Y' (s,), μ, √s² (C, D) and N, ``counts`` (C,)."""
+        number = torch.bincount(labels, minlength=len(counts))
+        share = counts / counts.sum().clamp(min=1) * (number > 0)
+        mixing = F.one_hot(labels, len(counts)).T / number.clamp(min=1)[:, None]
+        several = number > 1
+        freedom = several / (number - 1).clamp(min=1)
+        return cls(
+            mean,
+            deviation,
+            labels,
+            mixing.to(mean),
+            share.to(mean),
+            freedom.to(mean)[:, None] if bool(several.any()) else None,
+        )
+
+
+def alignment_loss(x: Tensor, targets: ClassTargets) -> Tensor:
+    """Measure the distance of class statistics to their targets, O-pFGL Eq. (11).
+
+    ``Σ_c λ_c [MSE(μ'^c, μ^c) + MSE(std'^c, std^c)]``, ``λ_c = N^c / ΣN``, of propagated
+    features (s, D) of the pseudo-graph; differentiable once.
+
+    Notes
+    -----
+    1. The paper prints squared differences of variances. Its published code compares
+       standard deviations, averaged over dimensions, as here.
+    2. A class with one pseudo-node has no standard deviation: that term is omitted.
+    """
+    return apply_function(_Alignment, x, targets)
+
+
+class _Alignment(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, targets: ClassTargets) -> Tensor:
+        factor = (targets.share / x.shape[1])[:, None]
+        centre = targets.mixing @ x
+        difference = centre - targets.mean
+        slope = difference * factor  # half of the derivative by the means
+        loss = (difference * slope).sum()
+        to_x = targets.mixing.T @ slope
+        if targets.several is not None:
+            # their sum over a class is 0: the means have no further derivative
+            deviation = x - centre.index_select(0, targets.labels)
+            squares = index_sum(deviation.square(), targets.labels, len(centre))
+            variance = squares * targets.several
+            spread = variance.clamp(min=FLAT).sqrt()
+            difference = spread - targets.deviation
+            beyond = difference * factor * (targets.several > 0)
+            loss = loss + (difference * beyond).sum()
+            # the derivative of a root at 0 would be infinite
+            beyond = beyond * (variance > FLAT) / spread * targets.several
+            to_x += deviation * beyond.index_select(0, targets.labels)
+        ctx.save_for_backward(to_x)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return 2 * grad * ctx.saved_tensors[0], None
+
 
 FEW_NODES = 16
 """Pseudo-nodes up to which the link predictor computes all pairs at once, by autograd."""
@@ -57,27 +208,11 @@ class PseudoGraph:
     labels: Tensor
     adjacency: Tensor
 
-
-@dataclass(frozen=True)
-class GeneratorSettings:
-    """Hyper-parameters of the generator, O-pFGL Sec. V-A and its published commands.
-
-    T_c is ``steps``; ``lr_features`` and ``lr_links`` are Adam's learning rates for X'
-    and for g_θ, whose width is ``hidden_channels``. Edges below δ = ``threshold`` are
-    omitted; if it ``is_hard``, kept edges have weight 1, with the gradient of their
-    weight. ``alignment_weight`` and ``smoothness_weight`` are factors of the two losses,
-    and ``smooth_sign`` is +1 as in the paper and its code, −1 as in graph condensation.
-    """
-
-    steps: int = 3000
-    lr_features: float = 5e-3
-    lr_links: float = 1e-3
-    hidden_channels: int = 128
-    threshold: float = 0.01
-    is_hard: bool = False
-    alignment_weight: float = 10.0
-    smoothness_weight: float = 0.1
-    smooth_sign: Literal[1, -1] = 1
+    def as_input(self) -> GraphInput:
+        """Return it as the input of backbones, with edges in both directions."""
+        row, column = self.adjacency.nonzero(as_tuple=True)
+        weight = self.adjacency[row, column]
+        return GraphInput(self.features, torch.stack([row, column]), weight)
 
 
 class LinkPredictor(nn.Module):
@@ -157,8 +292,8 @@ class PseudoGraphGenerator:
         N, 0 omits a class, and the number of its pseudo-nodes, see :func:`pseudo_counts`.
     num_features, depth : int
         d and h.
-    settings : GeneratorSettings
-        Hyper-parameters.
+    settings : OPFGLSettings
+        Hyper-parameters. Those of the method.
     generator : torch.Generator
         Draws X' ~ N(0, 1) and the initial weights of g_θ.
 
@@ -178,7 +313,7 @@ class PseudoGraphGenerator:
         *,
         num_features: int,
         depth: int,
-        settings: GeneratorSettings,
+        settings: OPFGLSettings,
         generator: torch.Generator,
     ) -> None:
         check_statistics(mean, variance, counts)
@@ -210,7 +345,7 @@ class PseudoGraphGenerator:
         start = torch.randn(shape, generator=generator).to(mean)
         self.features = nn.Parameter(start)
         with seeded(int(torch.randint(2**62, (), generator=generator))):
-            links = LinkPredictor(num_features, settings.hidden_channels)
+            links = LinkPredictor(num_features, settings.link_channels)
         self.links = links.to(mean)
         self._similarity: list[Tensor] = []
         self._for_links, self._for_features = (
@@ -224,10 +359,7 @@ class PseudoGraphGenerator:
     def adjacency(self) -> Tensor:
         """Return A', of shape (s, s), see :func:`link_weights`."""
         scores = self.links(self.features)
-        options = self.settings
-        return link_weights(
-            scores, threshold=options.threshold, is_hard=options.is_hard
-        )
+        return link_weights(scores, is_hard=self.settings.links == "hard")
 
     def step(self, number: int) -> tuple[Tensor, Tensor]:
         """Take one step: of g_θ if ``number``, of previous steps, mod 50 < 10, else of X'.
@@ -246,7 +378,7 @@ class PseudoGraphGenerator:
         if not is_link_step:
             self._similarity.clear()
         options = self.settings
-        signed = options.smooth_sign * options.smoothness_weight * smooth
+        signed = _smooth_sign(options) * options.smoothness_weight * smooth
         (options.alignment_weight * align + signed).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return align.detach(), smooth.detach()
@@ -259,9 +391,14 @@ class PseudoGraphGenerator:
         )
 
 
+def _smooth_sign(settings: OPFGLSettings) -> int:
+    """Return +1 as in the paper and its code, −1 as in graph condensation."""
+    return 1 if settings.smoothness == "separate" else -1
+
+
 def generate(
     *statistics: Tensor,
-    settings: GeneratorSettings,
+    settings: OPFGLSettings,
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[PseudoGraph, Tensor]:
@@ -272,13 +409,15 @@ def generate(
     smoothness before each step, without weights: (steps, 2).
     """
     trainer = PseudoGraphGenerator(*statistics, settings=settings, **options)
-    losses = trainer.features.new_zeros((settings.steps, 2), requires_grad=False)
-    for number in range(settings.steps):
+    losses = trainer.features.new_zeros((settings.server_steps, 2), requires_grad=False)
+    for number in range(settings.server_steps):
         align, smooth = trainer.step(number)
         losses[number, 0], losses[number, 1] = align, smooth
         done = number + 1
-        if progress is not None and (done % PERIOD == 0 or done == settings.steps):
+        if progress is not None and (
+            done % PERIOD == 0 or done == settings.server_steps
+        ):
             value = settings.alignment_weight * align
-            value += settings.smooth_sign * settings.smoothness_weight * smooth
-            progress(done, settings.steps, float(value))
+            value += _smooth_sign(settings) * settings.smoothness_weight * smooth
+            progress(done, settings.server_steps, float(value))
     return trainer.result(), losses

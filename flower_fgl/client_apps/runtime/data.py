@@ -1,8 +1,9 @@
-"""A client's graph as tensors on its device, and functions that open it."""
+"""A client's graph as tensors on its device, opened by a node config; names and floors."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -13,23 +14,44 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from flwr.app import Context
+from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError, RunError
+from flower_fgl.core.node_settings import NodeSettings
+from flower_fgl.core.options import Scalar
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.transforms.normalize_features import order_columns
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.relations import Relations
-from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement
+from flower_fgl.protocols.describe import (
+    AGREEMENT,
+    MAX_TEXT,
+    UNNUMBERED,
+    ClassAgreement,
+)
 
-__all__ = ["ClientData", "file_stamps", "node_place", "open_client_data"]
+__all__ = [
+    "ClientData",
+    "agreed_place",
+    "broken_by_data",
+    "client_label",
+    "file_stamps",
+    "memo_bytes",
+    "models_folder",
+    "node_place",
+    "open_client_data",
+    "owner_key",
+    "owner_name",
+    "read_agreement",
+]
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +100,12 @@ class ClientData:
             features = 12 * g.x.values().numel() if is_sparse else 4 * g.x.numel()
             size += 24 * g.edge_index.numel() + 2 * features
         return size
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory with cached operators and memo, in bytes."""
+        memo, fields = memo_bytes(self.memo), memo_bytes(self.training.fields)
+        return self.graph_bytes + memo + fields
 
     @classmethod
     def build(
@@ -130,6 +158,17 @@ class ClientData:
                 for masks, m in zip(self.columns, more, strict=True)
             ],
         )
+
+
+def memo_bytes(value: Any) -> int:
+    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(memo_bytes, value))
+    return int(getattr(value, "num_bytes", 0))
 
 
 def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
@@ -279,3 +318,99 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
             "Partitions are numbered from 0."
         )
     return out[0], out[1]
+
+
+def read_agreement(message: Message) -> ClassAgreement | None:
+    """Return the agreement with the data owners, if the message holds one."""
+    if AGREEMENT not in message.content:
+        return None
+    return ClassAgreement.from_record(message.content)
+
+
+def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
+    """Return a client's partition-id and the number of partitions: agreed, or its node's.
+
+    They are -1 and 0 for a data owner that the server has not numbered yet.
+    """
+    # a node with a partition of a dataset has its number from its own node config
+    if agreement is not None and "graph" in context.node_config:
+        return agreement.partition_id, agreement.num_partitions
+    return node_place(context.node_config)
+
+
+def owner_name(node: Mapping[str, Scalar]) -> str:
+    """Return a data owner's name: ``name`` of the node config, else that of ``graph``.
+
+    The name of a file is used without its ending. It is empty for a partition of a
+    dataset. Characters that the server refuses, such as line breaks, are escaped.
+    """
+    path = Path(str(node.get("graph", "")))
+    name = path.stem if path.suffix == ".npz" else path.name
+    return clip(node.get("name", name), MAX_TEXT)
+
+
+def owner_key(node: Mapping[str, Scalar]) -> str:
+    """Return a name for a node's files that follows from its graph and nothing else.
+
+    Two graphs never have the same key, whatever their owners are named.
+    """
+    about = f"partition {node.get('partition-id')} of {node.get('num-partitions')}"
+    if "graph" in node:
+        about = os.path.realpath(os.path.expanduser(str(node["graph"])))
+    return hashlib.sha256(about.encode()).hexdigest()[:16]
+
+
+def models_folder(node: Mapping[str, Scalar]) -> Path | None:
+    """Return the folder of a node's models, ``None`` if it stores none.
+
+    It is ``model-dir``, by default ``models`` for a data owner and none for a partition.
+    """
+    folder = node.get("model-dir", "models" if "graph" in node else "")
+    return Path(str(folder)).expanduser() if folder else None
+
+
+def client_label(node: Mapping[str, Scalar]) -> str:
+    """Return a data owner's name, or the number of a partition, for messages."""
+    return owner_name(node) or f"client {node.get('partition-id', '(no number)')}"
+
+
+def broken_by_data(
+    node: NodeSettings, config: RunConfig, data: ClientData
+) -> list[str]:
+    """Return a phrase, without numbers of the graph, for each floor that a run breaks."""
+    found = []
+    if data.graph.replaces_split and node.own_split:
+        # the default of a set of graphs is a split by identifiers
+        is_set = config.classifies_graphs
+        remedy = (
+            "set split = public in the run" if is_set else "leave split out of the run"
+        )
+        found.append(
+            f"split = {config.split}, but the split in its graph file counts: {remedy}, or "
+            "the data owner sets own-split = false"
+        )
+    if int(data.training.index.numel()) < node.min_train_nodes:
+        found.append(
+            f"too few training items here: its node config demands min-train-nodes = "
+            f"{node.min_train_nodes}"
+        )
+    name, least = config.positive_class, config.min_class_count
+    if node.hides_numbers:
+        # else the server could choose the run's number, and the refusals would count
+        least = node.min_class_count
+    if node.graph and name and least > 1 and fewest_members(data, name) < least:
+        found.append(
+            f"positive-class = {name}, of which a set of this node has fewer than "
+            f"min-class-count = {least} items"
+        )
+    return found
+
+
+def fewest_members(data: ClientData, name: str) -> int:
+    """Return the fewest items of a class in a non-empty set; 0 if the graph lacks it."""
+    if name not in data.graph.class_names or data.graph.graph.targets is not None:
+        return 0
+    number, sets = data.graph.class_names.index(name), [data.training.labels]
+    for _, y, masks in zip(data.inputs, data.labels, data.columns, strict=True):
+        sets += [y[mask & (y >= 0)] for mask in masks.values()]
+    return min((int((y == number).sum()) for y in sets if len(y)), default=0)

@@ -1,81 +1,35 @@
-"""A client's description: all that it reports to the server about its graph."""
+"""A client's description, all that it reports about its graph, and checks of its node."""
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import RecordDict
 
-from flower_fgl.client_apps.runtime.data import ClientData, node_place
+from flower_fgl.client_apps.runtime.data import ClientData, models_folder, node_place
+from flower_fgl.client_apps.runtime.secure_aggregation import check_identity
 from flower_fgl.core.agreement import hash_names, whole_recipe
-from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.atomic import make_private_folder
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.protocols.describe import (
-    AGREEMENT,
     HASHED,
     MAX_TEXT,
     PRIVATE,
-    ClassAgreement,
     Description,
     Rejection,
 )
 
-__all__ = [
-    "agreed_place",
-    "check_description",
-    "client_label",
-    "describe",
-    "enough",
-    "owner_key",
-    "owner_name",
-    "read_agreement",
-    "to_reply",
-]
+__all__ = ["check_description", "check_node", "describe", "enough", "to_reply"]
 
-
-def read_agreement(message: Message) -> ClassAgreement | None:
-    """Return the agreement with the data owners, if the message holds one."""
-    if AGREEMENT not in message.content:
-        return None
-    return ClassAgreement.from_record(message.content)
-
-
-def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
-    """Return a client's partition-id and the number of partitions: agreed, or its node's.
-
-    They are -1 and 0 for a data owner that the server has not numbered yet.
-    """
-    # a node with a partition of a dataset has its number from its own node config
-    if agreement is not None and "graph" in context.node_config:
-        return agreement.partition_id, agreement.num_partitions
-    return node_place(context.node_config)
-
-
-def owner_name(node: Mapping[str, Scalar]) -> str:
-    """Return a data owner's name: ``name`` of the node config, else that of ``graph``.
-
-    The name of a file is used without its ending. It is empty for a partition of a
-    dataset. Characters that the server refuses, such as line breaks, are escaped.
-    """
-    path = Path(str(node.get("graph", "")))
-    name = path.stem if path.suffix == ".npz" else path.name
-    return clip(node.get("name", name), MAX_TEXT)
-
-
-def owner_key(node: Mapping[str, Scalar]) -> str:
-    """Return a name for a node's files that follows from its graph and nothing else.
-
-    Two graphs never have the same key, whatever their owners are named.
-    """
-    about = f"partition {node.get('partition-id')} of {node.get('num-partitions')}"
-    if "graph" in node:
-        about = os.path.realpath(os.path.expanduser(str(node["graph"])))
-    return hashlib.sha256(about.encode()).hexdigest()[:16]
+log = logging.getLogger(__name__)
 
 
 def check_description(description: Description) -> None:
@@ -95,11 +49,6 @@ def to_reply(description: Description) -> RecordDict:
     return description.to_record()
 
 
-def client_label(node: Mapping[str, Scalar]) -> str:
-    """Return a data owner's name, or the number of a partition, for messages."""
-    return owner_name(node) or f"client {node.get('partition-id', '(no number)')}"
-
-
 def enough(counts: tuple[int, ...], least: int) -> tuple[int, ...]:
     """Return class counts, 0 for counts below ``min-class-count``."""
     return tuple(count if count >= least else 0 for count in counts)
@@ -107,37 +56,34 @@ def enough(counts: tuple[int, ...], least: int) -> tuple[int, ...]:
 
 def describe(
     data: ClientData,
+    config: RunConfig,
     *,
     place: tuple[int, int],
     model: str,
     name: str,
-    share_class_counts: bool,
-    share_feature_names: bool = False,
-    min_class_count: int = 1,
-    counts_entries: bool = False,
-    schema_align: str = "same",
     public_key: bytes = b"",
     about: str = "",
 ) -> Description:
-    """Describe a client's graph by counts that may leave the client.
+    """Describe a client's graph by counts that the settings let leave the client.
 
     ``place`` is -1 and 0 if the server assigns the partition-id; ``model`` is empty if it
-    depends on that. Without ``share_feature_names`` only a hash of the names is included.
-    Classes with fewer than ``min_class_count`` training nodes are reported as 0. With
-    ``counts_entries`` the number of known training labels or numbers is included. Peers
+    depends on that. Without ``share-feature-names`` only a hash of the names is included.
+    Classes with fewer training nodes than ``min-class-count`` are reported as 0. Peers
     encrypt shares of secure aggregation for this client with its ``public_key``. ``about``
     are the owner's words on its data.
     """
     graph = data.graph
-    is_counted = share_class_counts and graph.graph.targets is None  # one class each
+    is_counted = (
+        config.share_class_counts and graph.graph.targets is None
+    )  # one class each
     counts = tuple(graph.class_counts("train").tolist()) if is_counted else ()
-    counts = enough(counts, min_class_count)
+    counts = enough(counts, config.min_class_count)
     names = graph.feature_names
-    is_joint = graph.schema is None or schema_align == "same"
+    is_joint = graph.schema is None or config.schema_align == "same"
     names = names if is_joint else ()
     schema, type_features = "", tuple[str, ...]()
     if graph.schema is not None:
-        schema, type_features = _told_schema(graph, schema_align)
+        schema, type_features = _told_schema(graph, config.schema_align)
     return Description(
         partition_id=place[0],
         num_partitions=place[1],
@@ -154,10 +100,10 @@ def describe(
         public_key=public_key,
         name=name,
         scale=graph.scale,
-        feature_names=names if share_feature_names else (),
+        feature_names=names if config.share_feature_names else (),
         features_sha256=hash_names(names),
         num_edge_features=graph.num_edge_features,
-        num_entries=data.num_entries if counts_entries else 0,
+        num_entries=data.num_entries if config.weight_by == "entries" else 0,
         prepared=whole_recipe(graph.prepared) if is_joint else "",
         target_kind=graph.target.kind,
         target_units=graph.target.units,
@@ -181,3 +127,38 @@ def _told_schema(graph: ClientGraph, align: str) -> tuple[str, tuple[str, ...]]:
         return f"{HASHED}{graph.schema.hashed().to_text()}", ()
     told = told_parts(graph, align)
     return told.schema.to_text(), told.features
+
+
+def check_node(
+    node: Mapping[str, Scalar], config: RunConfig, *, creates: bool = True
+) -> None:
+    """Raise the RunError with which a node refuses its own node config.
+
+    The graph is not read here. Missing folders, and the key of the identity, are created
+    if ``creates``.
+    """
+    settings = parse_node_config(node)
+    node_place(node)
+    models = models_folder(node)
+    if models is not None:
+        _require_writable(models, "model-dir", creates=creates)
+    if settings.state_dir:
+        _require_writable(Path(settings.state_dir), "state-dir", creates=creates)
+    if config.secure_aggregation:
+        check_identity(node, creates=creates)
+
+
+def _require_writable(folder: Path, key: str, *, creates: bool) -> None:
+    """Raise an error if a folder cannot be created or written to."""
+    try:
+        if creates:
+            make_private_folder(folder)
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        if not (place.is_dir() and os.access(place, os.W_OK)):
+            raise PermissionError
+    except OSError:
+        log.error("The folder %s of %s cannot be written.", folder.absolute(), key)
+        raise RunError(
+            f"its {key} is not writable. Set {key} in its node config to a writable "
+            "folder."
+        ) from None

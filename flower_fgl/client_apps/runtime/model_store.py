@@ -18,7 +18,7 @@ from typing import Any
 from flwr.app import Context
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.describe import owner_key, owner_name
+from flower_fgl.client_apps.runtime.data import models_folder, owner_key, owner_name
 from flower_fgl.core.agreement import hash_names, whole_recipe
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
@@ -34,27 +34,17 @@ from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.writer import replace_file
 
-__all__ = ["copy_model_of_run", "model_folder", "models_folder", "save_best_model"]
+__all__ = ["copy_model_of_run", "model_folder", "save_best_model"]
 
 log = logging.getLogger(__name__)
 FLOWER = logging.getLogger("flwr")
 """Flower's logger, whose records of level INFO are in the SuperNode's log."""
-DEFAULT = "models"
 CLIENT_MODELS = "clients"
 """Folder of a simulation's run folder in which it keeps the clients' models."""
 LONGEST_NAME = 40
 """Characters of an owner's name in a folder name, which has at most 255 bytes."""
 CARD_FILE = "model.json"
 """File with the model's description, beside the model."""
-
-
-def models_folder(node: Mapping[str, Scalar]) -> Path | None:
-    """Return the folder of a node's models, ``None`` if it stores none.
-
-    It is ``model-dir``, by default ``models`` for a data owner and none for a partition.
-    """
-    folder = node.get("model-dir", DEFAULT if "graph" in node else "")
-    return Path(str(folder)).expanduser() if folder else None
 
 
 def save_best_model(

@@ -1,4 +1,4 @@
-"""What a node keeps on disk for all runs: its number of replies, and its secure sums."""
+"""What a node keeps on disk for all runs: replies, secure sums, and its first split."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from filelock import FileLock
 
 from flower_fgl.core.atomic import make_private_folder, write_file
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 
-__all__ = ["OwnerFile", "ReleaseLedger", "SumLedger"]
+__all__ = ["OwnerFile", "ReleaseLedger", "SplitRecord", "SumLedger"]
 
 
 @dataclass(frozen=True)
@@ -128,3 +129,56 @@ class SumLedger(OwnerFile):
                 "the history of its secure sums in its state-dir cannot be used. The data "
                 "owner must restore or delete the file sums-*.json there."
             ) from error
+
+
+@dataclass(frozen=True)
+class SplitRecord(OwnerFile):
+    """File with the settings from which the split of an owner's first run was drawn.
+
+    Two splits that differ by one item give away what that item adds to an upload.
+    ``label`` is the name of the node, for errors; ``drawn`` are the settings, by name,
+    from which the run draws the split.
+    """
+
+    label: str
+    drawn: tuple[tuple[str, Scalar], ...]
+    kind = "split"
+
+    def require(self) -> None:
+        """Raise a RunError if the first run had another split, or the file is damaged."""
+        try:
+            first = self.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (OSError, ValueError):
+            first = None
+        if not isinstance(first, dict):
+            raise RunError(
+                f"{self.label} refuses the run: the record of its split, {self.path.name} "
+                "in its state-dir, is damaged. The data owner must restore or delete it."
+            )
+        if first != dict(self.drawn):
+            raise RunError(
+                f"{self.label} refuses the run: it draws the split from "
+                f"{_text(dict(self.drawn))}, the owner's first run drew it from "
+                f"{_text(first)}. Use these settings. For another split the data owner "
+                f"deletes {self.path.name} in its state-dir."
+            )
+
+    def keep(self) -> None:
+        """Store the settings of the first run on disk; compare those of a later one."""
+        try:
+            with self.locked():
+                self.require()
+                if not self.path.exists():
+                    self.write(dict(self.drawn))
+        except OSError as error:
+            raise RunError(
+                f"{self.label} refuses the run: the record of its split cannot be written "
+                f"to its state-dir: {error.strerror}."
+            ) from error
+
+
+def _text(drawn: dict[str, Scalar]) -> str:
+    """Write settings for a message."""
+    return ", ".join(f"{key} = {value}" for key, value in drawn.items())

@@ -12,7 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
+from flower_fgl.client_apps.runtime.data import agreed_place, read_agreement
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.core.errors import PayloadError, RunError

@@ -22,25 +22,26 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import (
     ClientData,
+    agreed_place,
+    broken_by_data,
+    client_label,
     file_stamps,
     node_place,
     open_client_data,
-)
-from flower_fgl.client_apps.runtime.data_floors import SplitRecord, broken_by_data
-from flower_fgl.client_apps.runtime.describe import (
-    agreed_place,
-    client_label,
     owner_key,
     read_agreement,
 )
 from flower_fgl.client_apps.runtime.model_store import copy_model_of_run
-from flower_fgl.client_apps.runtime.releases import ReleaseLedger, SumLedger
-from flower_fgl.client_apps.runtime.reply_metrics import limited
+from flower_fgl.client_apps.runtime.protection import limited
+from flower_fgl.client_apps.runtime.releases import (
+    ReleaseLedger,
+    SplitRecord,
+    SumLedger,
+)
 from flower_fgl.client_apps.runtime.state import (
     ClientState,
     ContextStates,
@@ -64,9 +65,7 @@ __all__ = [
     "DataCache",
     "Session",
     "choose_device",
-    "data_bytes",
     "keep_freed_memory",
-    "memo_bytes",
 ]
 
 CACHE_BYTES = 2 << 30
@@ -123,25 +122,9 @@ class DataCache:
 
     def _measure(self, key: tuple[Any, ...]) -> None:
         """Estimate a graph's memory."""
-        size = data_bytes(self._entries[key])
+        size = self._entries[key].num_bytes
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
-
-
-def data_bytes(data: ClientData) -> int:
-    """Estimate the memory of features, edges, cached operators and memo, in bytes."""
-    return data.graph_bytes + memo_bytes(data.memo) + memo_bytes(data.training.fields)
-
-
-def memo_bytes(value: Any) -> int:
-    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return sum(map(memo_bytes, value))
-    return int(getattr(value, "num_bytes", 0))
 
 
 DESCRIBES = f"{MessageType.QUERY}.{DESCRIBE}"

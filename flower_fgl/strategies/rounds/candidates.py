@@ -149,20 +149,9 @@ class Candidates:
         }
         self._leave_out(other_kind)
         self._leave_out(_too_many_classes(self.described))
-        noun = Target(due, ()).noun
-        self._leave_out_odd(
-            lambda owners: odd_spellings(
-                {label: d.class_names for label, d in owners.items()}, noun=noun
-            ),
-            f"spell a {noun} differently from others",
-        )
-        if due != CLASSES:
-            self._leave_out_odd(
-                lambda owners: agree_targets({n: d.target for n, d in owners.items()})[
-                    1
-                ],
-                "measure a target in another unit than others",
-            )
+        self._leave_out(_odd_spellings(self.described))
+        if self.config.predicts != CLASSES:
+            self._leave_out(_other_units(self.described))
         for out in self.rejected:
             log.warning("Data owner %s does not take part: %s", out.name, out.reason)
         self._require_enough("data owners")
@@ -281,25 +270,6 @@ class Candidates:
         left = self.described.items()
         self.described = {n: d for n, d in left if n not in reasons}
 
-    def _leave_out_odd(
-        self, find: Callable[[Mapping[str, Description]], Mapping[str, str]], what: str
-    ) -> None:
-        """Leave out owners that are odd, with reasons; RunError if they are half of all."""
-        nodes = {node_label(node, d): node for node, d in self.described.items()}
-        odd = (
-            find({n: self.described[node] for n, node in nodes.items()})
-            if nodes
-            else {}
-        )
-        if odd and 2 * len(odd) >= len(nodes):
-            text = " ".join(
-                f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS]
-            )
-            raise RunError(
-                f"{len(odd)} of {len(nodes)} data owners {what}, without a majority. {text}"
-            )
-        self._leave_out({nodes[name]: reason for name, reason in odd.items()})
-
     def _require_enough(self, what: str) -> None:
         """Raise an error if fewer nodes can take part than the settings ask for."""
         least, key = max(
@@ -334,6 +304,38 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
             "most. Correct the labels of its graph."
         )
     return reasons
+
+
+def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out that spell a name differently from most."""
+    if not described:
+        return {}
+    noun = next(iter(described.values())).target.noun
+    names = {node_label(node, d): d.class_names for node, d in described.items()}
+    odd = odd_spellings(names, noun=noun)
+    return _unless_many(described, odd, f"spell a {noun} differently from others")
+
+
+def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out that measure a number in another unit than most."""
+    if not described:
+        return {}
+    targets = {node_label(node, d): d.target for node, d in described.items()}
+    _, odd = agree_targets(targets)
+    return _unless_many(described, odd, "measure a target in another unit than others")
+
+
+def _unless_many(
+    described: Mapping[int, Description], odd: Mapping[str, str], what: str
+) -> dict[int, str]:
+    """Return the reasons against odd owners by node; a RunError if they are half of all."""
+    if odd and 2 * len(odd) >= len(described):
+        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
+        raise RunError(
+            f"{len(odd)} of {len(described)} data owners {what}, without a majority. {text}"
+        )
+    nodes = {node_label(node, d): node for node, d in described.items()}
+    return {nodes[name]: reason for name, reason in odd.items()}
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -31,7 +31,7 @@ from flower_fgl.runs.writer import RunWriter
 from flower_fgl.strategies.rounds.loop_state import LoopState, note_replies
 from flower_fgl.strategies.rounds.round_log import Expected, Failure
 
-__all__ = ["SILENT", "Exchange", "Messenger", "Upload"]
+__all__ = ["SILENT", "Exchange", "KeyStore", "Messenger", "Upload"]
 __all__ += ["dead_worker", "pull", "send_receive"]
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,13 @@ Content = TypeVar("Content")
 Read = TypeVar("Read")
 
 
+class KeyStore(Protocol):
+    """Secure aggregation, as far as a reconnecting client needs it."""
+
+    def renew(self, partition_id: int, public_key: bytes) -> None:
+        """Store the new key of a client that reconnected."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """A checked upload of one client, and its weight by the setting ``weight-by``."""
@@ -110,6 +117,7 @@ class Messenger:
         self.config = config
         self.loop = loop
         self.recorder = recorder
+        self.secure: KeyStore | None = None
         self.spreads: Sequence[float] = ()
         self._met: set[int] = set()
 

@@ -25,7 +25,6 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     match_known_client,
     without_own_name,
 )
-from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
 __all__ = ["LateJoiners", "admit_new_client"]
 
@@ -156,11 +155,7 @@ class LateJoiners:
     """New nodes that sent no description."""
 
     def poll(
-        self,
-        messenger: Messenger,
-        secure: SecureExchanges | None,
-        present: Collection[int],
-        server_round: int,
+        self, messenger: Messenger, present: Collection[int], server_round: int
     ) -> None:
         """Reconnect, admit or reject the new ones of the connected nodes before a round.
 
@@ -192,9 +187,7 @@ class LateJoiners:
             elif pid in failed or loop.federation.nodes[pid] not in present:
                 del self.waiting[node]
                 self.refused.add(loop.federation.nodes[pid])
-                _reconnect(messenger, pid, node)
-                if secure is not None:
-                    secure.renew(pid, description.public_key)
+                _reconnect(messenger, pid, node, description)
 
     def _consider(
         self,
@@ -243,11 +236,15 @@ def _admit(
         log.warning("Client %s has no training nodes and is only evaluated.", pid)
 
 
-def _reconnect(messenger: Messenger, partition_id: int, node: int) -> None:
+def _reconnect(
+    messenger: Messenger, partition_id: int, node: int, description: Description
+) -> None:
     """Give a client its new node id, after its SuperNode was restarted."""
     loop = messenger.loop
     nodes = {**loop.federation.nodes, partition_id: node}
     loop.federation = replace(loop.federation, nodes=nodes)
     loop.trained.pop(partition_id, None)  # its state may be lost
     loop.silent.pop(partition_id, None)
+    if messenger.secure is not None:
+        messenger.secure.renew(partition_id, description.public_key)
     log.warning("Client %s reconnected as node %s.", partition_id, node)

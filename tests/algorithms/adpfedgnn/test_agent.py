@@ -1,21 +1,292 @@
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
 
 from flower_fgl.algorithms.adpfedgnn import agent as agent_module
-from flower_fgl.algorithms.adpfedgnn import dqn
-from flower_fgl.algorithms.adpfedgnn.agent import NeighbourAgent
-from flower_fgl.algorithms.adpfedgnn.dqn import (
+from flower_fgl.algorithms.adpfedgnn.agent import (
+    Block,
+    Candidates,
+    NeighbourAgent,
+    NeighbourLists,
     QNetwork,
+    ReplayBuffer,
     RunningDeviation,
+    Steps,
+    feature_table,
     keep_probabilities,
+    next_candidates,
+    reward,
+    sample_block,
+    sample_neighbours,
+    shuffled,
+    td_loss,
 )
-from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import Block, Candidates
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
+from flower_fgl.nn.sparse import csr_matrix
+
+NODES = 60
+
+
+@pytest.fixture
+def edge_index(generator: torch.Generator) -> Tensor:
+    """A random graph: the first node is linked to all others, the last to none."""
+    upper = torch.rand(NODES, NODES, generator=generator).triu(1) > 0.85
+    upper[0, 1:] = True
+    upper[:, -1] = False
+    return (upper | upper.T).nonzero().T.contiguous()
+
+
+def neighbours_of(edge_index: Tensor) -> list[set[int]]:
+    found: list[set[int]] = [set() for _ in range(NODES)]
+    for source, target in edge_index.T.tolist():
+        found[target].add(source)
+    return found
+
+
+def test_lists_hold_the_neighbours_of_every_node(edge_index: Tensor) -> None:
+    lists = NeighbourLists.of(edge_index, NODES)
+    assert lists.num_nodes == NODES
+    for node, expected in enumerate(neighbours_of(edge_index)):
+        held = lists.neighbour[lists.start[node] : lists.start[node + 1]]
+        assert sorted(held.tolist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10, 1000])
+def test_every_node_gets_different_neighbours_up_to_the_limit(
+    edge_index: Tensor, limit: int, generator: torch.Generator
+) -> None:
+    lists = NeighbourLists.of(edge_index, NODES)
+    nodes = torch.tensor([5, 0, NODES - 1, 7])
+    target, neighbour = sample_neighbours(lists, nodes, limit, generator)
+    assert torch.equal(target, target.sort().values)
+    expected = neighbours_of(edge_index)
+    for place, node in enumerate(nodes.tolist()):
+        mine = neighbour[target == place].tolist()
+        assert len(mine) == len(set(mine)) == min(limit, len(expected[node]))
+        assert set(mine) <= expected[node]
+
+
+def test_every_set_of_neighbours_is_equally_likely(
+    generator: torch.Generator,
+) -> None:
+    star = torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]])
+    lists = NeighbourLists.of(star, 5)
+    draws = 6000
+    _, neighbour = sample_neighbours(
+        lists, torch.zeros(draws, dtype=torch.int64), 2, generator
+    )
+    counts = Counter(frozenset(pair) for pair in neighbour.view(draws, 2).tolist())
+    assert len(counts) == 6
+    # a binomial count of mean 1000 has standard deviation 29
+    assert all(abs(count - 1000) < 150 for count in counts.values())
+
+
+def test_a_block_lists_each_node_once_and_the_batch_first(
+    edge_index: Tensor, generator: torch.Generator
+) -> None:
+    lists = NeighbourLists.of(edge_index, NODES)
+    batch = torch.tensor([9, 3, NODES - 1])
+    block = sample_block(lists, batch, limit=4, num_layers=2, generator=generator)
+    assert torch.equal(block.nodes[:3], batch)
+    assert len(block.nodes.unique()) == len(block.nodes)
+    expected = neighbours_of(edge_index)
+    first, last = block.layers
+    assert set(last.target.tolist()) == {0, 1}  # the third has no neighbours
+    for layer in block.layers:
+        for target, neighbour in zip(*(t.tolist() for t in layer), strict=True):
+            node = int(block.nodes[target])
+            assert int(block.nodes[neighbour]) in expected[node]
+    # the first layer computes the batch and the neighbours in the last layer
+    asked = {0, 1, 2, *last.neighbour.tolist()}
+    assert set(first.target.tolist()) == asked - {2}
+
+
+def test_a_block_over_all_neighbours_draws_nothing_at_random(
+    edge_index: Tensor,
+) -> None:
+    lists = NeighbourLists.of(edge_index, NODES)
+    blocks = [
+        sample_block(
+            lists,
+            torch.arange(5),
+            limit=NODES,
+            num_layers=2,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for seed in (1, 2)
+    ]
+    assert torch.equal(blocks[0].nodes, blocks[1].nodes)
+    assert torch.equal(blocks[0].layers[0].neighbour, blocks[1].layers[0].neighbour)
+
+
+def test_a_block_of_a_graph_without_edges_is_the_batch(
+    generator: torch.Generator,
+) -> None:
+    lists = NeighbourLists.of(torch.empty(2, 0, dtype=torch.int64), 4)
+    block = sample_block(
+        lists, torch.tensor([2, 1]), limit=3, num_layers=2, generator=generator
+    )
+    assert block.nodes.tolist() == [2, 1]
+    assert all(len(layer.target) == 0 for layer in block.layers)
+
+
+N, D = 12, 5
+NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
+
+
+@pytest.fixture(params=["strided", "sparse"])
+def graph(request: pytest.FixtureRequest, generator: torch.Generator) -> GraphInput:
+    x = torch.randn(N, D, generator=generator)
+    if request.param == "sparse":
+        row, column = torch.ones(N, D).nonzero().T
+        x = csr_matrix(row, column, x.flatten(), (N, D))
+    return GraphInput(x, NO_EDGES)
+
+
+def dense(graph: GraphInput) -> Tensor:
+    return graph.x.to_dense() if graph.x.layout == torch.sparse_csr else graph.x
+
+
+def values_by_concatenation(
+    agent: QNetwork, x: Tensor, v: Tensor, u: Tensor, b: Tensor
+) -> Tensor:
+    """Q of the states [x_v ; x_u ; b], concatenated as printed."""
+    state = torch.cat([x[v], x[u], b], dim=1)
+    assert state.shape[1] == 2 * D + 1
+    return agent.rest(agent.first(state))
+
+
+def test_the_factored_first_layer_is_that_of_the_whole_state(
+    graph: GraphInput, generator: torch.Generator
+) -> None:
+    agent = QNetwork(D, 16)
+    v, u = torch.randint(N, (2, 30), generator=generator)
+    b = torch.randint(2, (30, 1), generator=generator).float()
+    of_target, of_neighbour = agent.project(graph)
+    found = agent(of_target[v], of_neighbour[u], b)
+    assert found.shape == (30, 2)
+    torch.testing.assert_close(
+        found, values_by_concatenation(agent, dense(graph), v, u, b)
+    )
+
+
+def test_neighbours_are_kept_with_the_softmax_of_the_values(
+    graph: GraphInput, generator: torch.Generator
+) -> None:
+    agent = QNetwork(D, 16)
+    with torch.no_grad():
+        agent.first.weight[:, -1] += 3.0  # branches differ
+        agent.rest[-1].weight *= 4
+    v, u = torch.randint(N, (2, 30), generator=generator)
+    found = keep_probabilities(agent, graph, Candidates(v, u))
+    assert not found.requires_grad
+    for branch in (0, 1):
+        b = torch.full((30, 1), float(branch))
+        values = values_by_concatenation(agent, dense(graph), v, u, b).detach()
+        torch.testing.assert_close(found[branch], values.softmax(dim=1)[:, 1])
+
+
+def test_shuffling_permutes_the_entries_of_each_row(
+    generator: torch.Generator,
+) -> None:
+    rows = torch.arange(200.0).view(2, 100)
+    found = shuffled(rows, generator)
+    assert torch.equal(found.sort(dim=1).values, rows)
+    assert not torch.equal(found, rows)
+    assert not torch.equal(found[0] + 100, found[1])
+
+
+def test_a_loss_below_the_earlier_ones_is_rewarded() -> None:
+    assert reward(0.8, [0.9, 1.1], scale=1.0) == pytest.approx(0.2)
+    assert reward(1.2, [0.9, 1.1], scale=1.0) == pytest.approx(-0.2)
+    assert reward(0.8, [1.0], scale=1.0, is_literal=True) == pytest.approx(-0.2)
+    assert reward(0.8, [1.0], scale=0.5) == pytest.approx(0.1)
+
+
+def test_the_reward_is_zero_at_first_and_never_beyond_one() -> None:
+    assert reward(5.0, [], scale=1.0) == 0
+    assert reward(0.0, [9.0], scale=1.0) == 1
+    assert reward(9.0, [0.0], scale=1.0) == -1
+
+
+def test_the_next_state_is_the_next_candidate_of_the_same_target() -> None:
+    pairs = Candidates(torch.tensor([0, 0, 0, 2, 3, 3]), torch.arange(10, 16))
+    assert next_candidates(pairs).tolist() == [11, 12, -1, -1, 15, -1]
+    nothing = Candidates(torch.arange(0), torch.arange(0))
+    assert next_candidates(nothing).numel() == 0
+
+
+def steps_of(*neighbours: int) -> Steps:
+    count = len(neighbours)
+    column = torch.tensor(neighbours)
+    zeros = torch.zeros(count, dtype=torch.int64)
+    return Steps(column, column, column, zeros, zeros, column.float())
+
+
+def test_the_buffer_is_a_ring(generator: torch.Generator) -> None:
+    buffer = ReplayBuffer(4)
+    buffer.push(steps_of(1, 2, 3), generator)
+    assert len(buffer) == 3
+    buffer.push(steps_of(4, 5), generator)
+    assert len(buffer) == 4
+    assert sorted(buffer.steps.target.tolist()) == [2, 3, 4, 5]  # 1 was the oldest
+    other = ReplayBuffer(4)
+    other.load({name: t.clone() for name, t in buffer.tensors().items()})
+    other.push(steps_of(6), generator)
+    assert sorted(other.steps.target.tolist()) == [3, 4, 5, 6]
+    assert set(other.draw(50, generator).target.tolist()) == {3, 4, 5, 6}
+
+
+def test_a_random_subset_is_kept_if_steps_exceed_the_capacity(
+    generator: torch.Generator,
+) -> None:
+    buffer = ReplayBuffer(4)
+    buffer.push(steps_of(*range(100)), generator)
+    kept = buffer.steps.target.tolist()
+    assert len(set(kept)) == len(buffer) == 4
+    assert kept != [96, 97, 98, 99]
+    assert buffer.steps.reward.tolist() == [float(k) for k in kept]
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.9])
+def test_the_loss_of_the_agent_equals_a_loop(
+    graph: GraphInput, discount: float, generator: torch.Generator
+) -> None:
+    agent, frozen = QNetwork(D, 16), QNetwork(D, 16)
+    count = 20
+    v, u, ahead = torch.randint(N, (3, count), generator=generator)
+    ahead[::3] = -1
+    b, a = torch.randint(2, (2, count), generator=generator)
+    r = 4 * torch.randn(count, generator=generator)
+    losses = []
+    for i in range(count):
+        one = v[i : i + 1], u[i : i + 1], b[i : i + 1, None].float()
+        value = values_by_concatenation(agent, dense(graph), *one)[0, a[i]]
+        goal = r[i]
+        if ahead[i] >= 0:
+            following = one[0], ahead[i : i + 1], one[2]
+            best = values_by_concatenation(frozen, dense(graph), *following).max()
+            goal = goal + discount * best.detach()
+        losses.append(F.huber_loss(value, goal))
+    loss = td_loss(agent, frozen, graph, Steps(v, u, ahead, b, a, r), discount=discount)
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+    loss.backward()
+    assert float(agent.first.weight.grad.abs().sum()) > 0
+    assert all(p.grad is None for p in frozen.parameters())
+
+
+def test_a_table_holds_the_features_of_its_nodes(graph: GraphInput) -> None:
+    table = feature_table(graph, torch.tensor([4, 1]))
+    torch.testing.assert_close(dense(table), dense(graph)[[4, 1]])
+    assert table.edge_index.shape == (2, 0)
+
 
 GRAPH = GraphInput(torch.eye(3), torch.tensor([[1, 2], [0, 0]]))
 BLOCK = Block(
@@ -156,11 +427,11 @@ def test_rewards_are_learnt_from_in_units_of_their_deviation(
 ) -> None:
     seen: list[torch.Tensor] = []
 
-    def td_loss(*given: Any, **options: Any) -> torch.Tensor:
+    def recorded(*given: Any, **options: Any) -> torch.Tensor:
         seen.append(given[3].reward)
-        return dqn.td_loss(*given, **options)
+        return td_loss(*given, **options)
 
-    monkeypatch.setattr(agent_module, "td_loss", td_loss)
+    monkeypatch.setattr(agent_module, "td_loss", recorded)
     agent = agent_of(reward_norm=reward_norm)
     draws = torch.randn(200, generator=torch.Generator().manual_seed(0)) * 0.01 + 1
     for task in draws.tolist():

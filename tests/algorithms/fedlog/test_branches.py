@@ -7,14 +7,15 @@ from torch import Tensor
 from flower_fgl.algorithms.fedlog.branches import (
     Branch,
     PairLayer,
+    branch_loss,
     class_means_of,
     degree_weights,
     distance_log_probs,
     mean_shift,
     mix_log_probs,
+    node_norm,
     square_distances,
 )
-from flower_fgl.algorithms.fedlog.losses import branch_loss, node_norm
 
 E, C, S, N = 6, 3, 2, 5
 

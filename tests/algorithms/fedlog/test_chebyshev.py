@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.fedlog import branches
-from flower_fgl.algorithms.fedlog.branches import Branch, PairLayer
-from flower_fgl.algorithms.fedlog.chebyshev import (
+from flower_fgl.algorithms.fedlog.branches import (
+    Branch,
+    PairLayer,
     interpolate,
     is_resolved,
     place_points,

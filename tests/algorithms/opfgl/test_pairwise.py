@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.algorithms.opfgl import pairwise
-from flower_fgl.algorithms.opfgl.pairwise import pair_scores, pair_similarity
+from flower_fgl.algorithms.opfgl.pairwise import pair_scores, smoothness_loss
 
 S, H, W, D = 5, 4, 3, 6
 
@@ -92,7 +92,7 @@ def test_scores_give_the_same_gradients_for_a_subset_of_inputs(
 def test_similarity_and_its_gradients_are_those_of_a_slow_loop(
     graph: tuple[Tensor, Tensor],
 ) -> None:
-    got, want = pair_similarity(*graph), slow_similarity(*graph)
+    got, want = smoothness_loss(*graph), slow_similarity(*graph)
     torch.testing.assert_close(got, want)
     mine, theirs = torch.autograd.grad(got, graph), torch.autograd.grad(want, graph)
     torch.testing.assert_close(mine[0], theirs[0])
@@ -102,7 +102,7 @@ def test_similarity_and_its_gradients_are_those_of_a_slow_loop(
 
 def test_a_graph_without_edges_has_no_similarity(graph: tuple[Tensor, Tensor]) -> None:
     x, weight = graph[0], torch.zeros(S, S, dtype=torch.float64, requires_grad=True)
-    value = pair_similarity(x, weight)
+    value = smoothness_loss(x, weight)
     assert float(value.detach()) == 0
     assert all(not g.any() for g in torch.autograd.grad(value, (x, weight)))
 

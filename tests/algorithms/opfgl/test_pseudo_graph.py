@@ -9,25 +9,23 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.opfgl import pairwise
-from flower_fgl.algorithms.opfgl.objective import (
-    ClassTargets,
-    alignment_loss,
-    link_weights,
-    propagated,
-    smoothness_loss,
-)
+from flower_fgl.algorithms.opfgl.pairwise import smoothness_loss
 from flower_fgl.algorithms.opfgl.pseudo_graph import (
-    GeneratorSettings,
+    ClassTargets,
     LinkPredictor,
     PseudoGraphGenerator,
+    alignment_loss,
     generate,
+    link_weights,
+    propagated,
     pseudo_counts,
 )
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.opfgl import OPFGLSettings
 
 C, D = 3, 5
 COUNTS = torch.tensor([40, 10, 50])
-QUICK = GeneratorSettings(steps=60, lr_features=0.05, lr_links=0.01, hidden_channels=8)
+QUICK = OPFGLSettings(server_steps=60, lr_features=0.05, lr_links=0.01, link_channels=8)
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def target(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def make(
     target: tuple[Tensor, Tensor],
     num_nodes: list[int],
-    settings: GeneratorSettings = QUICK,
+    settings: OPFGLSettings = QUICK,
     counts: Tensor = COUNTS,
 ) -> PseudoGraphGenerator:
     return PseudoGraphGenerator(
@@ -212,10 +210,11 @@ def slow_objective(
 
 
 @pytest.mark.parametrize("number", [0, 10])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_step_descends_the_whole_loss(target, number: int, sign: int) -> None:
+@pytest.mark.parametrize("kind", ["separate", "attract"])
+def test_a_step_descends_the_whole_loss(target, number: int, kind: str) -> None:
+    sign = 1 if kind == "separate" else -1
     options = replace(QUICK, alignment_weight=3.0, smoothness_weight=2.0)
-    trainer = make(target, [2, 1, 2], replace(options, smooth_sign=sign))
+    trainer = make(target, [2, 1, 2], replace(options, smoothness=kind))
     with torch.no_grad():
         for value in trainer.links.parameters():
             value.normal_(generator=torch.Generator().manual_seed(1))
@@ -271,7 +270,7 @@ def test_the_first_ten_of_fifty_steps_train_the_links_alone(target, number):
 
 def make_with_one(loss, target, nodes):
     weights = {"alignment_weight": 0.0, "smoothness_weight": 0.0, f"{loss}_weight": 1.0}
-    return make(target, nodes, GeneratorSettings(hidden_channels=8, **weights))
+    return make(target, nodes, OPFGLSettings(link_channels=8, **weights))
 
 
 @pytest.mark.parametrize("loss", ["alignment", "smoothness"])
@@ -310,8 +309,8 @@ def test_the_gradient_of_the_features_goes_through_the_adjacency(target):
 @pytest.mark.thorough
 def test_the_generated_graph_is_well_formed_and_fits_its_target(target):
     calls: list[tuple[int, int, float]] = []
-    settings = GeneratorSettings(
-        steps=400, lr_features=0.05, lr_links=0.01, hidden_channels=8
+    settings = OPFGLSettings(
+        server_steps=400, lr_features=0.05, lr_links=0.01, link_channels=8
     )
     graph, losses = generate(
         *target, COUNTS, torch.tensor([4, 2, 5]), num_features=D, depth=1,
@@ -323,7 +322,7 @@ def test_the_generated_graph_is_well_formed_and_fits_its_target(target):
     a = graph.adjacency
     assert torch.equal(a, a.T)
     assert not a.diagonal().any()
-    assert ((a == 0) | (a >= settings.threshold)).all()
+    assert ((a == 0) | (a >= 0.01)).all()
     assert (a <= 1).all()
     assert not any(t.requires_grad for t in (graph.features, a, losses))
     assert losses.shape == (400, 2)
@@ -352,7 +351,7 @@ def test_a_class_that_no_client_has_is_omitted(target):
 
 
 def test_a_pseudo_graph_of_one_node_is_that_node(target):
-    settings = GeneratorSettings(steps=400, lr_features=0.05, hidden_channels=8)
+    settings = OPFGLSettings(server_steps=400, lr_features=0.05, link_channels=8)
     mean = target[0][:, :D].repeat(1, 2)  # without neighbours both hops are the node
     counts = torch.tensor([0, 12, 0])
     graph, losses = generate(
@@ -366,10 +365,10 @@ def test_a_pseudo_graph_of_one_node_is_that_node(target):
 
 
 def test_the_sign_of_the_smoothness_turns_its_gradient(target):
-    base = {"hidden_channels": 8, "alignment_weight": 0.0, "smoothness_weight": 1.0}
+    base = {"link_channels": 8, "alignment_weight": 0.0, "smoothness_weight": 1.0}
     apart, together = (
-        make(target, [2, 2, 2], GeneratorSettings(smooth_sign=s, **base))
-        for s in (1, -1)
+        make(target, [2, 2, 2], OPFGLSettings(smoothness=s, **base))
+        for s in ("separate", "attract")
     )
     for trainer in (apart, together):
         trainer.step(10)
@@ -408,7 +407,8 @@ def grown(target, device="cpu"):
     found = generate(
         mean.to(device), variance.to(device), COUNTS.to(device),
         torch.tensor([6, 2, 4], device=device), num_features=D, depth=1,
-        settings=replace(QUICK, steps=20), generator=torch.Generator().manual_seed(3),
+        settings=replace(QUICK, server_steps=20),
+        generator=torch.Generator().manual_seed(3),
     )  # fmt: skip
     graph, losses = found
     return [t.cpu() for t in (graph.features, graph.adjacency, losses)]
@@ -431,7 +431,7 @@ def test_a_gpu_gives_the_same_graph(target):
 def test_no_steps_give_the_initial_graph(target):
     graph, losses = generate(
         *target, COUNTS, torch.tensor([1, 1, 1]), num_features=D, depth=1,
-        settings=GeneratorSettings(steps=0, hidden_channels=8),
+        settings=OPFGLSettings(server_steps=0, link_channels=8),
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert losses.shape == (0, 2)

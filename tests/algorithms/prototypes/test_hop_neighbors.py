@@ -7,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_fgl.algorithms.prototypes import two_steps
-from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs, annotate, select_pairs
-from flower_fgl.algorithms.prototypes.rings import ring_pairs
+from flower_fgl.algorithms.prototypes.hop_neighbors import (
+    Pairs,
+    annotate,
+    ring_pairs,
+    select_pairs,
+)
 
 
 def as_set(pairs: Pairs) -> set[tuple[int, int]]:

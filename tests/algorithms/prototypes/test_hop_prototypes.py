@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes import attention, hop_prototypes, mlp_attention
+from flower_fgl.algorithms.prototypes import attention, hop_prototypes
 from flower_fgl.algorithms.prototypes.attention import (
     AdditiveScorer,
+    NeighbourScorer,
     Scorer,
     UnitRows,
     deviations_from_uniform,
@@ -17,6 +18,7 @@ from flower_fgl.algorithms.prototypes.attention import (
 )
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
     Pairs,
+    ring_pairs,
     select_pairs,
 )
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
@@ -26,8 +28,6 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import (
     node_distance,
     prototype_distance,
 )
-from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
-from flower_fgl.algorithms.prototypes.rings import ring_pairs
 
 N, C, P, L = 24, 3, 5, 2
 
@@ -125,7 +125,7 @@ def test_attention_has_the_gradient_of_the_slow_loop(
     monkeypatch: pytest.MonkeyPatch,
     block: int,
 ) -> None:
-    monkeypatch.setattr(mlp_attention, "BLOCK", block)
+    monkeypatch.setattr(attention, "BLOCK", block)
     hops = chosen(graph, annotation)
     average = HopAverage(hops, annotation, C)
     factor = torch.linspace(-1, 1, C * (L + 1) * P).view(C, L + 1, P)

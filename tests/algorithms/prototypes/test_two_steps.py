@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes import hop_neighbors, two_steps
-from flower_fgl.algorithms.prototypes.hop_neighbors import select_pairs
-from flower_fgl.algorithms.prototypes.rings import ring_pairs
+from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs, select_pairs
 from tests.algorithms.prototypes.test_hop_neighbors import both_ways
 
 # node 0 has the neighbours 1, 2 and 3. Three walks reach node 4, one walk each of the
@@ -201,7 +200,7 @@ def test_nodes_without_walks_draw_nothing(
 STAR = """
 import resource, torch
 from flower_fgl.algorithms.prototypes.hop_neighbors import select_pairs
-from flower_fgl.algorithms.prototypes.rings import ring_pairs
+from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs
 from flower_fgl.algorithms.prototypes import two_steps
 
 def megabytes():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.fedhgn import alignment
+from flower_fgl.client_apps.fedhgn import alignment
 from flower_fgl.core.errors import RunError
 from flower_fgl.strategies.fedhgn import FedHGN
 

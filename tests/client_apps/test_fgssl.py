@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fgssl import (
+from flower_fgl.algorithms.fedgen import mean_divergence
+from flower_fgl.client_apps.fgssl import (
     edge_differences,
     mask_columns,
     node_contrast,
     random_view,
 )
-from flower_fgl.client_apps.distillation import distillation
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.sparse import csr_matrix
 
@@ -68,7 +68,7 @@ def test_both_losses_have_a_gradient() -> None:
             loss = node_contrast(z, received, labels, tau=0.1)
         else:
             own, other = (edge_differences(h, PAIRS) for h in (z, received))
-            loss = distillation(own, other, tau=0.1)
+            loss = mean_divergence(own, other, tau=0.1)
         loss.backward()
         assert z.grad is not None
         assert bool(z.grad.isfinite().all())
@@ -79,11 +79,11 @@ def test_edges_that_are_alike_cost_nothing() -> None:
     h = torch.tensor([[0.0, 1.0], [0.3, 1.0], [0.3, 0.5]])
     found = edge_differences(h, PAIRS)
     torch.testing.assert_close(found, torch.tensor([[0.3, 0.0], [0.0, 0.5]]))
-    assert distillation(found, found, tau=0.1).item() == pytest.approx(0, abs=1e-6)
+    assert mean_divergence(found, found, tau=0.1).item() == pytest.approx(0, abs=1e-6)
     # softmaxes of (1, 0) and (0, 1): KL = (e − 1)/(e + 1)
     one, other = torch.tensor([[0.1, 0.0]]), torch.tensor([[0.0, 0.1]])
     value = (math.e - 1) / (math.e + 1)
-    assert distillation(one, other, tau=0.1).item() == pytest.approx(value, rel=1e-5)
+    assert mean_divergence(one, other, tau=0.1).item() == pytest.approx(value, rel=1e-5)
 
 
 def test_masked_columns_of_both_layouts() -> None:

@@ -1,23 +1,108 @@
-"""Generator of synthetic node representations, FedPANO Sec. 3.2.1."""
+"""What FedPANO computes: a personal model, a generator of nodes, and what is shared.
+
+Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
+68(1):112105, 2025.
+"""
 
 from __future__ import annotations
 
-from typing import cast
+import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.methods.fedpano import FedPANOSettings
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.layers import RepNorm, bound
+from flower_fgl.nn.models import build_model
 from flower_fgl.nn.sparse import SparseOperator
 from flower_fgl.nn.stacked import map_each
 
 __all__ = [
     "NodeGenerator",
+    "PersonalNet",
+    "SharedParts",
+    "StackedPersonalNet",
+    "build_encoder",
     "gaussian_copies",
     "mean_distance",
     "mean_rows",
     "spread",
     "synthesise",
 ]
+
+
+def build_encoder(name: str, **sizes: Any) -> Backbone:
+    """Build a backbone without classifier, for :meth:`Backbone.represent`.
+
+    Parameters and errors are those of :func:`~flower_fgl.nn.build_model`, without
+    ``num_classes``. All layers of layered backbones have width ``hidden_channels``.
+    """
+    # with a linear head all layers belong to the encoder
+    encoder = build_model(name, num_classes=1, has_linear_head=True, **sizes)
+    encoder.classifier = nn.Identity()
+    return encoder
+
+
+class PersonalNet(Backbone):
+    """A graph network θ^g and a linear classifier of selected classes, not copied.
+
+    ``classes`` (c,), int64, are the predicted classes, in the order of the classifier's
+    outputs; a classifier may also have all C. Representations are normalised by
+    ``rep_norm``, see :func:`~flower_fgl.nn.normalize.bound`.
+    """
+
+    classes: Tensor
+    rep_norm: RepNorm
+
+    def __init__(
+        self,
+        encoder: Backbone,
+        classifier: nn.Linear,
+        classes: Tensor,
+        num_classes: int,
+        rep_norm: RepNorm,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.encoder: Backbone = encoder
+        self.classifier = classifier
+        self.register_buffer("classes", classes)
+        self.num_classes, self.rep_norm = num_classes, rep_norm
+        self.hidden_channels = encoder.hidden_channels
+        self.dropout, self.readout = encoder.dropout, False
+
+    @property
+    def reach(self) -> int | None:
+        """The encoder's number of layers that read neighbours."""
+        return self.encoder.reach
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the normalised representation of each node: (N, H)."""
+        return bound(self.encoder.represent(graph), self.rep_norm)
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes: logits (N, C), -inf for classes not in ``classes``."""
+        own: Tensor = self.classifier(h)
+        if own.shape[1] != len(self.classes):
+            own = own.index_select(1, self.classes)
+        logits = own.new_full((len(own), self.num_classes), -math.inf)
+        return logits.index_copy(1, self.classes, own)
+
+
+class StackedPersonalNet(PersonalNet):
+    """The networks of K clients, with classifiers of all C classes.
+
+    ``classes`` (K, C), bool, are those that each client predicts.
+    """
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes: logits (K, n, C), -inf for classes that a client has not."""
+        classifier = cast(nn.Linear, self.classifier)
+        every = graph.linear(h, classifier.weight, classifier.bias)
+        return every.masked_fill(~self.classes[:, None], -math.inf)
+
 
 TINY = 1e-12
 """Added to squared lengths, because a square root has no gradient at 0."""
@@ -116,3 +201,31 @@ def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperat
     degree = torch.bincount(row, minlength=len(nodes))
     shape = (len(nodes), num_nodes)
     return SparseOperator.from_entries(row, column, 1 / degree[row], shape)
+
+
+class SharedParts(nn.Module):
+    """θ^g, θ^s and φ, as far as a variant sends them; the server initialises them once.
+
+    Sizes are those of :func:`~flower_fgl.algorithms.fedpano.build_encoder`, C is
+    that of all clients, and ``method_config`` determines which parts exist. Without
+    ``initialise`` the caller must load the encoder's parameters. Parameters: P_g = 2dH +
+    H + (L − 1)(2H² + H) for GraphSAGE, P_s = HC + C, P_φ = 3H² + 2H.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        num_classes: int,
+        method_config: FedPANOSettings,
+        **sizes: Any,
+    ) -> None:
+        super().__init__()
+        self.encoder: Backbone = build_encoder(model, **sizes)
+        width = self.encoder.hidden_channels
+        self.classifier: nn.Linear | None = None
+        self.generator: NodeGenerator | None = None
+        if method_config.use_shared_classifier:
+            self.classifier = nn.Linear(width, num_classes)
+        if method_config.sends_generator:
+            self.generator = NodeGenerator(width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flower_fgl.algorithms.feddc import drift_penalty, gradient_correction
+from flower_fgl.client_apps.feddc import drift_penalty, gradient_correction
 
 
 def test_the_correction_is_the_excess_over_the_mean_step() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.feddistill import distillation_term, sum_by_class
+from flower_fgl.client_apps.feddistill import distillation_term
 from flower_fgl.strategies.feddistill import FedDistill
 
 LN3 = math.log(3)
@@ -39,13 +39,6 @@ def test_mean_logits_are_not_read_as_probabilities() -> None:
     )
     expected = F.cross_entropy(logits, target.softmax(dim=1)[labels])
     torch.testing.assert_close(first, expected)
-
-
-def test_logits_are_added_up_by_class() -> None:
-    found = sum_by_class(
-        torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([1, 0, 1]), 2
-    )
-    assert found.tolist() == [[3, 4], [6, 8]]
 
 
 @pytest.mark.parametrize("batch_size", [0, 7])
