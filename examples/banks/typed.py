@@ -1,6 +1,6 @@
 """Find transfers that launder money in typed graphs, with devices that rings share.
 
-python examples/banks/typed.py [FOLDER] [--rounds 30] [--draws 2]
+python examples/banks/typed.py [FOLDER] [--rounds 30] [--draws 10]
 
 Each bank has tables of customers, accounts, devices and transfers, with transfers and
 accounts of other banks that it sees. Bank-c keeps to itself which device an account used.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.stats
 from federation import train
 from generate import FEATURES, LIMIT, World, features, make_world, names_of, write_table
 from run import check_files, precision_at, write_alerts
@@ -292,12 +293,36 @@ def table(rows: list[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def tests(rows: list[Mapping[str, Any]]) -> str:
+    """Return paired t-tests of FedAvg on typed tables against each row, Holm-adjusted."""
+    found = []
+    for key in SCORES:
+        values = {
+            name: np.array([100 * row[key] for row in rows if row["row"] == name])
+            for name in ROWS
+        }
+        for name in ROWS[:-1]:
+            gain = values[ROWS[-1]] - values[name]
+            test = scipy.stats.ttest_1samp(gain, 0.0)
+            found.append((key, name, gain, test.confidence_interval(0.95), test.pvalue))
+    order = np.argsort([p for *_, p in found])
+    holm = np.empty(len(found))
+    holm[order] = np.maximum.accumulate(
+        [min(1.0, (len(found) - i) * found[j][-1]) for i, j in enumerate(order)]
+    )
+    return "\n".join(
+        f"| {key} | {name} | {gain.mean():+.1f} | {low:.1f} to {high:.1f} | "
+        f"{(gain > 0).sum()} of {len(gain)} | {p:.2g} |"
+        for (key, name, gain, (low, high), _), p in zip(found, holm, strict=True)
+    )
+
+
 def main() -> None:
     """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("banks-typed"))
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=10)
     given = parser.parse_args()
     clock = time.monotonic()
     folder = given.folder.resolve()
@@ -308,6 +333,12 @@ def main() -> None:
     for seed in range(4, given.draws + 4):
         rows += one_draw(folder / f"draw-{seed}", seed, given.rounds)
     print(f"\nNew transfers, in percent, mean over the banks\n{table(rows)}")
+    if given.draws > 1:
+        print(
+            f"\n{ROWS[-1]} against the others\n"
+            "| score | against | gain | 95 % interval | higher in | p (Holm) |\n"
+            f"|---|---|---|---|---|---|\n{tests(rows)}"
+        )
     print(f"\nalerts: {folder}/draw-4/alerts ({time.monotonic() - clock:.0f} s)")
 
 
