@@ -169,8 +169,8 @@ def _items(
     around = None
     if task == "nodes" and not card.is_typed:
         owned, _ = read_graph(graph, card)
-        u, rows = conformal_draws(len(every)), torch.tensor(chosen)
-        around = Surroundings(every.log(), owned.dataset.edge_index, u, rows)
+        u, index = conformal_draws(len(every)), torch.tensor(chosen)
+        around = Surroundings(every.log(), owned.dataset.edge_index, u, index)
     return every[chosen].log(), torch.tensor(truth, dtype=torch.int64), around
 
 

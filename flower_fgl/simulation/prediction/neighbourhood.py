@@ -101,10 +101,10 @@ def cut_out(
             fitted = replace(fitted, edges=fitted.edges.select(sent))
     whole = model_input(fitted, edge_index, saved.card)
     if fitted.typed is not None and task != "edges":
-        rows = (fitted.typed.rows,)
+        rows: tuple[Tensor, ...] = (fitted.typed.rows,)
         if task == "links":
             typed = TypedModel.from_text(saved.card.messages)
-            rows = PairNodes.of(whole, typed and typed.schema).rows
+            rows = PairNodes.of(whole, typed.schema if typed else None).rows
         # several kinds may have a node of this name
         places = [
             _place(ids, one, "node of the kind to predict", where, own.tolist())
