@@ -118,12 +118,11 @@ class LocalGrid(OneRunGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Let clients handle the pending messages and return the replies."""
-        items = []
-        for message_id in message_ids:
-            if message_id in self._pending:
-                sent, content = self._pending.pop(message_id)
-                message = message_like(sent, content, message_id=message_id)
-                items.append((message, self.contexts[sent.metadata.dst_node_id]))
+        items = [
+            self._arrived(message_id, *self._pending.pop(message_id))
+            for message_id in message_ids
+            if message_id in self._pending
+        ]
         handle_all = getattr(self._app, "handle_all", self._handle_each)
         replies = [
             _sent_back(message, reply)
@@ -150,6 +149,13 @@ class LocalGrid(OneRunGrid):
             except Exception as error:
                 replies.append(error_reply(message, error))
         return replies
+
+    def _arrived(
+        self, message_id: str, sent: Message, content: RecordDict
+    ) -> tuple[Message, Context]:
+        """Return a message as its client receives it, and the client's context."""
+        message = message_like(sent, content, message_id=message_id)
+        return message, self.contexts[sent.metadata.dst_node_id]
 
 
 def _sent_back(message: Message, reply: Message) -> Message:
