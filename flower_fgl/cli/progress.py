@@ -203,9 +203,9 @@ class GridProgress:
             show(f"{name}: failed{why}", self._console)
         elif not self._quiet:
             seconds = clock(self._estimate.cells[name].seconds)
-            parts = [f"{self._ended} of {len(self._estimate.cells)} runs", left]
-            shown = ", ".join(part for part in parts if part)
-            text = f"{name}: {seconds}  {self._latest.get(name, '')}  ({shown})"
+            text = f"{name}: {seconds}  {self._latest.get(name, '')}"
+            if (number := len(self._estimate.cells)) > 1:
+                text += f"  ({self._ended} of {number} runs{', ' * bool(left)}{left})"
             show(text, self._console)
 
     def _left(self, seconds: float | None) -> str:

@@ -431,3 +431,4 @@ def _progress(
         shown.start(name)
         with logged_to(partial(show, to=console), logging.INFO):
             yield partial(shown.round, name)
+        shown.end(name, "")

@@ -432,7 +432,7 @@ def test_rays_files_lie_below_the_users_choice(tmp_path, monkeypatch):
 def test_launches_with_two_versions_of_flower_share_no_database(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(
-        FlowerHome, "_spawn", lambda _, command, **__: started.append(command)
+        subprocess, "Popen", lambda command, **__: started.append(command)
     )
     homes = [FlowerHome(tmp_path, {}) for _ in range(2)]
     for one in homes:

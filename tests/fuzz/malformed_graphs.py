@@ -1118,7 +1118,7 @@ def _check(path: Path) -> bool:
     real = arguments.console
     arguments.console = Console(file=file)
     try:
-        graph_commands.check_graph(path, [])
+        graph_commands.check_graph(path, [], node_config="", drop_unreadable=None)
     except typer.Exit as end:
         return end.exit_code == 0
     finally:
