@@ -9,7 +9,6 @@ import html
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import dedent
 from typing import TYPE_CHECKING, Any, overload
 
 from flower_fgl.core.errors import ConfigError
@@ -416,8 +415,7 @@ class RunSet(Sequence[Run]):
 
     def table(self) -> str:
         """Return one line per run, with the scores of its best round in percent."""
-        # two spaces between columns, since titles hold one
-        return dedent(self._table().add_prefix(" ").to_string(index=False))
+        return str(self._table().to_string(index=False))
 
     def _table(self) -> pd.DataFrame:
         """Return one row of texts per run."""

@@ -71,7 +71,7 @@ def test_a_graph_without_labels_predicts_links(
         "fedavg", graphs, setting="link", run_dir=str(tmp_path / "links"), **short
     )
     assert (run.best or {})["test"]["auroc"] is not None
-    assert "val AUROC  test AUROC" in repr(RunSet([run]))
+    assert "val AUROC test AUROC" in repr(RunSet([run]))
     with pytest.raises(
         DataError, match=r'empty name.* setting = "link" or "edge" only'
     ):
