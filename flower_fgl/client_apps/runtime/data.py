@@ -44,7 +44,6 @@ __all__ = [
     "broken_by_data",
     "client_label",
     "file_stamps",
-    "memo_bytes",
     "models_folder",
     "node_place",
     "open_client_data",
@@ -101,12 +100,6 @@ class ClientData:
             size += 24 * g.edge_index.numel() + 2 * features
         return size
 
-    @property
-    def num_bytes(self) -> int:
-        """Estimate of the memory with cached operators and memo, in bytes."""
-        memo, fields = memo_bytes(self.memo), memo_bytes(self.training.fields)
-        return self.graph_bytes + memo + fields
-
     @classmethod
     def build(
         cls,
@@ -158,17 +151,6 @@ class ClientData:
                 for masks, m in zip(self.columns, more, strict=True)
             ],
         )
-
-
-def memo_bytes(value: Any) -> int:
-    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return sum(map(memo_bytes, value))
-    return int(getattr(value, "num_bytes", 0))
 
 
 def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:

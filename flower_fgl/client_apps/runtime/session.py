@@ -48,6 +48,7 @@ from flower_fgl.client_apps.runtime.state import (
     FileStates,
     MemoryStates,
     StateStore,
+    memo_bytes,
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
@@ -122,9 +123,14 @@ class DataCache:
 
     def _measure(self, key: tuple[Any, ...]) -> None:
         """Estimate a graph's memory."""
-        size = self._entries[key].num_bytes
+        size = data_bytes(self._entries[key])
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
+
+
+def data_bytes(data: ClientData) -> int:
+    """Estimate the memory of a client's data with cached operators and memo, in bytes."""
+    return data.graph_bytes + memo_bytes(data.memo) + memo_bytes(data.training.fields)
 
 
 DESCRIBES = f"{MessageType.QUERY}.{DESCRIBE}"

@@ -33,7 +33,7 @@ from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.runs.state_files import is_secret, keep_file, link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
-__all__ += ["part_of", "read_state", "write_state"]
+__all__ += ["memo_bytes", "part_of", "read_state", "write_state"]
 
 Entry = TypeVar("Entry")
 MASKED = "secure/masked-round"
@@ -504,3 +504,14 @@ class ContextStates(StateStore):
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
         """Change nothing; Flower keeps no state of another run."""
+
+
+def memo_bytes(value: Any) -> int:
+    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(memo_bytes, value))
+    return int(getattr(value, "num_bytes", 0))

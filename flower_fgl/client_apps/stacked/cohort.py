@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
-from flower_fgl.client_apps.runtime.data import memo_bytes
+from flower_fgl.client_apps.runtime.state import memo_bytes
 from flower_fgl.client_apps.runtime.training import Checks
 from flower_fgl.client_apps.stacked.group import (
     GraphLoss,

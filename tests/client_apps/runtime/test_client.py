@@ -10,7 +10,7 @@ from torch import Tensor
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
-from flower_fgl.client_apps.runtime.session import DataCache, choose_device
+from flower_fgl.client_apps.runtime.session import DataCache, choose_device, data_bytes
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import make_optimizer
 from flower_fgl.core.errors import RunError
@@ -74,7 +74,7 @@ def test_columns_and_sizes_follow_the_masks(toy: NodeDataset) -> None:
 
 def test_the_cache_keeps_the_newest_within_its_limit(toy: NodeDataset) -> None:
     one = data_of(toy)
-    cache = DataCache(limit=2 * one.num_bytes)
+    cache = DataCache(limit=2 * data_bytes(one))
     built = []
 
     def build(name: str) -> ClientData:
@@ -94,14 +94,14 @@ def test_the_cache_keeps_the_newest_within_its_limit(toy: NodeDataset) -> None:
 def test_memoized_results_count_toward_the_cache_size(
     toy: NodeDataset,
 ) -> None:
-    plain = data_of(toy).num_bytes
+    plain = data_bytes(data_of(toy))
     cache = DataCache(limit=3 * plain)
     first = cache.get(("a",), lambda: data_of(toy))
     assert cache.get(("b",), lambda: data_of(toy)) is not first
     assert cache.get(("a",), lambda: data_of(toy)) is first
     floats = torch.zeros(plain // 4)
     first.memo["rings",] = [Pairs(floats, floats)]
-    assert first.num_bytes == plain + 2 * floats.nbytes
+    assert data_bytes(first) == plain + 2 * floats.nbytes
     cache.get(("b",), lambda: data_of(toy))  # a now has 3 parts and is dropped for b
     assert cache.get(("a",), lambda: data_of(toy)) is not first
 
@@ -239,12 +239,12 @@ def test_a_cached_receptive_field_counts_toward_the_cache_size() -> None:
     client = ClientGraph(0, graph, Target.classes(("a", "b")), torch.arange(40))
     data = ClientData.build(client, torch.device("cpu"))
     config = parse_config({})
-    before = data.num_bytes
+    before = data_bytes(data)
     model = Client(config, 0, 1, data, ClientState(), torch.device("cpu")).build_model(
         initialise=True
     )
     data.training.logits(model, data.training.index)
-    assert data.num_bytes > before
+    assert data_bytes(data) > before
     # a mini-batch uses the whole graph
     data.training.fields.clear()
     data.training.logits(model, data.training.index.clone())
