@@ -104,6 +104,14 @@ def test_directions_matter_and_both_ways_are_the_default(
     assert losses(**DIRECTED) != plain
 
 
+def test_backbones_that_read_other_parts_of_the_edges_share_no_partition(
+    folder: str, tmp_path: Path
+) -> None:
+    # messages of directed GraphSAGE have no columns, those of GINE have two
+    for values in (DIRECTED, {"model": "gine"}, DIRECTED):
+        simulate("fedavg", owners=folder, output_dir=str(tmp_path), **SIZES, **values)
+
+
 WORKERS = """
 from flower_fgl import simulate
 runs = [
