@@ -364,7 +364,11 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         (config.schema_align != "same", "schema_align", config.schema_align),
         (bool(config.target_node), "target_node", config.target_node),
         (bool(config.target_relation), "target_relation", config.target_relation),
-        (config.reads_messages, "messages", [config.reads_edge_features, config.reads_types]),
+        (
+            config.reads_messages,
+            "messages",
+            [config.reads_edge_features, config.reads_types],
+        ),
         (has_targets(config) or is_other, "target", config.target),
         (is_other, "target-kind", config.predicts),
         (any(sparsity.values()), "sparsity", sparsity),
