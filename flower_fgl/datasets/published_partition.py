@@ -35,19 +35,12 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import (
-    ClientGraph,
-    Graph,
-    MessageEdges,
-    NodeDataset,
-)
-from flower_fgl.datasets.graph_files.validate import check_edge_features
+from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.write import save_client_graph
-from flower_fgl.datasets.pyg_data import GivenNames, node_dataset
+from flower_fgl.datasets.pyg_data import ONE_GRAPH, GivenNames, node_dataset
+from flower_fgl.datasets.pyg_read import read_index
 from flower_fgl.datasets.pyg_typed import TypeNames
 from flower_fgl.datasets.splits.split import SPLITS
-from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
 
 __all__ = ["convert_partition"]
 
@@ -91,15 +84,26 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
         datasets = _read_typed(folder, numbers)
         return _save(target, [dataset.client() for dataset in datasets])
     found = [_read_client(folder, k, level == HOMOGENEOUS) for k in numbers]
-    clients = [client for client, _ in found]
-    widths = sorted({client.num_features for client in clients})
+    widths = sorted({int(graph.x.shape[1]) for graph, _, _ in found})
     if len(widths) > 1:
         raise DataError(
             f"{folder}: the clients have different numbers of features, {widths}. Convert "
             "datasets of equal width only."
         )
-    names = Target.classes([str(c) for c in range(max(most for _, most in found))])
-    return _save(target, [replace(client, target=names) for client in clients])
+    names = _class_names(max(most for _, _, most in found))
+    clients = []
+    for k, (graph, ids, _) in enumerate(found):
+        dataset = node_dataset(graph, str(folder / f"data_{k}.pt"), names)
+        if graph.edge_attr is None:  # then both directions are listed
+            dataset = replace(dataset, messages=None)
+        clients.append(dataset.client(partition_id=k, node_ids=ids))
+    return _save(target, clients)
+
+
+def _class_names(number: int, types: TypeNames = ONE_GRAPH) -> GivenNames:
+    """Return the names of all classes, their numbers."""
+    names = [str(c) for c in range(number)]
+    return GivenNames(names, declared=names, types=types)
 
 
 def _save(target: Path, clients: Sequence[ClientGraph]) -> list[Path]:
@@ -176,8 +180,7 @@ def _read_typed(folder: Path, numbers: Sequence[int]) -> list[NodeDataset]:
                 f"{where}: {', '.join(missing)} is missing, by which a typed graph names "
                 "its kinds and relations. Owners agree on them by name."
             )
-        declared = int(getattr(data, "num_global_classes", 0) or 0)
-        most = max(most, declared, 1 + int(data.y.max()) if len(data.y) else 0)
+        most = max(most, _num_classes(data))
     for number, data in zip(numbers, loaded, strict=True):
         name, kinds = str(folder / f"data_{number}.pt"), list(data.hetero_node_types)
         masks = _read_masks(folder, number, len(data.x)).items()
@@ -190,8 +193,7 @@ def _read_typed(folder: Path, numbers: Sequence[int]) -> list[NodeDataset]:
         )
         width = int(data.x.shape[1])
         types = TypeNames(widths=dict.fromkeys(kinds, width), is_single=False)
-        classes = [str(number) for number in range(most)]
-        dataset = node_dataset(plain, name, GivenNames(classes, types=types))
+        dataset = node_dataset(plain, name, _class_names(most, types))
         for kind, columns in dataset.schema.blocks() if dataset.schema else ():
             used = (dataset.x.to_dense()[:, columns] != 0).any(dim=0).nonzero()
             last = int(used.max()) + 1 if used.numel() else 0
@@ -210,8 +212,11 @@ def _read_typed(folder: Path, numbers: Sequence[int]) -> list[NodeDataset]:
 
 def _read_client(
     folder: Path, number: int, is_homogeneous: bool
-) -> tuple[ClientGraph, int]:
-    """Read the graph and the split of one client, and its number of classes."""
+) -> tuple[Any, Tensor, int]:
+    """Return a client's graph with its split, nodes by ascending number in the whole graph.
+
+    These numbers follow, and the client's number of classes.
+    """
     path = folder / f"data_{number}.pt"
     data = _load(path)
     parts: list[Any] = [getattr(data, key, None) for key in ("x", "edge_index", "y")]
@@ -230,45 +235,32 @@ def _read_client(
             "be converted."
         )
     count = len(x)
-    y = y.reshape(len(y), -1)
-    if y.shape != (count, 1) or y.is_floating_point():
+    if len(y.flatten()) != count:
         raise DataError(
-            f"{path}: y must hold one class number per node, shape ({count},), got "
-            f"{y.dtype} of shape {tuple(y.shape)}."
+            f"{path}: y must hold one class number per node, shape ({count},), got shape "
+            f"{tuple(y.shape)}."
         )
     if edge_index.numel() == 0:
         edge_index = edge_index.new_zeros((2, 0))
-    is_valid = edge_index.dim() == 2 and edge_index.shape[0] == 2
-    if not is_valid or bool(((edge_index < 0) | (edge_index >= count)).any()):
-        raise DataError(
-            f"{path}: edge_index must have shape (2, M) and name nodes below {count}."
-        )
-    labels = y[:, 0].to(torch.int64)
+    edges = read_index(edge_index, str(path), (count, count))
     ids, order = _global_ids(data, count).sort()
     place = torch.empty_like(order)
     place[order] = torch.arange(count)
-    edges = place[edge_index.to(torch.int64)]
     masks = _read_masks(folder, number, count)
-    graph = Graph(
-        compact_features(x[order]),
-        undirected_simple(edges, count),
-        labels[order],
-        {name: mask[order] for name, mask in masks.items()},
-        messages=_edges_with_features(data, edges, str(path)),
+    graph = type(data)(
+        x=x[order],
+        edge_index=place[edges],
+        y=y.flatten()[order],
+        edge_attr=getattr(data, "edge_attr", None),
+        **{f"{name}_mask": mask[order] for name, mask in masks.items()},
     )
+    return graph, ids, _num_classes(data)
+
+
+def _num_classes(data: Any) -> int:
+    """Return the declared number of classes, or more if a label is larger."""
     declared = int(getattr(data, "num_global_classes", 0) or 0)
-    most = max(declared, 1 + int(labels.max()) if count else 0)
-    return ClientGraph(number, graph, Target.classes(()), ids), most
-
-
-def _edges_with_features(data: Any, edges: Tensor, where: str) -> MessageEdges | None:
-    """Return the edges with ``edge_attr``; ``None`` without features of edges."""
-    attr = getattr(data, "edge_attr", None)
-    if not isinstance(attr, Tensor):
-        return None
-    x = attr.reshape(len(attr), -1).to(torch.float32)
-    check_edge_features(x, edges.shape[1], where)
-    return MessageEdges(edges, x)
+    return max(declared, 1 + int(data.y.max()) if len(data.y) else 0)
 
 
 def _global_ids(data: Any, count: int) -> Tensor:

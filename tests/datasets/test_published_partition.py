@@ -278,9 +278,9 @@ def test_the_classes_that_torch_may_read_stay_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": torch.rand(20)}, "one class number per node"),
+        ({"y": torch.rand(20)}, "y must hold class numbers"),
         ({"y": torch.zeros((20, 3), dtype=torch.int64)}, "one class number per node"),
-        ({"edge_index": torch.tensor([[0], [20]])}, "name nodes below 20"),
+        ({"edge_index": torch.tensor([[0], [20]])}, "names nodes 0 to 20"),
         ({"node_type": torch.arange(20) % 2}, "several types of nodes"),
     ],
 )
