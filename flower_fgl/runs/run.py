@@ -124,6 +124,20 @@ class RunFolder:
         return self.summary.get("finetuned") or self.best
 
     @property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Scores of each selected round that was scored, by the name of the selection."""
+        both = self.summary.get("global", {})
+        found = {
+            "best": self.best,
+            "last": self.last,
+            "global best": both.get("best"),
+            "global last": both.get("last"),
+            "finetuned": self.summary.get("finetuned"),
+            "calibrated": self.summary.get("calibrated"),
+        }
+        return {key: entry for key, entry in found.items() if entry}
+
+    @property
     def target(self) -> dict[str, Any]:
         """What a run with numbers predicts, empty for classes and labels.
 
@@ -250,16 +264,18 @@ class RunFolder:
         The first title, of the rows' names, is empty. There is one row for each selected
         round that was scored.
         """
-        about = self.summary
-        is_last = about["selection"] == "last"
-        scored = [("last round" if is_last else "best validation", self.best)]
-        if about["selection"] == "validation":
-            scored.append(("last round", self.last))
-        both = about.get("global", {})
-        scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
-        scored.append(("finetuned", about.get("finetuned")))
-        scored.append(("calibrated", about.get("calibrated")))
-        found = [(name, entry) for name, entry in scored if entry]
+        is_last = self.summary["selection"] == "last"
+        names = {
+            "best": "last round" if is_last else "best validation",
+            "last": "last round",
+            "global best": "best, aggregated",
+            "global last": "last, aggregated",
+        }
+        found = [
+            (names.get(key, key), entry)
+            for key, entry in self.entries.items()
+            if key != "last" or not is_last
+        ]
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
         if self.target:
             main = self.owner_metric()

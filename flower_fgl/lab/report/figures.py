@@ -19,7 +19,7 @@ from flower_fgl.lab.report import numbers
 from flower_fgl.lab.report.groups import Line, Sweep, has_one_objective, looks_of
 from flower_fgl.lab.tables.compare import common_scale
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.summary import is_scored
+from flower_fgl.runs.summary import is_scored, main_scope
 
 __all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
 
@@ -241,12 +241,12 @@ def _curve(run: RunFolder, label: str, score: str) -> plots.Curve:
     scored = [
         row
         for row in run.rounds
-        if is_scored(row) and row["metrics"].get(numbers.scope_of(run))
+        if is_scored(row) and row["metrics"].get(main_scope(run.rounds))
     ]
     own = numbers.own_columns_of([run])
     columns = {
         name: [
-            _number(row["metrics"][numbers.scope_of(run)].get(name, {}).get(score))
+            _number(row["metrics"][main_scope(run.rounds)].get(name, {}).get(score))
             for row in scored
         ]
         for name in ("val", "test", *own)

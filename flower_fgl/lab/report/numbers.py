@@ -13,7 +13,7 @@ from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_sc
 from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.summary import is_scored
+from flower_fgl.runs.summary import is_scored, main_scope
 
 __all__ = ["Cost", "cost_until", "selecting_metric"]
 
@@ -34,12 +34,6 @@ def item_kind(runs: Sequence[RunFolder]) -> str:
     names = {"graph": "graphs", LINK: "links", EDGE: "edges"}
     kinds = {names.get(str(run.config.get("setting")), "nodes") for run in runs}
     return " or ".join(sorted(kinds, key=["nodes", "graphs", "links", "edges"].index))
-
-
-def scope_of(run: RunFolder) -> str:
-    """Return the evaluation of ``best`` and ``last``: ``local`` or ``global``."""
-    scopes = {scope for row in run.rounds for scope in row.get("metrics", {})}
-    return "global" if scopes == {"global"} else "local"
 
 
 def last_mixture(run: RunFolder) -> Mapping[str, Any] | None:
@@ -107,10 +101,10 @@ def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | 
     if run.best is None:
         return {}
     found = {
-        int(row["partition_id"]): row["metrics"][scope_of(run)].get("test", {})
+        int(row["partition_id"]): row["metrics"][main_scope(run.rounds)].get("test", {})
         for row in run.clients
         if row["round"] == run.best["round"]
-        and row.get("metrics", {}).get(scope_of(run))
+        and row.get("metrics", {}).get(main_scope(run.rounds))
     }
     return {pid: found[pid].get(score) for pid in sorted(found)}
 
@@ -121,7 +115,7 @@ def calibration_rows(run: RunFolder) -> list[tuple[str, dict[str, float | None]]
     They are those of the calibrated global model, else of the best round.
     """
     entry = run.summary.get("calibrated")
-    scope = "global" if entry else scope_of(run)
+    scope = "global" if entry else main_scope(run.rounds)
     entry, names = entry or run.best or {}, run.owner_names
     found = {
         int(row["partition_id"]): test
@@ -145,7 +139,7 @@ def owner_reliability(run: RunFolder) -> dict[str, dict[str, list[list[float]]]]
     """Return the diagrams of each client in the best round, by name, empty without any."""
     number, names = (run.best or {}).get("round"), run.owner_names
     rows = {
-        int(row["partition_id"]): row["reliability"].get(scope_of(run), {})
+        int(row["partition_id"]): row["reliability"].get(main_scope(run.rounds), {})
         for row in run.clients
         if "reliability" in row and row["round"] == number
     }
@@ -168,21 +162,17 @@ def pooled_test_score(run: RunFolder, score: str = "accuracy") -> float | None:
 
 def score_rows(run: RunFolder) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and scores of each row of the results table."""
-    both = run.summary.get("global", {})
-    chosen = (
-        "best validation round"
-        if run.summary["selection"] == "validation"
-        else f"last round (no validation {item_kind([run])})"
-    )
-    rows = [
-        (chosen, run.best),
-        ("last round", run.last),
-        ("best round, aggregated model", both.get("best")),
-        ("last round, aggregated model", both.get("last")),
-        ("after fine-tuning", run.summary.get("finetuned")),
-        ("calibrated aggregated model", run.summary.get("calibrated")),
-    ]
-    return [(name, entry) for name, entry in rows if entry]
+    is_last = run.summary["selection"] == "last"
+    chosen = f"last round (no validation {item_kind([run])})"
+    names = {
+        "best": chosen if is_last else "best validation round",
+        "last": "last round",
+        "global best": "best round, aggregated model",
+        "global last": "last round, aggregated model",
+        "finetuned": "after fine-tuning",
+        "calibrated": "calibrated aggregated model",
+    }
+    return [(names[key], entry) for key, entry in run.entries.items()]
 
 
 def dropped_replies(run: RunFolder) -> list[dict[str, Any]]:
@@ -241,7 +231,7 @@ def cost_until(
         most = "" if scale.is_error else " and at most 1"
         raise ConfigError(f"The {metric} must be greater than 0{most}, got {target}.")
     scored = [
-        row["metrics"].get(scope_of(run), {}) if is_scored(row) else {}
+        row["metrics"].get(main_scope(run.rounds), {}) if is_scored(row) else {}
         for row in run.rounds
     ]
     known = sorted({name for columns in scored for name in columns})

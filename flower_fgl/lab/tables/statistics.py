@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["LEVEL", "MIN_PAIRS", "POWER", "Comparison", "adjust_holm"]
-__all__ += ["compare_all", "compare_series", "paired_test", "proportion_interval"]
+__all__ += ["compare_all", "compare_series", "paired_test"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -277,12 +277,3 @@ def compare_all(found: Sequence[Comparison]) -> list[Comparison]:
         )
         for one, p, p_equivalent in zip(found, differ, equal, strict=True)
     ]
-
-
-def proportion_interval(share: float, number: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share of ``number`` independent trials."""
-    from statsmodels.stats.proportion import proportion_confint
-
-    hits = round(share * number)
-    low, high = proportion_confint(hits, number, alpha=LEVEL, method="wilson")
-    return float(low), float(high)

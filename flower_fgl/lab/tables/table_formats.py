@@ -30,9 +30,9 @@ from flower_fgl.lab.tables.statistics import (
     LEVEL,
     POWER,
     Comparison,
-    proportion_interval,
 )
 from flower_fgl.lab.units import show_bytes, show_seconds
+from flower_fgl.runs.card import wilson
 from flower_fgl.runs.files import some_names
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
@@ -237,7 +237,7 @@ def _pooled(found: tuple[float, int] | None) -> str:
     """Format an accuracy over the nodes of all draws, with its binomial interval."""
     if found is None:
         return NOTHING
-    low, high = proportion_interval(*found)
+    low, high = wilson(*found)
     return f"{100 * found[0]:.1f} of {found[1]:,} ({100 * low:.1f}–{100 * high:.1f})"
 
 
