@@ -14,7 +14,7 @@ import tomli_w
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import AUTO
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import is_file, owners_name
 from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
@@ -348,48 +348,18 @@ def _columns(runs: Sequence[RunFolder]) -> list[tuple[str, tuple[str, str, str]]
     """Return title, and model, node set and score, of the columns of a row."""
     is_tuned = any(run.summary.get("finetuned") for run in runs)
     best = "before" if is_tuned else "own"
-    found = {column for run in runs for column in run.best or {}}
-    if runs[0].target:
-        main = runs[0].owner_metric()
-        scores = number_scores(runs[0].target)
-        keys = [(best, "val", main), *((best, "test", name) for name in scores)]
-        keys += [(best, column, main) for column in SETTING_COLUMNS if column in found]
-        keys += [("global", "test", main)]
-        keys += [("own", "test", main)] if is_tuned else []
-        words = {"global": "global ", "own": "fine-tuned " if is_tuned else ""}
-        return [
-            (
-                f"{words.get(model, '')}{SETTING_COLUMNS.get(column, column)} "
-                f"{runs[0].scale_of(name).title}",
-                (model, column, name),
-            )
-            for model, column, name in keys
-        ]
-    own = [
-        (title, (best, column, "accuracy"))
-        for column, title in SETTING_COLUMNS.items()
-        if column in found
-    ]
-    if "test_masked" in found:  # few-shot; FedPANO reports plain means over clients
-        own += [
-            ("mean of clients", (best, "test", "mean_accuracy")),
-            ("mean, own classes", (best, "test_masked", "mean_accuracy")),
-        ]
-    shown = [
-        ("val acc.", (best, "val", "accuracy")),
-        ("test acc.", (best, "test", "accuracy")),
-        ("test macro-F1", (best, "test", "macro_f1")),
-        *((f"test {t}", (best, "test", extra)) for extra, t in EXTRA_SCORES.items()),
-        *own,
-        ("global test acc.", ("global", "test", "accuracy")),
-        *((f"global {title}", ("global", *key[1:])) for title, key in own),
+    shown = list(dict.fromkeys(key for run in runs for key in run.shown_scores()))
+    main = {"mean_accuracy", *(n for _, column, n in shown if column == "val")}
+    found = [(title, (best, column, score)) for title, column, score in shown]
+    found += [
+        (f"global {title}", ("global", column, score))
+        for title, column, score in shown
+        if column != "val" and score in main
     ]
     if is_tuned:
-        shown += [
-            ("fine-tuned test acc.", ("own", "test", "accuracy")),
-            ("fine-tuned test macro-F1", ("own", "test", "macro_f1")),
-        ]
-    return shown
+        tests = [key for key in shown if key[1] == "test"]
+        found += [(f"fine-tuned {t}", ("own", column, n)) for t, column, n in tests]
+    return found
 
 
 def missing_classes(runs: Sequence[RunFolder]) -> str:

@@ -258,6 +258,32 @@ class RunFolder:
         below = [*self.target_lines(), *self.owner_lines(), *self.failures(), end]
         return "\n".join([self.headline(), *(lines if rows else []), *below])
 
+    def shown_scores(self) -> list[tuple[str, str, str]]:
+        """Return title, node set and score of the columns of a results table."""
+        entries = self.entries.values()
+        own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
+        tests = {name for entry in entries for name in entry.get("test", {})}
+        if self.target:
+            main = self.owner_metric()
+            keys = [("val", main), *(("test", n) for n in number_scores(self.target))]
+            keys += [(column, main) for column in own]
+            if "coverage" in tests:
+                keys += [("test", "coverage"), ("test", "interval")]
+            return [
+                (f"{own.get(c, c)} {self.scale_of(n).title}", c, n) for c, n in keys
+            ]
+        extra = {name: t for name, t in EXTRA_SCORES.items() if name in tests}
+        shown = [("val acc", "val", "accuracy"), ("test acc", "test", "accuracy")]
+        shown += [("test F1", "test", "macro_f1")]
+        shown += [(f"test {title}", "test", name) for name, title in extra.items()]
+        shown += [(title, column, "accuracy") for column, title in own.items()]
+        if "test_masked" in own:  # few-shot; FedPANO reports plain means over clients
+            shown += [
+                ("mean of clients", "test", "mean_accuracy"),
+                ("mean, own classes", "test_masked", "mean_accuracy"),
+            ]
+        return shown
+
     def scores(self) -> tuple[list[str], list[list[str]]]:
         """Return titles and rows of the results table, with scores in percent.
 
@@ -271,32 +297,17 @@ class RunFolder:
             "global best": "best, aggregated",
             "global last": "last, aggregated",
         }
-        found = [
-            (names.get(key, key), entry)
+        shown = self.shown_scores()
+        rows = [
+            [
+                names.get(key, key),
+                str(entry["round"]),
+                *(self._cell(entry, column, score) for _, column, score in shown),
+            ]
             for key, entry in self.entries.items()
             if key != "last" or not is_last
         ]
-        own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
-        if self.target:
-            main = self.owner_metric()
-            shown = [("val", main), *(("test", n) for n in number_scores(self.target))]
-            shown += [(column, main) for column in own]
-            if any("coverage" in entry.get("test", {}) for _, entry in found):
-                shown += [("test", "coverage"), ("test", "interval")]
-            titles = [f"{own.get(c, c)} {self.scale_of(n).title}" for c, n in shown]
-        else:
-            tests = [entry.get("test", {}) for _, entry in found]
-            extra = [n for n in EXTRA_SCORES if any(n in scores for scores in tests)]
-            shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
-            shown += [("test", name) for name in extra]
-            shown += [(column, "accuracy") for column in own]
-            titles = ["val acc", "test acc", "test F1"]
-            titles += [*(f"test {EXTRA_SCORES[name]}" for name in extra), *own.values()]
-        rows = [
-            [name, str(entry["round"]), *(self._cell(entry, *where) for where in shown)]
-            for name, entry in found
-        ]
-        return ["", "round", *titles], rows
+        return ["", "round", *(title for title, _, _ in shown)], rows
 
     def _cell(self, entry: Row, column: str, score: str) -> str:
         """Format a score, a dash if there is none."""

@@ -484,7 +484,7 @@ def test_an_experiment_runs_its_grid_and_goes_on_where_it_stopped(
     arguments = ["run", str(experiment), "--engine", "local", "--quiet"]
     arguments += ["--set", f"output-dir={tmp_path}/runs"]
     first = invoke(*arguments)
-    for word in ("Tiny", "alone", "together", "50.0", "41.5", "±", "global test acc."):
+    for word in ("Tiny", "alone", "together", "50.0", "41.5", "±", "global test acc"):
         assert word in first
     folders = sorted(
         p.name for p in (tmp_path / "runs" / "tiny").iterdir() if p.is_dir()
