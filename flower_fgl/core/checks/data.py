@@ -202,15 +202,6 @@ def _check_owners(settings: GeneralSettings) -> None:
             "the two."
         )
     _reject_sparsity(settings, "a partition, but an owner's graph is used unchanged")
-    for text, is_on in {
-        'feature-align = "project"': settings.feature_align == "project",
-        'class-align = "local"': settings.has_local_heads,
-    }.items():
-        if is_on and settings.evaluate != "local":
-            raise ConfigError(
-                f"With {text} there is no complete global model: use evaluate = "
-                f'"local", got "{settings.evaluate}".'
-            )
 
 
 def _check_pairs(settings: GeneralSettings) -> None:

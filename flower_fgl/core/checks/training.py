@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from flower_fgl.core.calibration import CONFORMAL, DIFFUSED, SCALED
@@ -131,18 +132,8 @@ def _check_typed(settings: GeneralSettings) -> None:
             "node-embedding = true learns a vector for each node of the training graph: "
             f'set setting = "transductive", "link" or "edge", got "{settings.setting}".'
         )
-    if settings.node_embedding and settings.evaluate != "local":
-        raise ConfigError(
-            "With node-embedding = true there is no complete global model: use evaluate = "
-            f'"local", got "{settings.evaluate}".'
-        )
     if settings.schema_align != "same":
         align = f'schema-align = "{settings.schema_align}"'
-        if settings.evaluate != "local":
-            raise ConfigError(
-                f"With {align} clients have different parts of a model: use evaluate = "
-                f'"local", got "{settings.evaluate}".'
-            )
         if settings.schema_align == "name" and settings.secure_aggregation:
             raise ConfigError(
                 f"{align} uploads other tensors at each owner, which secure-aggregation "
@@ -257,6 +248,9 @@ def _check_shared(settings: GeneralSettings) -> None:
 
 def check_rounds(settings: GeneralSettings, method: Any) -> None:
     """Reject too few clients for a round, and a protection that would protect nothing."""
+    if settings.evaluate != "local":
+        reasons = _without_global_model(settings)
+        _refuse(reasons, 'evaluate = "local"', settings.evaluate)
     if settings.evaluate == "mixed" and settings.eval_policy != "stale":
         raise ConfigError(
             'evaluate = "mixed" scores the downloads before they are trained, but '
@@ -315,19 +309,31 @@ def _check_sampling(settings: GeneralSettings, method: Any) -> None:
         )
 
 
+def _without_global_model(settings: GeneralSettings) -> dict[str, object]:
+    """Return reasons why no client has all weights of a model, with whether they hold."""
+    none, align = "there is no complete global model", settings.schema_align
+    return {
+        f'With feature-align = "project" {none}': (
+            settings.owners and settings.feature_align == "project"
+        ),
+        f'With class-align = "local" {none}': settings.has_local_heads,
+        f"With node-embedding = true {none}": settings.node_embedding,
+        f'With schema-align = "{align}" clients have different parts of a model': (
+            align != "same"
+        ),
+    }
+
+
+def _refuse(reasons: Mapping[str, object], instead: str, got: str) -> None:
+    """Raise an error with the first reason that holds."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f'{reason}: use {instead}, got "{got}".')
+
+
 def _check_calibration(settings: GeneralSettings) -> None:
     """Reject a common calibration without a complete global model, or beside noise."""
-    has_own = settings.owners and settings.feature_align == "project"
-    reasons = {
-        'With feature-align = "project" there is no complete global model': has_own,
-        'With class-align = "local" there is no complete global model': (
-            settings.has_local_heads
-        ),
-        "With node-embedding = true there is no complete global model": (
-            settings.node_embedding
-        ),
-        f'With schema-align = "{settings.schema_align}" clients have different parts of a '
-        "model": settings.schema_align != "same",
+    reasons = _without_global_model(settings) | {
         'With target-scale = "own" the global model predicts no numbers in their units': (
             settings.predicts == NUMBERS and settings.target_scale == "own"
         ),
@@ -339,11 +345,7 @@ def _check_calibration(settings: GeneralSettings) -> None:
             settings.conformal_score in (DIFFUSED, SCALED)
         ),
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ConfigError(
-                f'{reason}: use calibration = "owner", got "{settings.calibration}".'
-            )
+    _refuse(reasons, 'calibration = "owner"', settings.calibration)
 
 
 def _check_conformal_score(settings: GeneralSettings) -> None:
