@@ -75,16 +75,10 @@ def describe_clients(config: RunConfig) -> PartitionReport:
     pieces = PartitionSummary(
         torch.stack(counts).numpy(), np.array(sizes), edges / total if total else 1.0
     )
+    present, effective = pieces.num_classes_present, pieces.exp_label_entropy
     rows = [
-        [str(pid), str(size), *map(str, masked[pid]), str(present), f"{effective:.2f}"]
-        for pid, (size, present, effective) in enumerate(
-            zip(
-                sizes,
-                pieces.num_classes_present,
-                pieces.exp_label_entropy,
-                strict=True,
-            )
-        )
+        [*map(str, (pid, size, *masked[pid], present[pid])), f"{effective[pid]:.2f}"]
+        for pid, size in enumerate(sizes)
     ]
     share = f"({pieces.share_edges_kept:.1%})"
     kept = f"{edges:,} of {total:,} edges kept {share}" if total else "no edges"

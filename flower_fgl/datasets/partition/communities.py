@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -20,7 +19,6 @@ from flower_fgl.core.errors import DataError
 __all__ = [
     "NUM_COMMUNITIES",
     "RECURSIVE_UP_TO",
-    "MergedCommunities",
     "group_nodes",
     "louvain_communities",
     "merge_communities",
@@ -40,21 +38,6 @@ MAX_SIZE_DIFFERENCE = 20
 """δ of the greedy merge: a client may hold up to δ nodes more than ⌊N/K⌋."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class MergedCommunities:
-    """Communities assigned to clients by :func:`merge_communities`.
-
-    ``parts`` are the ascending nodes of each client, which may have none.
-    ``max_size_difference`` is the δ used; on a tiny graph it is smaller than requested.
-    ``num_fallbacks`` counts chunks that fitted no client and were assigned to the smallest
-    open client.
-    """
-
-    parts: list[IntArray]
-    max_size_difference: int
-    num_fallbacks: int
 
 
 def group_nodes(owner: IntArray, num_groups: int) -> list[IntArray]:
@@ -142,7 +125,7 @@ def merge_communities(
     num_clients: int,
     *,
     max_size_difference: int = MAX_SIZE_DIFFERENCE,
-) -> MergedCommunities:
+) -> list[IntArray]:
     """Assign communities greedily, largest first, to clients of about equal size.
 
     Communities of more than ⌊N/K⌋ - δ nodes are first divided into consecutive chunks of
@@ -150,7 +133,7 @@ def merge_communities(
     then all second chunks, and so on. Every client stays below ⌊N/K⌋ + δ nodes unless a
     chunk fits no client. The disjoint communities, N nodes in all, are in the order of
     their first node, nodes ascending. δ is ``max_size_difference``, or half of ⌊N/K⌋ if
-    ⌊N/K⌋ - δ is below 1.
+    ⌊N/K⌋ - δ is below 1. Returns the ascending nodes of each client, which may have none.
 
     Notes
     -----
@@ -187,7 +170,7 @@ def merge_communities(
             max(map(len, parts)),
             size,
         )
-    return MergedCommunities(parts, delta, num_fallbacks)
+    return parts
 
 
 def _chunks(communities: Sequence[IntArray], cap: int) -> list[IntArray]:

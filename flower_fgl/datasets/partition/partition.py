@@ -121,7 +121,7 @@ def _by_labels(communities: list[IntArray], given: PartitionInput) -> list[IntAr
 
 def _louvain_label(given: PartitionInput) -> list[IntArray]:
     num_parts = min(NUM_COMMUNITIES, given.num_nodes)
-    return _by_labels(merge_communities(_louvain_raw(given), num_parts).parts, given)
+    return _by_labels(merge_communities(_louvain_raw(given), num_parts), given)
 
 
 def _metis_label(given: PartitionInput) -> list[IntArray]:
@@ -165,7 +165,7 @@ NODE_RULES: dict[str, PartitionRule] = {
     ),
     "louvain": PartitionRule(
         "Louvain communities, divided and merged to clients of about equal size",
-        lambda g: merge_communities(_louvain_raw(g), g.num_clients).parts,
+        lambda g: merge_communities(_louvain_raw(g), g.num_clients),
         "an isolated node is a community of its own",
         libraries=("python-louvain", "networkx"),
     ),

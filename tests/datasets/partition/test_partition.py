@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 import shutil
@@ -184,18 +185,19 @@ def test_a_rule_reproduces_its_reference_statistics(planetoid, name, rule, num_c
 @pytest.mark.parametrize("name", ["Cora", "CiteSeer"])
 @pytest.mark.parametrize("num_clients", [5, 10, 20])
 def test_louvain_clients_stay_below_the_limit_without_fallbacks(
-    planetoid, name, num_clients
+    planetoid, name, num_clients, caplog
 ):
     dataset = planetoid(name)
     edge_index = dataset.edge_index.numpy()
     communities = louvain_communities(edge_index, dataset.num_nodes, seed=42)
-    merged = merge_communities(communities, num_clients)
+    with caplog.at_level(logging.INFO):
+        merged = merge_communities(communities, num_clients)
     target = dataset.num_nodes // num_clients
-    assert merged.max_size_difference == MAX_SIZE_DIFFERENCE
-    if not merged.num_fallbacks:
-        assert max(map(len, merged.parts)) < target + MAX_SIZE_DIFFERENCE
+    assert "too few" not in caplog.text
+    if not caplog.text:  # every chunk fitted
+        assert max(map(len, merged)) < target + MAX_SIZE_DIFFERENCE
     parts = partition_nodes(dataset, "louvain", num_clients, seed=42)
-    assert partition_sha256(parts) == partition_sha256(merged.parts)
+    assert partition_sha256(parts) == partition_sha256(merged)
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.7, 0.9])
