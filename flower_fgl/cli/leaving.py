@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -169,12 +169,15 @@ def list_parts(client: ClientGraph) -> list[str]:
     schema = client.schema
     if schema is None:
         return []
-    # the inductive setting hides nodes of the training graph
-    graph = max((client.graph, *client.evaluation), key=lambda g: g.num_nodes)
-    assert graph.messages is not None
-    assert graph.messages.relation is not None
-    edges = torch.bincount(graph.messages.relation, minlength=len(schema.relations))
-    lines = ["Kinds of nodes:", *_kinds(graph, schema, client.target), "Relations:"]
+    # the inductive setting hides nodes of the training graph; a set has other graphs
+    graph = max(client.graphs, key=lambda g: g.num_nodes)
+    graphs = (graph,) if graph.batch is None else client.graphs
+    edges = torch.zeros(len(schema.relations), dtype=torch.int64)
+    for one in graphs:
+        assert one.messages is not None
+        assert one.messages.relation is not None
+        edges += torch.bincount(one.messages.relation, minlength=len(edges))
+    lines = ["Kinds of nodes:", *_kinds(graphs, schema, client.target), "Relations:"]
     for (source, name, target), number in zip(
         schema.relations, edges.tolist(), strict=True
     ):
@@ -191,19 +194,23 @@ def list_parts(client: ClientGraph) -> list[str]:
     return lines
 
 
-def _kinds(graph: Graph, schema: Schema, target: Target) -> list[str]:
-    """Describe each kind of nodes."""
-    assert graph.node_type is not None
-    assert graph.messages is not None
-    nodes = torch.bincount(graph.node_type, minlength=len(schema.widths))
-    is_alone = torch.ones(graph.num_nodes, dtype=torch.bool)
-    is_alone[graph.messages.index.flatten()] = False
-    alone = torch.bincount(graph.node_type[is_alone], minlength=len(schema.widths))
-    lines = []
+def _kinds(graphs: Sequence[Graph], schema: Schema, target: Target) -> list[str]:
+    """Describe each kind of nodes of a graph, or of all graphs of a set."""
+    nodes, alone = torch.zeros((2, len(schema.widths)), dtype=torch.int64)
+    for graph in graphs:
+        assert graph.node_type is not None
+        assert graph.messages is not None
+        nodes += torch.bincount(graph.node_type, minlength=len(nodes))
+        is_alone = torch.ones(graph.num_nodes, dtype=torch.bool)
+        is_alone[graph.messages.index.flatten()] = False
+        alone += torch.bincount(graph.node_type[is_alone], minlength=len(nodes))
+    is_set, lines = graphs[0].batch is not None, []
     for place, (kind, width) in enumerate(schema.widths):
         parts = [_count(int(nodes[place]), "node")]
-        if kind == schema.target and not schema.predicted:
-            known = int((graph.y >= 0).sum())
+        if is_set and schema.target in ("", kind):
+            parts[0] += ", pooled"
+        elif kind == schema.target and not schema.predicted:
+            known = int((graphs[0].y >= 0).sum())
             what = "number" if target.has_numbers else "label"
             parts[0] += f" to predict, {known:,} with a known {what}"
         parts.append(
@@ -228,7 +235,7 @@ def _said_of_schema(description: Description, config: RunConfig) -> dict[str, st
         f"{description.num_nodes:,} nodes to predict, {description.num_edges:,} edges"
     )
     said = {"num-nodes num-edges": f"the size of the graph: {size} of all relations"}
-    said = {} if config.has_pairs else said
+    said = {} if config.has_pairs or config.classifies_graphs else said
     told = description.told
     if told is None:
         return said | {

@@ -34,7 +34,9 @@ class Schema:
     has a block of columns for each kind; a node has zeros outside the block of its kind.
     """
 
-    target: str  # kind of the nodes that are predicted
+    # kind of the nodes that are predicted; in a set of graphs the kind whose nodes are
+    # pooled, empty for all kinds
+    target: str
     widths: tuple[tuple[str, int], ...]  # of the features of each kind; may be 0
     relations: tuple[Triple, ...] = ()
     private: frozenset[Triple] = frozenset()  # relations that the owner keeps to itself
@@ -74,7 +76,7 @@ class Schema:
         found = [*self.relations, *[self.predicted or ("", "", "")]]
         *relations, predicted = ((_hash(a), _hash(n), _hash(b)) for a, n, b in found)
         return Schema(
-            _hash(self.target),
+            self.target and _hash(self.target),
             tuple((_hash(kind), width) for kind, width in self.widths),
             tuple(relations),
             predicted=predicted if self.predicted else None,
@@ -180,7 +182,7 @@ class Schema:
                     f'{where}: the relation to predict has the kind "{end}", which is no '
                     f"kind of nodes. Kinds: {', '.join(types)}."
                 )
-        if self.target not in types and (self.target or types):
+        if self.target and self.target not in types:
             raise DataError(
                 f'{where}: the kind to predict, "{self.target}", is no kind of nodes. '
                 f"Kinds: {', '.join(types)}."

@@ -440,7 +440,8 @@ class GeneralSettings:
     )
     target_node: str = option(
         "",
-        "kind of the nodes to predict in a typed graph; empty: the only kind with labels",
+        "kind of the nodes to predict in a typed graph; empty: the only kind with labels. "
+        "In a set of typed graphs the kind whose nodes are pooled; empty: all",
     )
     target_relation: str = option(
         "",

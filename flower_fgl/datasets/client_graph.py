@@ -104,7 +104,7 @@ class MessageEdges:
     relation: Tensor | None = None
 
     def select(self, chosen: Tensor) -> MessageEdges:
-        """Return the edges of a boolean mask of shape (M,)."""
+        """Return the edges of a boolean mask of shape (M,), or of some numbers (m,)."""
         return replace(
             self,
             index=self.index[:, chosen],
@@ -214,8 +214,9 @@ class GraphDataset(_Dataset):
 
     ``batch`` (N,), int64, is the graph of each node, non-decreasing. ``y``, ``masks`` and
     ``targets`` are those of the G graphs, ``messages`` those of all graphs; these and all
-    other fields are as in :class:`NodeDataset`. If there are no features, ``d == 0``,
-    degree features are built from the training graphs when the dataset is split.
+    other fields are as in :class:`NodeDataset`. If graphs of one kind of nodes have no
+    features, ``d == 0``, degree features are built from the training graphs when the
+    dataset is split.
     """
 
     name: str
@@ -228,6 +229,22 @@ class GraphDataset(_Dataset):
     targets: Tensor | None = None
     messages: MessageEdges | None = None
     feature_names: tuple[str, ...] = ()
+    node_type: Tensor | None = None
+    schema: Schema | None = None
+
+    @classmethod
+    def of(
+        cls, union: NodeDataset, batch: Tensor, y: Tensor, target: Target, **fields: Any
+    ) -> GraphDataset:
+        """Return the graphs of a disjoint union; ``fields`` are others of the class."""
+        common: dict[str, Any] = {
+            "messages": union.messages,
+            "feature_names": union.feature_names,
+            "node_type": union.node_type,
+            "schema": union.schema,
+        }
+        whole = (union.name, union.x, union.edge_index)
+        return cls(*whole, batch, y, target, **common | fields)
 
     @property
     def num_graphs(self) -> int:
@@ -396,10 +413,11 @@ class ClientGraph(_HasTarget):
         In a typed graph, number of nodes of the kind to predict. With ``pairs``, number of
         these.
         """
-        is_typed = self.schema is not None and self.graph.pairs is None
-        if self.schema is not None and is_typed and self.graph.node_type is not None:
-            kind = self.schema.node_types.index(self.schema.target)
-            return int((self.graph.node_type == kind).sum())
+        graph, schema = self.graph, self.schema
+        is_of_nodes = graph.pairs is None and graph.batch is None
+        if schema is not None and is_of_nodes and graph.node_type is not None:
+            kind = schema.node_types.index(schema.target)
+            return int((graph.node_type == kind).sum())
         return sum(graph.num_items for graph in self.held)
 
     @property

@@ -52,6 +52,7 @@ from flower_fgl.datasets.pyg_typed import (
     is_hetero,
     is_typed,
     read_typed,
+    read_typed_set,
     unread_of_typed,
 )
 from flower_fgl.datasets.transforms.typed import (
@@ -67,6 +68,7 @@ __all__ = [
     "is_graph",
     "node_dataset",
     "nodes_to_score",
+    "read_union",
     "store_graph",
     "store_graphs",
     "store_set",
@@ -533,28 +535,26 @@ def graph_dataset(
 ) -> GraphDataset:
     """Convert G PyG graphs with ``x``, ``edge_index`` and ``y`` to a dataset.
 
+    Typed graphs are ``HeteroData`` with ``y`` of the whole graph, or ``Data`` with kinds.
     With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
     ``may_be_unknown`` accepts graphs without a known value. A DataError says that the
     graphs do not fit each other.
     """
     from torch_geometric.data import Batch
 
-    if not graphs or not all(map(is_data, graphs)):
-        raise DataError(
-            f"{name}: expected a list of torch_geometric.data.Data, one per graph."
-        )
-    held = sum(graph.get("edge_attr") is not None for graph in graphs)
+    _require_list(graphs, name)
+    items = [_own_attributes(graph) if is_hetero(graph) else graph for graph in graphs]
+    held = sum(graph.get("edge_attr") is not None for graph in items)
     if 0 < held < len(graphs):
         raise DataError(
             f"{name}: {held} of {len(graphs)} graphs have edge_attr. Give it to all or "
             "none."
         )
-    _check_alike(graphs, name, kind)
-    union = Batch.from_data_list(list(graphs))
-    x, edge_index = read_inputs(union, name)
-    messages = _if_described(read_edges(union, name), edge_index)
+    _check_alike(items, name, kind)
+    union, batch = read_union(graphs, name)
+    joint = Batch.from_data_list(items)
     if kind == CLASSES:
-        y = read_labels(union, name)
+        y = read_labels(joint, name)
         if y.numel() != len(graphs):
             raise DataError(
                 f"{name}: expected one class for each of the {len(graphs)} graphs, got "
@@ -564,26 +564,58 @@ def graph_dataset(
         check_numbering(y, name, "graph")
     else:
         for key in ("y", "y_mask"):
-            if union.get(key) is not None:  # PyG joins values (T,) of graphs to (G T,)
-                union[key] = union[key].reshape(len(graphs), -1)
+            if joint.get(key) is not None:  # PyG joins values (T,) of graphs to (G T,)
+                joint[key] = joint[key].reshape(len(graphs), -1)
         for key in ("target_names", "target_units", "label_names"):
-            if graphs[0].get(key) is not None:
-                union[key] = graphs[0][key]
-        values = read_several(union, name, Target(kind, ()), len(graphs))
+            if items[0].get(key) is not None:
+                joint[key] = items[0][key]
+        values = read_several(joint, name, Target(kind, ()), len(graphs))
     target, y, targets = values
-    dataset = GraphDataset(
-        name,
-        x.to_dense(),
-        edge_index,
-        union.batch,
-        y,
-        target,
-        targets=targets,
-        messages=messages,
-    )
-    warn_of_unread(graphs, name, has_values=targets is not None)
+    has_values, of_typed = targets is not None, set[str]()
+    if union.schema is not None:
+        for graph in graphs:
+            of_typed |= unread_of_typed(graph, "", None, has_values=has_values)
+    elif union.messages is not None:
+        messages = _if_described(union.messages, union.edge_index)
+        union = replace(union, x=union.x.to_dense(), messages=messages)
+    plain = graphs if union.schema is None else ()
+    warn_of_unread(plain, name, has_values=has_values, of_typed=of_typed)
+    dataset = GraphDataset.of(union, batch, y, target, targets=targets)
     validate_graph_dataset(dataset, may_be_unknown=may_be_unknown)
     return dataset
+
+
+def read_union(graphs: Any, name: str) -> tuple[NodeDataset, Tensor]:
+    """Return PyG graphs as one disjoint union without targets; the graph of each node."""
+    from torch_geometric.data import Batch
+
+    _require_list(graphs, name)
+    if any(is_typed(graph, ONE_GRAPH) for graph in graphs):
+        return read_typed_set(graphs, name)
+    joint = Batch.from_data_list(list(graphs))
+    x, edge_index = read_inputs(joint, name)
+    unknown, target = torch.full((len(x),), -1), Target.classes(NO_CLASSES)
+    messages = read_edges(joint, name)
+    union = NodeDataset(name, x, edge_index, unknown, target, messages=messages)
+    return union, joint.batch
+
+
+def _require_list(graphs: Any, name: str) -> None:
+    """Reject what is no list of graphs of one of PyG's classes."""
+    is_list = isinstance(graphs, list | tuple) and bool(graphs)
+    if is_list and (all(map(is_data, graphs)) or all(map(is_hetero, graphs))):
+        return
+    raise DataError(
+        f"{name}: expected a list of torch_geometric.data.Data, or of HeteroData, one per "
+        "graph."
+    )
+
+
+def _own_attributes(graph: Any) -> Any:
+    """Return what a ``HeteroData`` holds of the whole graph."""
+    from torch_geometric.data import Data
+
+    return Data.from_dict({**graph.to_dict()["_global_store"], "num_nodes": 1})
 
 
 def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
@@ -671,9 +703,10 @@ def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -
         batch=dataset.batch,
         targets=dataset.targets,
         messages=dataset.messages,
+        node_type=dataset.node_type,
     )
     numbers = torch.arange(dataset.num_graphs)
-    client = ClientGraph(0, whole, dataset.target, numbers)
+    client = ClientGraph(0, whole, dataset.target, numbers, schema=dataset.schema)
     path = folder / f"set-{_digest(client)}.npz"
     return _stored([(path, client)], path)
 

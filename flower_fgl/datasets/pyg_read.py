@@ -66,7 +66,6 @@ def read_inputs(
     """Return features and undirected simple edges of a graph with one kind of each."""
     x = read_features(data.x, name, names)
     edge_index = read_index(data.edge_index, name, (len(x), len(x)))
-    _reject_kinds(data, name)
     return x, undirected_simple(edge_index, len(x))
 
 
@@ -134,21 +133,6 @@ def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
     check_columns(names, x, name, "edge")
     check_edge_features(x, index.shape[1], name)
     return MessageEdges(index, x, tuple(names))
-
-
-def _reject_kinds(data: Any, name: str) -> None:
-    """Reject a graph with several kinds of nodes or of edges."""
-    found = {key: data.get(key) for key in KINDS}
-    kinds = {k: len(torch.unique(v)) for k, v in found.items() if isinstance(v, Tensor)}
-    if several := {key: number for key, number in kinds.items() if number > 1}:
-        what = " and ".join(
-            f"{number} kinds of {key[:4]}s" for key, number in several.items()
-        )
-        raise DataError(
-            f"{name}: {' and '.join(several)} distinguish {what}, which would be lost in a "
-            "set of graphs. Delete the attribute to treat all alike, or write the kinds of "
-            "nodes into x, as columns of 0 and 1."
-        )
 
 
 def warn_of_unread(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Triple
+from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.own_split import split_names
 from flower_fgl.datasets.pyg_read import (
     BOOKKEEPING,
@@ -23,7 +24,7 @@ from flower_fgl.datasets.pyg_read import (
     read_index,
 )
 from flower_fgl.datasets.transforms.normalize_features import select_columns
-from flower_fgl.datasets.transforms.typed import NodeTable
+from flower_fgl.datasets.transforms.typed import NodeTable, typed_union
 from flower_fgl.nn.graph_union import select_rows
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "is_hetero",
     "is_typed",
     "read_typed",
+    "read_typed_set",
     "unread_of_typed",
 ]
 
@@ -80,6 +82,9 @@ class TypeNames:
     private: Collection[Triple] = ()
     is_single: bool = True
     relation: str = ""
+
+
+NO_TYPES = TypeNames()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +144,70 @@ def read_typed(
     if is_hetero(data):
         return _read_hetero(data, name, names, features, has_labels=has_labels)
     return _read_numbered(data, name, names, features, has_labels=has_labels)
+
+
+def read_typed_set(
+    graphs: Sequence[Any], name: str, names: TypeNames = NO_TYPES
+) -> tuple[NodeDataset, Tensor]:
+    """Return the disjoint union of typed graphs, and the graph of each node (N,).
+
+    They are all ``HeteroData`` or all ``Data``. A graph may lack kinds and relations of
+    others. Errors are those of :func:`read_typed`; a DataError also says that graphs differ
+    in the names or the width of a kind.
+    """
+    if not is_hetero(graphs[0]):
+        return _read_numbered_set(graphs, name, names)
+    parts: dict[str, list[NodeTable]] = {}
+    graph_of: dict[str, list[Tensor]] = {}
+    edges: dict[Triple, list[Tensor]] = {}
+    size: dict[str, int] = {}
+    for number, graph in enumerate(graphs):
+        where = f"graph {number} of {name}"
+        found = _read_hetero(graph, where, names, (), has_labels=False)
+        first = dict(size)
+        for kind, table in found.tables.items():
+            size[kind] = size.get(kind, 0) + len(table.x)
+            parts.setdefault(kind, []).append(table)
+            graph_of.setdefault(kind, []).append(torch.full((len(table.x),), number))
+            width, other = table.x.shape[1], parts[kind][0].x.shape[1]
+            if width != other:
+                raise DataError(
+                    f'{where}: nodes of the kind "{kind}" have {width} features, but '
+                    f"{other} in a graph before. Give them the same columns."
+                )
+        for triple, index in found.relations.items():
+            start = [[first.get(kind, 0)] for kind in triple[::2]]
+            edges.setdefault(triple, []).append(index + torch.tensor(start))
+    tables = {
+        kind: NodeTable(torch.cat([table.x.to_dense() for table in held]))
+        for kind, held in parts.items()
+    }
+    joint = {triple: torch.cat(pieces, dim=1) for triple, pieces in edges.items()}
+    return typed_union(
+        name, tables, joint, {kind: torch.cat(held) for kind, held in graph_of.items()}
+    )
+
+
+def _read_numbered_set(
+    graphs: Sequence[Any], name: str, names: TypeNames
+) -> tuple[NodeDataset, Tensor]:
+    """Return the union of ``Data`` with kinds; names are attributes of the first."""
+    from torch_geometric.data import Batch
+
+    union = Batch.from_data_list(list(graphs))
+    for key in (*NODE_NAMES, *EDGE_NAMES, *WIDTHS):
+        held = [getattr(graph, key, None) for graph in graphs]
+        if odd := [number for number, one in enumerate(held) if one != held[0]]:
+            raise DataError(
+                f"{name}: {key} of graphs 0 and {odd[0]} differ. Number kinds and "
+                "relations alike in all graphs."
+            )
+        if held[0] is not None:
+            union[key] = held[0]
+    found = _read_numbered(union, name, names, (), has_labels=False)
+    batch, sizes = union.batch[found.numbers], [len(t.x) for t in found.tables.values()]
+    graph_of = dict(zip(found.tables, batch.split(sizes), strict=True))
+    return typed_union(name, found.tables, found.relations, graph_of)
 
 
 def _read_hetero(
@@ -471,13 +540,15 @@ def unread_of_typed(
 ) -> set[str]:
     """Return the attributes with which a typed graph is not read.
 
-    Those of a ``HeteroData`` follow the name of their kind or relation.
+    Those of a ``HeteroData`` follow the name of their kind or relation. Of a graph of a
+    set, which has no ``target``, the targets are attributes of the whole graph.
     """
     values = set(TARGET_KEYS) if has_values else set()
     if not is_hetero(data):
         parts, _ = split_names([key for key in set(data.keys()) if "edge" not in key])
         return set(data.keys()).difference(READ | BOOKKEEPING | values, *parts.values())
     unread = set(data.to_dict()["_global_store"])
+    unread -= set() if target else {"y", *values}
     for kind in data.node_types:
         keys = set(data[kind].keys())
         known = {"x", "num_nodes"} | BOOKKEEPING

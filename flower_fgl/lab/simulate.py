@@ -59,8 +59,9 @@ def simulate(
     dataset : str, torch_geometric.data.Data or HeteroData, or list of these
         A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
         partitioned; or a list with one graph for each client, as ``owners``. With
-        ``setting="graph"`` a list is a set of graphs, which is partitioned. Graphs are
-        written to the cache folder as graph files, see :func:`flower_fgl.to_npz`.
+        ``setting="graph"`` a list is a set of graphs, which may be typed, and is
+        partitioned. Graphs are written to the cache folder as graph files, see
+        :func:`flower_fgl.to_npz`.
     clients : int, optional
         Number of clients K, at least 1; by default 10, or the number of ``owners``.
     seed : int

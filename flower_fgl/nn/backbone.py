@@ -100,6 +100,14 @@ class Backbone(nn.Module):
     decoder: nn.Module | None
 
     @property
+    def pooled_kind(self) -> int | None:
+        """Kind of the nodes of a typed graph that a readout pools; ``None`` for all."""
+        schema = self.typed and self.typed.schema
+        return (
+            schema.node_types.index(schema.target) if schema and schema.target else None
+        )
+
+    @property
     def reach(self) -> int | None:
         """Number of layers that read neighbours; ``None`` excludes receptive fields."""
         # A receptive field supports linear and filtered_linear only, so a backbone that
@@ -203,7 +211,7 @@ class Backbone(nn.Module):
                 f"{'no' if graph.batch is None else graph.num_graphs} graphs."
             )
         h = self.embed_nodes(graph)
-        return graph.pool(h, self.pooling) if self.readout else h
+        return graph.pool(h, self.pooling, self.pooled_kind) if self.readout else h
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Predict logits (N, C) or (G, C) from the embeddings that :meth:`embed` returned.

@@ -107,6 +107,9 @@ class GraphInput:
     relations: Relations | None = None
     """Kinds of nodes and relations of edges, for backbones of typed graphs."""
 
+    _related: GraphBatch | None = None
+    """The edges of :attr:`relations` of a batch, once :meth:`select` needs them."""
+
     _ways: dict[Direction, Ways]
     _directed: dict[Direction, tuple[GraphInput, GraphInput | None]]
 
@@ -123,7 +126,7 @@ class GraphInput:
     def with_relations(self, relations: Relations) -> GraphInput:
         """Return the same graph with kinds of nodes and relations of edges."""
         out = copy(self)
-        out.relations = relations
+        out.relations, out._related = relations, None
         return out
 
     def masked(
@@ -301,13 +304,36 @@ class GraphInput:
         union = GraphBatch.trusted(part.edge_index, part.batch, len(graphs))
         out = GraphInput._of(topology, select_rows(self.x, part.nodes), union)
         out.selected, out._chosen_from = graphs, (self, part.nodes)
+        if self.relations is not None:
+            out.relations = self._select_relations(self.relations, part.nodes, graphs)
         return out
 
-    def pool(self, h: Tensor, how: Pooling) -> Tensor:
-        """Aggregate the rows of ``h`` (N, p) of each graph: (G, p), zeros without nodes."""
+    def _select_relations(
+        self, whole: Relations, nodes: Tensor, graphs: Tensor
+    ) -> Relations:
+        """Return kinds and relations of some graphs (g,) with their nodes (n,)."""
+        if self._related is None:
+            union = self._union()
+            found = GraphBatch.trusted(whole.index, union.batch, union.num_graphs)
+            self._related = found
+        part = self._related.select(graphs)
+        relation = whole.relation[part.edges]
+        return Relations(whole.node_type[nodes], part.edge_index, relation)
+
+    def pool(self, h: Tensor, how: Pooling, kind: int | None = None) -> Tensor:
+        """Aggregate the rows of ``h`` (N, p) of each graph: (G, p), zeros without nodes.
+
+        In a typed graph ``kind`` is that of the nodes to aggregate, ``None`` for all.
+        """
         union = self._union()
-        total = index_sum(h, union.batch, union.num_graphs)
-        return total if how == "sum" else total / union.num_nodes.clamp(min=1)[:, None]
+        batch, number = union.batch, union.num_nodes
+        if kind is not None:
+            assert self.relations is not None
+            chosen = (self.relations.node_type == kind).nonzero().flatten()
+            h, batch = h.index_select(0, chosen), batch[chosen]
+            number = torch.bincount(batch, minlength=union.num_graphs)
+        total = index_sum(h, batch, union.num_graphs)
+        return total if how == "sum" else total / number.clamp(min=1)[:, None]
 
     def _union(self) -> GraphBatch:
         if self.union is None:

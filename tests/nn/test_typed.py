@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,3 +166,67 @@ def test_model_survives_its_text() -> None:
     model = TypedModel(SCHEMA, 3, False)
     assert TypedModel.from_text(model.to_text()) == model
     assert TypedModel.from_text("both:3") is None
+
+
+def sample(seed: int, kinds: list[int]) -> GraphInput:
+    """Return a graph with nodes of some kinds, and random edges that fit the relations."""
+    draw = torch.Generator().manual_seed(seed)
+    node_type = torch.tensor(kinds)
+    x = torch.randn(len(kinds), 2, generator=draw) * (node_type == 0)[:, None]
+    edges = []
+    for number, (source, _, target) in enumerate(SCHEMA.relations):
+        ends = [[i for i, k in enumerate(kinds) if k == "ab".index(e)] for e in
+                (source, target)]  # fmt: skip
+        if all(ends):
+            edges += [[a, b, number] for a in ends[0] for b in ends[1] if (a + b) % 2]
+    rows = torch.tensor(edges, dtype=torch.int64).reshape(-1, 3).T
+    graph = GraphInput(x, torch.empty((2, 0), dtype=torch.int64))
+    return graph.with_relations(Relations(node_type, rows[:2], rows[2]))
+
+
+def unite(graphs: list[GraphInput]) -> GraphInput:
+    """Return graphs as one batch."""
+    first, parts = 0, []
+    for graph in graphs:
+        assert graph.relations is not None
+        parts.append(replace(graph.relations, index=graph.relations.index + first))
+        first += graph.num_nodes
+    sizes = torch.tensor([graph.num_nodes for graph in graphs])
+    whole = GraphInput(
+        torch.cat([graph.x for graph in graphs]),
+        torch.empty((2, 0), dtype=torch.int64),
+        batch=torch.repeat_interleave(torch.arange(len(graphs)), sizes),
+    )
+    return whole.with_relations(
+        Relations(
+            torch.cat([part.node_type for part in parts]),
+            torch.cat([part.index for part in parts], dim=1),
+            torch.cat([part.relation for part in parts]),
+        )
+    )
+
+
+KINDS_OF = [[0, 0, 1, 0], [0], [1, 1, 0], [0, 0, 0], [1, 0, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("target", ["", "a", "b"])
+@pytest.mark.parametrize("how", ["mean", "sum"])
+@pytest.mark.parametrize("name", ["rgcn", "typed-graphsage", "typed-gine"])
+def test_a_set_equals_its_graphs_one_by_one(name: str, how: str, target: str) -> None:
+    graphs = [sample(seed, kinds) for seed, kinds in enumerate(KINDS_OF)]
+    schema = replace(SCHEMA, target=target)
+    model, of_nodes = build(name, schema, readout=how), build(name)
+    model.load_state_dict(of_nodes.state_dict())
+    expected = []
+    for graph, kinds in zip(graphs, KINDS_OF, strict=True):
+        h = of_nodes.represent(graph)
+        own = [i for i, k in enumerate(kinds) if target in ("", "ab"[k])]
+        pooled = sum((h[i] for i in own), torch.zeros(4))
+        pooled = pooled / max(len(own), 1) if how == "mean" else pooled
+        expected.append(of_nodes.classifier(pooled))
+    batch = unite(graphs)
+    torch.testing.assert_close(model(batch), torch.stack(expected))
+    chosen = torch.tensor([4, 0, 2])
+    few = torch.stack([expected[k] for k in chosen.tolist()])
+    torch.testing.assert_close(model(batch.select(chosen)), few)
+    torch.testing.assert_close(model(batch.to("cpu").select(chosen)), few)

@@ -142,7 +142,7 @@ def test_a_plain_graph_is_refused_for_a_typed_model(tmp_path: Path) -> None:
             "over the owners that have it",
         ),
         ({"schema_align": "private", "evaluate": "both"}, "different parts of a model"),
-        ({"setting": "graph"}, "typed graphs, one at each client"),
+        ({"setting": "few-shot"}, "reads typed graphs: set setting"),
         ({"types": "ignore"}, "leaves one kind of nodes and edges"),
     ],
 )

@@ -107,10 +107,10 @@ def _check_model(
 def _check_typed(settings: GeneralSettings) -> None:
     """Reject what backbones of typed graphs cannot do."""
     model, has_pairs = settings.model, settings.setting in (LINK, EDGE)
-    if settings.setting not in ("transductive", "inductive", LINK, EDGE):
+    if settings.setting not in ("transductive", "inductive", LINK, EDGE, "graph"):
         raise ConfigError(
-            f'model = "{model}" reads typed graphs, one at each client: set setting = '
-            f'"transductive", "inductive", "link" or "edge", got "{settings.setting}".'
+            f'model = "{model}" reads typed graphs: set setting = "transductive", '
+            f'"inductive", "link", "edge" or "graph", got "{settings.setting}".'
         )
     if has_pairs and settings.schema_align == "private":
         raise ConfigError(

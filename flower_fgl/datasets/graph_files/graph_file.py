@@ -216,7 +216,8 @@ def _load(
     """Read a graph file; return ``None`` if an error was collected."""
     arrays: dict[str, Array]
     check_kind(path)
-    if os.path.exists(path / RELATIONS):
+    is_set = os.path.exists(path / GRAPHS)
+    if os.path.exists(path / RELATIONS) and not is_set:
         return read_typed_folder(
             path,
             target_node=target_node,
@@ -226,7 +227,7 @@ def _load(
             attempts=attempt,
         )
     if os.path.isdir(path):
-        if os.path.exists(path / GRAPHS):
+        if is_set:
             rows = csv_rows(path / GRAPHS, ("id",))
             raise _holds_a_set(path, sum(1 for _ in rows) - 1)
         arrays = read_csv_folder(

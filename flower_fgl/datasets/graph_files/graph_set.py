@@ -13,6 +13,8 @@ The ``.npz`` file holds all graphs as one disjoint union, with the arrays of
     (2, M) or (M, 2) row numbers of ``x``; one direction of each edge is enough.
 ``edge_attr``, ``edge_attr_names``
     (M, a) numbers and (a,) text, optional: features of the edges.
+``node_types``, ``node_type_widths``, ``relations``, ``node_type``, ``edge_type``
+    Optional: kinds of nodes and relations, as for one graph. The graphs may lack some.
 ``y`` with ``class_names``, ``label_names`` or ``target_names``
     Classes, labels or numbers of the graphs, see ``target_arrays.py``.
 ``graph_ids``
@@ -72,6 +74,7 @@ from flower_fgl.datasets.graph_files.target_arrays import (
     read_names,
     read_values,
 )
+from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS, TYPE_KEYS
 from flower_fgl.datasets.graph_files.validate import (
     LONGEST_NAME,
     validate_graph_dataset,
@@ -81,10 +84,12 @@ __all__ = ["OwnedSet", "inspect_graph_set", "load_graph_set"]
 
 
 INPUTS = ("x", *SPARSE_KEYS, "edge_index", "edges", "edge_attr", "edge_attr_names")
+TYPES = (*TYPE_KEYS, *SCHEMA_KEYS[:3], "private_relations")
 MOST_GRAPHS = 10**6
 SET_KEYS = frozenset(
     [
         *INPUTS,
+        *TYPES,
         *("graph_of_node", "declared_classes", *TARGET_KEYS),
         *("graph_ids", "graph_keys", "feature_names"),
         *SCALING,
@@ -260,17 +265,21 @@ def set_dataset(
     has_masks: bool,
 ) -> GraphDataset | None:
     """Build the graphs from their arrays, and validate them."""
-    inputs = {key: arrays[key] for key in INPUTS if key in arrays}
+    inputs = {key: arrays[key] for key in (*INPUTS, *TYPES) if key in arrays}
     shape = inputs["x"].shape if "x" in inputs else (len(graph_of_node), 0)
     has_features = "x_data" in inputs or shape[1:] != (0,)
+    is_typed = not {*TYPES}.isdisjoint(inputs)
     if not has_features:  # one column takes their place while the edges are checked
-        inputs["x"] = np.zeros((shape[0], 1), dtype=np.float32)
+        width = 0 if is_typed else 1
+        inputs["x"] = np.zeros((shape[0], width), dtype=np.float32)
     if not {"edges", "edge_index"} & inputs.keys():
         raise DataError(
             f"{where}: edges are missing. Add edges of shape (M, 2), with M = 0 if no "
             "graph has any."
         )
-    union = try_node_dataset(inputs, where, NO_CLASSES, attempt, has_labels=False)
+    union = try_node_dataset(
+        inputs, where, NO_CLASSES, attempt, has_labels=False, is_set=True
+    )
     if union is None:
         return None
     if union.num_nodes != len(graph_of_node):
@@ -279,16 +288,13 @@ def set_dataset(
             f"({union.num_nodes},), got {graph_of_node.shape}."
         )
     masks = read_masks(arrays, where, PARTS) if has_masks else {}
-    dataset = GraphDataset(
-        union.name,
-        union.x if has_features else union.x[:, :0],
-        union.edge_index,
+    dataset = GraphDataset.of(
+        union if has_features else replace(union, x=union.x[:, :0]),
         torch.from_numpy(graph_of_node),
         values.y,
         values.target,
-        masks,
-        values.targets,
-        union.messages,
+        masks=masks,
+        targets=values.targets,
     )
     if has_features:
         names = read_feature_names(arrays, dataset.num_features, where)

@@ -174,12 +174,13 @@ def try_node_dataset(
     attempt: ErrorCollector,
     *,
     has_labels: bool = True,
+    is_set: bool = False,
 ) -> NodeDataset | None:
     """Build one graph from the arrays of ``GRAPH_KEYS``, and validate it.
 
     It is undirected and simple; the log counts dropped and added edges. Without
     ``has_labels``, ``y`` is not read and every label is -1. The result is ``None`` if an
-    error was collected.
+    error was collected. If it ``is_set``, it is the union of all graphs of a set.
     """
     x = attempt(_features, arrays, where)
     if x is None:
@@ -222,7 +223,7 @@ def try_node_dataset(
     is_whole = all(part is not None for part in (read, edge_index, masks, messages))
     is_valid = is_whole and not found.problems
     is_typed = any(key in arrays for key in TYPE_KEYS)
-    schema = attempt(read_schema, arrays, where) if is_typed else None
+    schema = attempt(read_schema, arrays, where, is_set=is_set) if is_typed else None
     if is_valid and schema is not None:
         return attempt(with_types, dataset, arrays, schema, where)
     return dataset if is_valid and not is_typed else None

@@ -53,20 +53,28 @@ def folder_tables(folder: Path) -> list[Path]:
 
 
 def read_typed_names(
-    folder: Path, target_node: str, attempt: ErrorCollector, *, needs_labels: bool
+    folder: Path,
+    target_node: str,
+    attempt: ErrorCollector,
+    *,
+    needs_labels: bool,
+    is_set: bool = False,
 ) -> TypedNames | None:
     """Read ``relations.csv`` and the headers of the tables.
 
     Kinds are sorted by name, relations are in the order of their lines. The result is
     ``None`` if an error was collected: a table is missing or not listed, a name is
-    malformed or given twice, or the kind to predict is not clear.
+    malformed or given twice, or the kind to predict is not clear. In a set of graphs no
+    kind is predicted.
     """
-    attempt(_reject_plain, folder)
+    attempt(_reject_plain, folder, is_set=is_set)
     kinds = attempt(_tables_in, folder / "nodes", "kind of nodes")
     listed = attempt(_relations, folder / RELATIONS, kinds) if kinds else None
     if not kinds or not listed or attempt.problems:
         return None
-    target = attempt(_target_kind, folder, kinds, target_node, needs_labels)
+    target: str | None = ""
+    if not is_set:
+        target = attempt(_target_kind, folder, kinds, target_node, needs_labels)
     if target is None:
         return None
     schema = Schema(
@@ -86,9 +94,10 @@ def _list_kinds(kinds: Sequence[str]) -> str:
     return f"Kinds: {', '.join(map(clip, kinds[:MOST_SHOWN]))}{more}."
 
 
-def _reject_plain(folder: Path) -> None:
+def _reject_plain(folder: Path, *, is_set: bool) -> None:
     """Reject tables of graphs with one kind of nodes, which would not be read."""
     held = [name for name in PLAIN if os.path.exists(folder / name)]
+    held = [name for name in held if not (is_set and name == "graphs.csv")]
     if held:
         raise DataError(
             f"{show_path(folder)} has {RELATIONS}, by which it is a typed graph, but also "
@@ -205,7 +214,8 @@ def _reject_unlisted(
             "or remove it."
         )
     joined = {end for one in listed for end in (one.triple[0], one.triple[2])}
-    if alone := [kind for kind in kinds if kind not in joined and kind != target]:
+    alone = [kind for kind in kinds if kind not in joined and kind != target]
+    if alone and target:  # nodes of a set are pooled, with or without edges
         raise DataError(
             f"{show_path(folder / 'nodes' / alone[0])}.csv: no line of {RELATIONS} has the "
             f'kind "{clip(alone[0])}". List a relation of these nodes, or remove the table.'

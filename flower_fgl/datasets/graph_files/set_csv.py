@@ -13,6 +13,9 @@
     a feature of the edges.
 ``classes.csv``
     Optional: ``name``, one class per line, as for one graph.
+``relations.csv``
+    Makes the graphs typed, see ``typed_csv.py``: ``nodes/KIND.csv`` and
+    ``edges/RELATION.csv`` with the columns above take the place of the two tables.
 
 With a column ``smiles`` the graphs are those of the molecules, by rdkit and
 torch-geometric, and there is neither ``nodes.csv`` nor ``edges.csv``. Atoms have the 9
@@ -28,10 +31,12 @@ import os
 import shutil
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
@@ -50,6 +55,11 @@ from flower_fgl.datasets.graph_files.csv_tables import (
 )
 from flower_fgl.datasets.graph_files.graph_file import GRAPHS
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
+from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, read_typed_names
+from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays
+from flower_fgl.datasets.graph_files.typed_csv import edge_notes
+from flower_fgl.datasets.graph_files.write import graph_arrays
+from flower_fgl.datasets.transforms.typed import NodeTable, typed_union
 
 __all__ = ["drop_unreadable", "inchikeys", "read_set_folder"]
 
@@ -99,7 +109,12 @@ def read_set_folder(
     if graphs.text["smiles"]:
         arrays |= attempt(_molecules, graphs, attempt) or {}
     elif index is not None:
-        arrays |= attempt(_graphs, folder, index, attempt) or {}
+        is_typed = os.path.exists(folder / RELATIONS)
+        read = _typed_graphs if is_typed else _graphs
+        arrays |= attempt(read, folder, index, attempt) or {}
+        more = arrays.pop("more", None)
+        if more is not None:
+            arrays["notes"] = np.concatenate([arrays["notes"], more])
     return {key: found for key, found in arrays.items() if found is not None}
 
 
@@ -136,13 +151,21 @@ def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
     return read_molecules(graphs, attempt)
 
 
-def _graphs(
-    folder: Path, index: dict[str, int], attempt: ErrorCollector
-) -> dict[str, Array | None]:
-    """Return nodes and edges, with the nodes in the order of ``graphs.csv``."""
+class _Nodes(NamedTuple):
+    """The nodes of one table: their graphs (n,), and the row of each by graph and id."""
+
+    path: Path
+    graph: Array
+    place: dict[tuple[int, str], int]
+    x: Array | None
+    names: list[str]
+
+
+def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _Nodes:
+    """Read a table of nodes of all graphs."""
     ids = ("graph", "id")
     columns = (*ids, "split")
-    nodes = read_table(folder / NODES, ids, columns, needs_features=False)
+    nodes = read_table(path, ids, columns, needs_features=False)
     names = nodes.feature_names
     misplaced = [name for name in names if name.partition(":")[0] in OF_GRAPHS]
     misplaced += ["split"] if nodes.text["split"] else []
@@ -166,19 +189,73 @@ def _graphs(
                 f'"{clip(graph)}" {fault}. Give each node of a graph its own id.'
             )
         numbers.append(number)
-    graph_of_node = np.array(numbers, dtype=np.int64)
-    order = np.argsort(graph_of_node, kind="stable")
+    x = nodes.features(attempt)
+    return _Nodes(path, np.array(numbers, dtype=np.int64), place, x, names)
+
+
+def _graphs(
+    folder: Path, index: dict[str, int], attempt: ErrorCollector
+) -> dict[str, Array | None]:
+    """Return nodes and edges, with the nodes in the order of ``graphs.csv``."""
+    nodes = _read_nodes(folder / NODES, index, attempt)
+    order = np.argsort(nodes.graph, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    x = nodes.features(attempt)
-    edges = attempt(_edges, folder / EDGES, index, place, attempt) or {}
-    if (pairs := edges.get("edges")) is not None:
-        edges["edges"] = rank[pairs]
-    return {
-        "graph_of_node": graph_of_node[order],
-        "x": None if x is None else x[order],
-        "feature_names": np.array(nodes.feature_names, dtype=np.str_),
-        **edges,
+    arrays: dict[str, Array | None] = {
+        "graph_of_node": nodes.graph[order],
+        "x": None if nodes.x is None else nodes.x[order],
+        "feature_names": np.array(nodes.names, dtype=np.str_),
+    }
+    found = attempt(_edges, folder / EDGES, index, (nodes, nodes))
+    if found is not None:
+        pairs, table = found
+        features = table.features(attempt) if table.feature_names else None
+        arrays |= {"edges": rank[pairs], "edge_attr": features}
+        arrays["edge_attr_names"] = np.array(table.feature_names, dtype=np.str_)
+    return arrays
+
+
+def _typed_graphs(
+    folder: Path, index: dict[str, int], attempt: ErrorCollector
+) -> dict[str, Array | None]:
+    """Return the nodes of all kinds and the edges of all relations, with their schema."""
+    names = read_typed_names(folder, "", attempt, needs_labels=False, is_set=True)
+    if names is None:
+        return {}
+    nodes = {
+        kind: attempt(_read_nodes, folder / "nodes" / f"{kind}.csv", index, attempt)
+        for kind in names.schema.node_types
+    }
+    relations, notes = {}, list[str]()
+    for one in names.relations:
+        source, target = nodes[one.triple[0]], nodes[one.triple[2]]
+        if source is None or target is None:
+            continue
+        found = attempt(_edges, folder / one.file, index, (source, target))
+        if found is not None:
+            relations[one.triple] = edges = torch.from_numpy(found[0].T)
+            unread = found[1].feature_names
+            notes += edge_notes(one.file, unread, edges, len(target.graph))
+    if attempt.problems:
+        return {}
+    held = {kind: one for kind, one in nodes.items() if one is not None}
+    union, batch = typed_union(
+        folder.name,
+        {
+            kind: NodeTable(torch.from_numpy(one.x), tuple(one.names))
+            for kind, one in held.items()
+            if one.x is not None
+        },
+        relations,
+        {kind: torch.from_numpy(one.graph) for kind, one in held.items()},
+        names.schema.private,
+    )
+    arrays: dict[str, Array | None] = graph_arrays(union.graph({}))
+    return arrays | {
+        **schema_arrays(replace(union.schema or names.schema, target="")),
+        "graph_of_node": batch.numpy(),
+        "feature_names": np.array(union.feature_names, dtype=np.str_),
+        "more": np.array(notes, dtype=np.str_),
     }
 
 
@@ -191,12 +268,9 @@ def _unknown_graph(graph: str, path: Path, line: int) -> DataError:
 
 
 def _edges(
-    path: Path,
-    index: dict[str, int],
-    place: dict[tuple[int, str], int],
-    attempt: ErrorCollector,
-) -> dict[str, Array | None]:
-    """Return the edges as rows of ``nodes.csv``, shape (M, 2), and their features."""
+    path: Path, index: dict[str, int], nodes: tuple[_Nodes, _Nodes]
+) -> tuple[Array, Table]:
+    """Return the edges (M, 2) as rows of the tables of their two ends, and their table."""
     ends = ("source", "target")
     table = read_table(path, ("graph", *ends), ("graph", *ends, *NOT_READ))
     if unread := [name for name in NOT_READ if table.text[name]]:
@@ -210,21 +284,16 @@ def _edges(
         number = index.get(graph, -1)
         if number < 0:
             raise _unknown_graph(graph, path, line)
-        for column, name in zip(ends, names, strict=True):
-            node = place.get((number, name), -1)
+        for column, name, of in zip(ends, names, nodes, strict=True):
+            node = of.place.get((number, name), -1)
             if node < 0:
                 raise DataError(
                     f'{table.where}, line {line}: {column} "{clip(name)}" is not an id of '
-                    f'a node of graph "{clip(graph)}" in nodes.csv. Correct it, or add a '
-                    "line there."
+                    f'a node of graph "{clip(graph)}" in {of.path.name}. Correct it, or '
+                    "add a line there."
                 )
             found.append(node)
-    features = table.features(attempt) if table.feature_names else None
-    return {
-        "edges": np.array(found, dtype=np.int64).reshape(-1, 2),
-        "edge_attr": features,
-        "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
-    }
+    return np.array(found, dtype=np.int64).reshape(-1, 2), table
 
 
 MOST_FAULTS = 20

@@ -8,7 +8,8 @@
 ``node_type``, ``edge_type``
     (N,) and (M,) integers: kind of each node, and relation of each edge in ``edges``.
 ``target_type``
-    Text: kind of the nodes to predict; only these have classes, and are in masks.
+    Text: kind of the nodes to predict; only these have classes, and are in masks. A set of
+    graphs has none.
 ``private_relations``
     (R,) bool, optional: relations that the owner keeps to itself.
 ``target_relation``
@@ -43,9 +44,11 @@ SCHEMA_KEYS = (
 """Arrays that all graphs of a file share."""
 
 
-def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
+def read_schema(
+    arrays: Mapping[str, Array], where: str, *, is_set: bool = False
+) -> Schema | None:
     """Return the schema of a file; ``None`` without any of its arrays."""
-    needed = (*SCHEMA_KEYS[:4], *TYPE_KEYS)
+    needed = (*SCHEMA_KEYS[: 3 if is_set else 4], *TYPE_KEYS)
     held = [key for key in (*SCHEMA_KEYS, *TYPE_KEYS) if key in arrays]
     if not held:
         return None
@@ -55,9 +58,8 @@ def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
             f"graph has {', '.join(needed)}; remove all of them if all nodes and edges are "
             "alike."
         )
-    types, relations, target = (
-        arrays[key] for key in needed[:4] if key != "node_type_widths"
-    )
+    types, relations = arrays["node_types"], arrays["relations"]
+    target = arrays.get("target_type", np.array(""))
     widths = integers(arrays, "node_type_widths", where)
     private = arrays.get("private_relations", np.zeros(len(relations), dtype=bool))
     for key, array, shape in (
@@ -91,6 +93,11 @@ def read_schema(arrays: Mapping[str, Array], where: str) -> Schema | None:
             )
     schema = Schema(str(target), tuple(pairs), triples, own, predicted)
     schema.check(where)
+    if not (schema.target or is_set):
+        raise DataError(
+            f"{where}: target_type is empty. Set it to the kind of the nodes to predict, "
+            f"one of {', '.join(schema.node_types)}."
+        )
     return schema
 
 
@@ -124,8 +131,10 @@ def with_types(
         )
     _check_ends(messages.index, kinds, relation, schema, where)
     _check_blocks(dataset.x, kinds, schema, where)
-    other = kinds != schema.node_types.index(schema.target)
-    wrong = int((other & (dataset.y >= 0)).sum())
+    known = dataset.y >= 0  # of no node in a set of graphs
+    if schema.target:
+        known &= kinds != schema.node_types.index(schema.target)
+    wrong = int(known.sum())
     if wrong:
         raise DataError(
             f"{where}: {wrong} nodes of other kinds than {schema.target} have a class. Set "

@@ -22,7 +22,7 @@ are one.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +66,7 @@ from flower_fgl.datasets.transforms.typed import (
     with_edge_table,
 )
 
-__all__ = ["read_typed_folder"]
+__all__ = ["edge_notes", "read_typed_folder"]
 
 
 def read_typed_folder(
@@ -276,20 +276,28 @@ def _edges(
 ) -> tuple[Tensor, list[str]]:
     """Return the edges of one relation, (2, M), and notes on how they were read."""
     _, header = next(csv_rows(path, ("source", "target")))
-    notes, where = [], f"edges/{path.name}"
-    if unread := [name for name in header if name not in ("source", "target")]:
+    unread = [name for name in header if name not in ("source", "target")]
+    edges = torch.from_numpy(
+        np.ascontiguousarray(read_ends(path, (ids, others), _unknown_end(kinds)).T)
+    )
+    return edges, edge_notes(f"edges/{path.name}", unread, edges, len(others))
+
+
+def edge_notes(
+    where: str, unread: Sequence[str], edges: Tensor, num_targets: int
+) -> list[str]:
+    """Return notes on columns of edges that are not read, and on repeated edges (2, M)."""
+    notes = []
+    if unread:
         notes.append(
             f"{where}: {clip(', '.join(unread), 200)} will not be read: models of typed "
             "graphs read no features of edges. Make each edge a node of a kind of its own "
             'to use them; setting = "edge" reads those of the relation with labels.'
         )
-    edges = torch.from_numpy(
-        np.ascontiguousarray(read_ends(path, (ids, others), _unknown_end(kinds)).T)
-    )
-    distinct = len(torch.unique(edges[0] * len(others) + edges[1]))
+    distinct = len(torch.unique(edges[0] * num_targets + edges[1]))
     if repeated := edges.shape[1] - distinct:
         notes.append(
             f"{where}: {repeated:,} lines repeat an edge, and count once. Write how often "
             "an edge occurs into a feature of its nodes."
         )
-    return edges, notes
+    return notes

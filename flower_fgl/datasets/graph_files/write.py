@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays, type_arr
 from flower_fgl.datasets.graph_files.validate import doubtful_labels
 from flower_fgl.datasets.transforms.canonical import scipy_csr, stack_rows
 
-__all__ = ["client_arrays", "save_client_graph"]
+__all__ = ["client_arrays", "graph_arrays", "save_client_graph"]
 
 EDGE_ROWS = {"edge_label", "edge_target", "edge_attr", "edge_time"}
 EDGE_ROWS |= {f"edge_{part}_mask" for part in PARTS}
@@ -52,7 +53,7 @@ def client_arrays(client: ClientGraph) -> dict[str, Any]:
     """Return the arrays of a client's file."""
     if client.graph.batch is not None:
         return _set_arrays(client)
-    arrays = _graph_arrays(client.graph, "")
+    arrays = graph_arrays(client.graph)
     if client.class_names != ("",) or client.edges is None:
         arrays |= _declared(client.target, client.graph.y, client.graph.targets)
     arrays["node_ids"] = client.node_ids.numpy()
@@ -68,7 +69,7 @@ def client_arrays(client: ClientGraph) -> dict[str, Any]:
     if client.prepared:
         arrays["prepared"] = np.array(client.prepared)
     for i, graph in enumerate(client.evaluation):
-        arrays |= _graph_arrays(graph, f"evaluation_{i}_")
+        arrays |= graph_arrays(graph, f"evaluation_{i}_")
         values = graph.y if graph.targets is None else graph.targets
         arrays[f"evaluation_{i}_y"] = values.numpy()
     return arrays
@@ -76,13 +77,13 @@ def client_arrays(client: ClientGraph) -> dict[str, Any]:
 
 def _set_arrays(client: ClientGraph) -> dict[str, Any]:
     """Return the arrays of a client's training, validation and test graphs."""
-    graphs, edges, features, batches, masks = client.held, [], [], [], []
+    graphs, edges, batches, masks = client.held, list[MessageEdges](), [], []
     first_node = first_graph = 0
     for graph in graphs:
         assert graph.batch is not None
         listed = graph.messages or MessageEdges(graph.edge_index, torch.zeros(0, 0))
-        edges.append(listed.index + first_node)
-        features.append(listed.x)
+        listed = replace(listed, index=listed.index + first_node)
+        edges.append(listed)
         batches.append(graph.batch + first_graph)
         none = torch.zeros(graph.num_items, dtype=torch.bool)
         masks.append([graph.masks.get(part, none) for part in PARTS])
@@ -90,15 +91,25 @@ def _set_arrays(client: ClientGraph) -> dict[str, Any]:
         first_graph += graph.num_items
     has_split = any(graph.masks for graph in graphs)
     parts = zip(PARTS, map(torch.cat, zip(*masks, strict=True)), strict=True)
-    pairs = torch.cat(edges, dim=1)
+    pairs = torch.cat([one.index for one in edges], dim=1)
+    kinds = [graph.node_type for graph in graphs if graph.node_type is not None]
+    of_edges = [one.relation for one in edges if one.relation is not None]
+    messages = MessageEdges(
+        pairs,
+        torch.cat([one.x for one in edges]),
+        relation=torch.cat(of_edges) if of_edges else None,
+    )
     whole = Graph(
         stack_rows([graph.x for graph in graphs]),
         pairs,
         torch.cat([graph.y for graph in graphs]),
         dict(parts) if has_split else {},
-        messages=client.graph.messages and MessageEdges(pairs, torch.cat(features)),
+        messages=client.graph.messages and messages,
+        node_type=torch.cat(kinds) if kinds else None,
     )
-    arrays = _graph_arrays(whole, "") | _feature_arrays(client)
+    arrays = graph_arrays(whole) | _feature_arrays(client)
+    arrays |= schema_arrays(client.schema)
+    arrays.pop("target_type", None)  # a run says which nodes are pooled
     arrays["graph_of_node"] = torch.cat(batches).numpy()
     targets = [graph.targets for graph in graphs if graph.targets is not None]
     joint = torch.cat(targets) if targets else None
@@ -171,7 +182,7 @@ def _among_all(arrays: dict[str, Any], client: ClientGraph) -> dict[str, Any]:
     }
 
 
-def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
+def graph_arrays(graph: Graph, prefix: str = "") -> dict[str, Any]:
     """Return the arrays of one graph by their names in the file."""
     if graph.x.layout == torch.sparse_csr:
         matrix = scipy_csr(graph.x)

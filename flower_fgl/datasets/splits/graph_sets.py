@@ -18,7 +18,6 @@ from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
     GraphDataset,
-    MessageEdges,
 )
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.graph_files.set_csv import inchikeys
@@ -85,7 +84,15 @@ def degree_names(largest: int) -> tuple[str, ...]:
 
 
 def with_degrees(dataset: GraphDataset, largest: int) -> GraphDataset:
-    """Replace the features by one-hot degrees, and one column for those above a number."""
+    """Replace the features by one-hot degrees, and one column for those above a number.
+
+    A DataError says that nodes have kinds, each with features of its own.
+    """
+    if dataset.schema is not None:
+        raise DataError(
+            f'{dataset.name} has kinds of nodes: graph-features = "degree" is for graphs '
+            "of one kind. Remove it; a kind needs no features."
+        )
     x = degree_features(node_degrees(dataset), largest)
     names = degree_names(largest)
     return replace(dataset, x=x, feature_names=names)
@@ -109,7 +116,7 @@ def cut_graph_clients(
     """
     numbers = [torch.from_numpy(part) for part in parts]
     x = dataset.x
-    if dataset.num_features == 0:
+    if dataset.num_features == 0 and dataset.schema is None:
         x = _training_degree_features(dataset, numbers, masks)
     union = GraphBatch(dataset.edge_index, dataset.batch, dataset.num_graphs)
     listed = None
@@ -134,6 +141,7 @@ def cut_graph_clients(
                 chosen,
                 tuple(evaluation),
                 feature_names=dataset.feature_names,
+                schema=dataset.schema,
             )
         )
     return clients
@@ -169,8 +177,7 @@ def _select(
     messages = dataset.messages
     if messages is not None and listed is not None:
         sent = listed.select(graphs)
-        x_sent, names = messages.x[sent.edges], messages.feature_names
-        messages = MessageEdges(sent.edge_index, x_sent, names)
+        messages = replace(messages.select(sent.edges), index=sent.edge_index)
     return Graph(
         select_rows(x, part.nodes),
         part.edge_index,
@@ -179,6 +186,7 @@ def _select(
         part.batch,
         targets=None if dataset.targets is None else dataset.targets[graphs],
         messages=messages,
+        node_type=None if dataset.node_type is None else dataset.node_type[part.nodes],
     )
 
 
@@ -197,16 +205,16 @@ def client_from_set(
     """
     dataset = expect_target(owned.dataset, config, owned.dataset.name)
     owned = replace(owned, dataset=dataset)
+    dataset = choose_messages(dataset, config, is_published=is_published)
     if config.graph_features == "degree":
         dataset = with_degrees(dataset, config.max_degree)
         owned = replace(owned, scaling=None)
-    if not dataset.num_features:
+    if not dataset.num_features and dataset.schema is None:
         raise DataError(
             f"The nodes of {dataset.name} have no features. Add columns to nodes.csv (x in "
             'an .npz file), or set graph-features = "degree", which counts the neighbours '
             "of each node."
         )
-    dataset = choose_messages(dataset, config, is_published=is_published)
     masks, drawn_from = split_set(owned, config)
     is_drawn = "partition-seed" in dict(drawn_from)
     for name, what in (("train", "training"), ("test", "test")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -50,12 +50,11 @@ def choose_messages(
     DataError says that it lacks features of edges, or directions, that a backbone reads.
     """
     name = dataset.name
-    if isinstance(dataset, NodeDataset):
-        _check_target_node(dataset, config)
-        if dataset.schema is not None and config.types == "ignore":
-            dataset = cast(Dataset, without_types(dataset))
-        elif dataset.schema is not None or config.reads_types:
-            return cast(Dataset, _typed(dataset, config))
+    _check_target_node(dataset, config)
+    if dataset.schema is not None and config.types == "ignore":
+        dataset = without_types(dataset)
+    elif dataset.schema is not None or config.reads_types:
+        return _typed(dataset, config)
     messages = dataset.messages
     width = 0 if messages is None else messages.x.shape[1]
     if config.reads_edge_features and not width:
@@ -82,10 +81,17 @@ def choose_messages(
     return replace(dataset, messages=messages)
 
 
-def _check_target_node(dataset: NodeDataset, config: RunConfig) -> None:
+def _check_target_node(dataset: Dataset, config: RunConfig) -> None:
     """Reject a graph that predicts another kind of nodes than ``target-node``."""
     wanted, schema = config.target_node, dataset.schema
     if not wanted or (schema is not None and schema.target == wanted):
+        return
+    if schema is not None and isinstance(dataset, GraphDataset):
+        if wanted not in schema.node_types:
+            raise DataError(
+                f'{dataset.name}: target-node = "{wanted}", whose nodes are pooled, is no '
+                f"kind of nodes. Kinds: {', '.join(schema.node_types)}."
+            )
         return
     if schema is None:
         raise DataError(
@@ -99,7 +105,7 @@ def _check_target_node(dataset: NodeDataset, config: RunConfig) -> None:
     )
 
 
-def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
+def _typed(dataset: Dataset, config: RunConfig) -> Dataset:
     """Return a typed graph as the run reads it, and refuse any that does not fit."""
     name = dataset.name
     if dataset.schema is None:
@@ -119,6 +125,11 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
             f'{name} keeps relations private, but schema-align = "same" shares all. Set '
             'schema-align = "name", or "private".'
         )
+    if isinstance(dataset, GraphDataset):
+        _check_pooled(dataset, config.target_node)
+        return replace(
+            dataset, schema=replace(dataset.schema, target=config.target_node)
+        )
     if not config.has_pairs:
         _require_nodes(dataset, (dataset.schema.target,))
         return replace(dataset, schema=replace(dataset.schema, predicted=None))
@@ -137,7 +148,23 @@ def _typed(dataset: NodeDataset, config: RunConfig) -> NodeDataset:
     return replace(dataset, schema=schema)
 
 
-def _require_nodes(dataset: NodeDataset, kinds: Sequence[str]) -> None:
+def _check_pooled(dataset: GraphDataset, kind: str) -> None:
+    """Reject typed graphs without nodes of a kind that is pooled; empty: all are."""
+    assert dataset.schema is not None
+    assert dataset.node_type is not None
+    if not kind:
+        return
+    _require_nodes(dataset, (kind,))
+    of_kind = dataset.node_type == dataset.schema.node_types.index(kind)
+    if number := dataset.num_graphs - len(torch.unique(dataset.batch[of_kind])):
+        log.warning(
+            '%s: %d of %d graphs have no node of the kind "%s", which target-node pools. '
+            "Their representation is 0.",
+            *(dataset.name, number, dataset.num_graphs, kind),
+        )
+
+
+def _require_nodes(dataset: NodeDataset | GraphDataset, kinds: Sequence[str]) -> None:
     """Reject a typed graph without nodes of a kind that is predicted, or has links."""
     assert dataset.schema is not None
     assert dataset.node_type is not None

@@ -189,11 +189,14 @@ def _statistics(graph: Graph, schema: Schema | None) -> tuple[Tensor, Tensor] | 
         log.info("A client without training nodes keeps its features unstandardized.")
         return None
     if schema is not None and graph.node_type is not None:
-        predicted = torch.tensor(schema.node_types.index(schema.target))
         if graph.pairs is not None:
             predicted = torch.unique(graph.node_type[graph.pairs])
-        seen = is_seen | ~torch.isin(graph.node_type, predicted)
-        return kind_statistics(graph.x, seen, graph.node_type, schema)
+            is_seen |= ~torch.isin(graph.node_type, predicted)
+        elif graph.batch is None:
+            is_seen = is_seen | (
+                graph.node_type != schema.node_types.index(schema.target)
+            )
+        return kind_statistics(graph.x, is_seen, graph.node_type, schema)
     return column_statistics(graph.x[is_seen])
 
 

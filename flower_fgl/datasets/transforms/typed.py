@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import scipy.sparse
@@ -18,6 +19,7 @@ from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,
     Graph,
+    GraphDataset,
     MessageEdges,
     NodeDataset,
     Scaling,
@@ -30,6 +32,7 @@ from flower_fgl.datasets.transforms.canonical import (
     undirected_simple,
 )
 from flower_fgl.datasets.transforms.normalize_features import select_columns
+from flower_fgl.nn.graph_union import select_rows
 
 __all__ = [
     "OWN",
@@ -43,10 +46,13 @@ __all__ = [
     "offsets",
     "told_parts",
     "typed_dataset",
+    "typed_union",
     "with_edge_table",
     "without_types",
 ]
 
+
+Dataset = TypeVar("Dataset", bound=NodeDataset | GraphDataset)
 
 OWN = ".own"
 """End of the names of private relations beside those of all clients."""
@@ -97,6 +103,8 @@ def typed_dataset(
     private: frozenset[Triple] = frozenset(),
 ) -> NodeDataset:
     """Build one graph from its tables; kinds and relations keep their order.
+
+    Without a ``target_type`` no node is predicted, and ``wanted`` is empty.
 
     Parameters
     ----------
@@ -153,8 +161,8 @@ def typed_dataset(
     none = torch.empty((2, 0), dtype=torch.int64)
     index = torch.cat([none, *parts], dim=1)
     relation_of = torch.cat([none[0], *numbers])
-    first = start[target_type]
-    rows = slice(first, first + size[target_type])
+    first = start.get(target_type, 0)
+    rows = slice(first, first + size.get(target_type, 0))
     return NodeDataset(
         name,
         _joint_features([table.x for table in tables.values()]),
@@ -259,7 +267,38 @@ def move_columns(x: Tensor, places: Sequence[int], width: int) -> Tensor:
     )
 
 
-def without_types(dataset: NodeDataset) -> NodeDataset:
+def typed_union(
+    name: str,
+    tables: Mapping[str, NodeTable],
+    relations: Mapping[Triple, Tensor],
+    graph_of: Mapping[str, Tensor],
+    private: frozenset[Triple] = frozenset(),
+) -> tuple[NodeDataset, Tensor]:
+    """Build the disjoint union of typed graphs, and return the graph of each node (N,).
+
+    Tables and edges hold those of all graphs, as in :func:`typed_dataset`. ``graph_of`` are
+    the graphs of the nodes of each kind, (n,). The nodes of the result are sorted by graph.
+    """
+    none = TypedTarget(torch.empty(0, dtype=torch.int64), Target.classes(("",)))
+    whole = typed_dataset(name, tables, relations, "", none, private)
+    assert whole.node_type is not None
+    assert whole.messages is not None
+    batch = torch.cat([graph_of[kind] for kind in tables])
+    order = torch.argsort(batch, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order))
+    index = rank[whole.messages.index]
+    union = replace(
+        whole,
+        x=select_rows(whole.x, order),
+        edge_index=undirected_simple(index, len(order)),
+        messages=replace(whole.messages, index=index),
+        node_type=whole.node_type[order],
+    )
+    return union, batch[order]
+
+
+def without_types(dataset: Dataset) -> Dataset:
     """Return a typed graph as a plain one, with ``types = "ignore"``.
 
     Raises
@@ -284,7 +323,7 @@ def without_types(dataset: NodeDataset) -> NodeDataset:
             dataset.x.to_dense() if dataset.x.layout == torch.sparse_csr else dataset.x
         )
         parts.append((rows, dense[rows][:, columns]))
-    x = torch.zeros(dataset.num_nodes, max(width, 1))
+    x = torch.zeros(len(dataset.node_type), max(width, 1))
     for rows, block in parts:
         x[rows] = block if width else torch.ones(len(rows), 1)
     messages = dataset.messages and replace(dataset.messages, relation=None)

@@ -19,7 +19,12 @@ from flower_fgl.core.agreement import (
 )
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Schema, TypedModel
-from flower_fgl.datasets.client_graph import GraphDataset, MessageEdges, Scaling
+from flower_fgl.datasets.client_graph import (
+    GraphDataset,
+    MessageEdges,
+    NodeDataset,
+    Scaling,
+)
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.splits import graph_sets, links
@@ -140,7 +145,7 @@ def fit_features(
     what was not checked, or was changed or assumed.
     """
     notes: list[str] = []
-    if saved.card.is_typed and isinstance(owned, LocalGraphFile):
+    if saved.card.is_typed:
         return _fit_typed(owned, saved, where)
     found = _features_of(owned, saved.card)
     if isinstance(owned, OwnedSet):
@@ -156,17 +161,18 @@ def fit_features(
 
 
 def _fit_typed(
-    owned: LocalGraphFile, saved: SavedModel, where: Path | str
+    owned: LocalGraphFile | OwnedSet, saved: SavedModel, where: Path | str
 ) -> tuple[Features, list[str]]:
-    """Fit a typed graph to a model that reads kinds and relations."""
-    dataset = owned.dataset
+    """Fit a typed graph, or a set, to a model that reads kinds and relations."""
+    dataset: NodeDataset | GraphDataset = owned.dataset
     own = own_columns(dataset.node_type, dataset.schema)
     given = Features(dataset.x, scaling=owned.scaling, own=own)
     raw = _undo_scaling(given, saved, where)
     typed, notes = in_model_schema(replace(dataset, x=raw.x), saved.card, where)
     own = own_columns(typed.relations.node_type, _schema_of(saved.card))
     found = replace(raw, x=typed.x, typed=typed, own=own)
-    if task_of(saved.card) == "edges" and (table := dataset.edges) is not None:
+    table = dataset.edges if isinstance(dataset, NodeDataset) else None
+    if task_of(saved.card) == "edges" and table is not None:
         edges = MessageEdges(table.pairs, table.x, table.feature_names)
         found, more = _match_edges(replace(found, edges=edges), saved.card, where)
         notes += more

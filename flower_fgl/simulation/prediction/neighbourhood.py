@@ -28,7 +28,7 @@ from flower_fgl.simulation.prediction.fit import (
     model_input,
 )
 from flower_fgl.simulation.prediction.pairs import PairNodes
-from flower_fgl.simulation.prediction.predict import pass_messages
+from flower_fgl.simulation.prediction.predict import pass_messages, plain_set
 from flower_fgl.simulation.prediction.read import read_graph, read_set
 
 __all__ = ["Edges", "Neighbourhood", "cut_out", "cut_out_graph"]
@@ -123,6 +123,7 @@ def cut_out_graph(
 ) -> Neighbourhood:
     """Take one graph out of a set."""
     owned, where = read_set(graph)
+    owned = plain_set(owned, saved.card)
     dataset = owned.dataset
     place = _place([str(one) for one in owned.ids], item, "graph", where)
     fitted, _ = fit_features(owned, dataset.edge_index, saved, where)

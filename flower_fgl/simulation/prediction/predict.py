@@ -36,7 +36,7 @@ from flower_fgl.simulation.prediction.read import read_graph, read_set
 from flower_fgl.simulation.prediction.table import Prediction, task_of
 
 __all__ = ["Wanted", "conformal_draws", "pass_messages", "predict_graph"]
-__all__ += ["predict_items", "predict_set", "require_scale"]
+__all__ += ["plain_set", "predict_items", "predict_set", "require_scale"]
 
 NODES_AT_ONCE = 1 << 16
 """Nodes of small graphs that are computed at once."""
@@ -274,6 +274,7 @@ def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Predic
 
     Raises a DataError if the features do not fit the model.
     """
+    owned = plain_set(owned, saved.card)
     dataset = owned.dataset
     fitted, notes = fit_features(owned, dataset.edge_index, saved, where)
     batch = {"batch": dataset.batch, "num_graphs": dataset.num_graphs}
@@ -282,6 +283,13 @@ def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Predic
         logits = [saved.model(union.select(part)) for part in _parts(dataset)]
         ids = np.array(owned.ids, dtype=object)
         return _prediction({"graph": ids}, torch.cat(logits), saved, notes)
+
+
+def plain_set(owned: OwnedSet, card: ModelCard) -> OwnedSet:
+    """Return a set of graphs without kinds of nodes if a model does not read these."""
+    if owned.dataset.schema is None or card.is_typed:
+        return owned
+    return replace(owned, dataset=without_types(owned.dataset))
 
 
 def _parts(dataset: GraphDataset) -> Iterator[Tensor]:

@@ -23,8 +23,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
 from flower_fgl.datasets.graph_files.problems import ErrorCollector
-from flower_fgl.datasets.pyg_data import is_data, is_graph, nodes_to_score
-from flower_fgl.datasets.pyg_read import read_edges, read_inputs
+from flower_fgl.datasets.pyg_data import is_graph, nodes_to_score, read_union
 from flower_fgl.datasets.pyg_typed import TypeNames, is_typed
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.simulation.prediction.table import task_of
@@ -101,27 +100,16 @@ def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:
     if isinstance(graph, str | os.PathLike):
         owned = load_graph_set(graph, needs_labels=False)
         return owned, Path(graph)
-    from torch_geometric.data import Batch
-
     where = f"the {type(graph).__name__}"
-    if not isinstance(graph, list | tuple) or not graph or not all(map(is_data, graph)):
+    if not isinstance(graph, list | tuple):
         raise DataError(
             "The model predicts graphs: expected the path of a set of graphs, or a list of "
-            f"torch_geometric.data.Data, got {where}. Pass one of these."
+            f"torch_geometric.data.Data or HeteroData, got {where}. Pass one of these."
         )
-    union, number = Batch.from_data_list(list(graph)), len(graph)
-    x, edge_index = read_inputs(union, where)
-    none = torch.full((number,), -1)
-    dataset = GraphDataset(
-        where,
-        x,
-        edge_index,
-        union.batch,
-        none,
-        Target.classes(("",)),
-        messages=read_edges(union, where),
-    )
-    return OwnedSet(dataset, tuple(map(str, range(number)))), where
+    union, batch = read_union(graph, where)
+    none = torch.full((len(graph),), -1)
+    dataset = GraphDataset.of(union, batch, none, Target.classes(("",)))
+    return OwnedSet(dataset, tuple(map(str, range(len(graph))))), where
 
 
 def _is_set(path: Path) -> bool:

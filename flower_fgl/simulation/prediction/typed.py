@@ -13,7 +13,7 @@ from flower_fgl.core.agreement import differing_names, hash_names
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.schema import Schema, Triple, TypedModel
-from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.datasets.transforms.typed import OWN, move_columns
 from flower_fgl.nn.relations import Relations
@@ -29,8 +29,8 @@ MOST_SHOWN = 5
 class ModelGraph(NamedTuple):
     """A graph with kinds, relations and columns as a model numbers them.
 
-    ``rows`` (I,) are the nodes to predict, ``names`` those of the model's relations in this
-    graph, empty if it lacks one.
+    ``rows`` (I,) are the nodes to predict, or all nodes of a set of graphs. ``names`` are
+    those of the model's relations in this graph, empty if it lacks one.
     """
 
     x: Tensor
@@ -40,7 +40,7 @@ class ModelGraph(NamedTuple):
 
 
 def in_model_schema(
-    dataset: NodeDataset, card: ModelCard, where: Path | str
+    dataset: NodeDataset | GraphDataset, card: ModelCard, where: Path | str
 ) -> tuple[ModelGraph, list[str]]:
     """Find the kinds and relations of a model in a graph, by name.
 
@@ -49,8 +49,8 @@ def in_model_schema(
 
     Parameters
     ----------
-    dataset : NodeDataset
-        Typed graph.
+    dataset : NodeDataset or GraphDataset
+        Typed graph, or set of these.
     card : ModelCard
         Description of a model of typed graphs. The aggregated model of a run with
         ``schema-align = "same"`` holds hashes of names, with which those of the graph are
@@ -91,8 +91,10 @@ def in_model_schema(
     assert dataset.messages is not None
     assert dataset.messages.relation is not None
     node_type = torch.tensor(kinds)[dataset.node_type]
-    target = wanted.node_types.index(wanted.target)
-    rows = (node_type == target).nonzero().flatten()
+    rows = torch.arange(len(node_type))
+    if isinstance(dataset, NodeDataset):
+        target = wanted.node_types.index(wanted.target)
+        rows = (node_type == target).nonzero().flatten()
     if not len(rows):
         name = "" if wanted.is_hashed else f' "{wanted.target}"'
         raise DataError(
@@ -181,7 +183,7 @@ def _known(name: str, known: Sequence[str], wanted: Schema) -> str:
 
 
 def _columns(
-    dataset: NodeDataset,
+    dataset: NodeDataset | GraphDataset,
     kinds: Sequence[int],
     wanted: Schema,
     card: ModelCard,
@@ -213,10 +215,9 @@ def _columns(
             places[column] = place
             whole[place] = names[column] if names else ""
     if not expected:
-        table = dataset.edges if task_of(card) == "edges" else None
-        if (
-            table is not None and table.x.shape[1]
-        ):  # names of edges follow those of nodes
+        table = dataset.edges if isinstance(dataset, NodeDataset) else None
+        table = table if task_of(card) == "edges" else None
+        if table and table.x.shape[1]:  # names of edges follow those of nodes
             of_edges = joint_names((), 0, table.feature_names, table.x.shape[1])
             whole += of_edges or ("",)
         notes += _check_hash(whole, card, where)
