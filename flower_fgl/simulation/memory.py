@@ -124,11 +124,11 @@ def require_memory(
         return
     raise RunError(
         f"The run needs at least {needed.total / GIB:.1f} GiB of memory ({needed}), and "
-        f"{free / GIB:.1f} GiB are free. {_advice(needed, engine, workers)}"
+        f"{free / GIB:.1f} GiB are free. {_advice(needed, engine)}"
     )
 
 
-def _advice(needed: MemoryEstimate, engine: str, workers: int) -> str:
+def _advice(needed: MemoryEstimate, engine: str) -> str:
     """Return what reduces the largest part."""
     largest = max(needed.parts, key=lambda name: needed.parts[name])
     if largest == "worker processes":
