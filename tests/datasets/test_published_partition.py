@@ -415,3 +415,11 @@ def test_a_typed_dataset_without_names_is_refused(key: str, tmp_path: Path) -> N
 
     with pytest.raises(DataError, match=rf"data_0\.pt: {key} is missing"):
         convert_partition(write_typed(tmp_path / "EICU", make), tmp_path / "graphs")
+
+
+def test_a_client_whose_nodes_all_have_another_class_is_converted(
+    tmp_path: Path,
+) -> None:
+    source = write(tmp_path / NAME, lambda number: client(number, y=torch.arange(20)))
+    paths = convert_partition(source, tmp_path / "out")
+    assert load_graph_file(paths[0]).dataset.num_classes == 20
