@@ -51,7 +51,7 @@ def coefficient_rows(model: Backbone) -> Tensor:
     encoder: Any = model.encoder
     ways = [way for way in ("relations", "reverse") if way in encoder]
     relations = [one for way in ways for one in encoder[way]]
-    layers, bases = len(encoder["roots"]), encoder["bases"][0].weight.shape[0]
+    layers, bases = len(encoder["bases"]), encoder["bases"][0].weight.shape[0]
     if not relations:
         return torch.zeros(layers, 0, bases)
     return torch.stack(

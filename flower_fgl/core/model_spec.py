@@ -27,14 +27,14 @@ __all__ += ["split_models"]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
-    *("rgcn", "sgc", "sign", "ssgc", "typed-gine", "typed-graphsage"),
+    *("rgcn", "rgcn-mean", "sgc", "sign", "ssgc", "typed-gine", "typed-graphsage"),
 ]
 """Our own names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
 """Backbones that count propagation steps separately from layers (a test compares)."""
-TYPED = ("rgcn", "typed-gine", "typed-graphsage")
+TYPED = ("rgcn", "rgcn-mean", "typed-gine", "typed-graphsage")
 """Backbones of typed graphs, which others cannot read (a test compares)."""
-SHALLOW = ("gcnii", "gine", "sgc", "sign", "ssgc", *TYPED)
+SHALLOW = ("gcnii", "gine", "sgc", "sign", "ssgc", "rgcn", *TYPED[2:])
 """Backbones that work with one layer; the others need two (a test compares)."""
 LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""

@@ -458,8 +458,8 @@ class GeneralSettings:
     )
     num_bases: int = option(
         8,
-        "bases of the weights of relations in rgcn; 0: each relation has a matrix of its "
-        "own",
+        "bases of the weights of relations in rgcn and rgcn-mean; 0: each relation of rgcn "
+        "has a matrix of its own",
         ge=0,
     )
     node_embedding: bool = option(

@@ -95,7 +95,7 @@ NEEDED: Mapping[str, Rule] = {
         f'a model among {", ".join(TYPED)}, and setting = "link" or "edge"',
         lambda config: config.has_pairs and _reads(TYPED)(config),
     ),
-    "num-bases": ('model = "rgcn"', _reads(("rgcn",))),
+    "num-bases": ('model = "rgcn" or "rgcn-mean"', _reads(TYPED[:2])),
     "node-embedding": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "reverse-relations": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
     "precision-k": ("positive-class", lambda config: config.positive_class),

@@ -21,7 +21,7 @@ from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, GINE, MLP, GraphSAGE
 from flower_fgl.nn.state import classifier_state, encoder_state, layer_of
-from flower_fgl.nn.typed import RGCN, TypedGINE, TypedGraphSAGE
+from flower_fgl.nn.typed import RGCN, MeanRGCN, TypedGINE, TypedGraphSAGE
 
 __all__ = [
     "MODELS",
@@ -138,6 +138,7 @@ MODELS: Table[type[Backbone]] = Table(
         "graphsage": GraphSAGE,
         "mlp": MLP,
         "rgcn": RGCN,
+        "rgcn-mean": MeanRGCN,
         "sgc": SGC,
         "sign": SIGN,
         "ssgc": SSGC,

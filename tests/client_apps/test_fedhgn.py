@@ -71,6 +71,22 @@ def test_others_coefficients_arrive_in_another_order_each_round(
     assert {rows.shape for number, _, rows in seen if number > 1} == {(2, 8, 8)}
 
 
+def test_the_published_network_has_coefficients_from_its_second_layer(
+    tmp_path: Path,
+) -> None:
+    values = SIZES | {"output_dir": str(tmp_path), "model": "rgcn-mean"}
+    values |= {"node_embedding": True, "optimizer": "sgd", "lr": 0.1}
+    runs = [
+        simulate("fedhgn", fedhgn={"alignment": how}, **values)
+        for how in ("none", "peers")
+    ]
+    sent = [sum(run.rounds[-1]["bytes"]["up"].values()) for run in runs]
+    # 2 relations, both directions, of 3 clients, in one layer with 8 bases
+    assert 4 * 3 * 4 * 8 <= sent[1] - sent[0] < 4 * 3 * 4 * 8 + 200
+    assert runs[0].rounds[0]["loss"] == runs[1].rounds[0]["loss"]
+    assert runs[0].rounds[-1]["loss"] != runs[1].rounds[-1]["loss"]
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [

@@ -10,9 +10,16 @@ import torch
 from torch_geometric.nn import RGCNConv
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.model_spec import TYPED
 from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.nn import GraphInput, build_model
-from flower_fgl.nn.relations import RelationPairs, Relations, relation_sum
+from flower_fgl.nn import relations as relations_module
+from flower_fgl.nn.relations import (
+    RelationPairs,
+    Relations,
+    relation_means,
+    relation_sum,
+)
 
 H = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 INDEX = torch.tensor([[0, 1, 0], [2, 2, 1]])
@@ -69,7 +76,7 @@ def test_layer_equals_rgcnconv_of_pyg() -> None:
     torch.testing.assert_close(out, layer(H, INDEX, RELATION))
 
 
-@pytest.mark.parametrize("name", ["rgcn", "typed-graphsage", "typed-gine"])
+@pytest.mark.parametrize("name", TYPED)
 def test_order_of_edges_kinds_and_relations_changes_no_output(name: str) -> None:
     graph, model = typed_input(), build(name)
     out = model(graph)
@@ -98,7 +105,7 @@ def test_order_of_edges_kinds_and_relations_changes_no_output(name: str) -> None
     torch.testing.assert_close(moved(swapped), out)
 
 
-@pytest.mark.parametrize("name", ["rgcn", "typed-graphsage", "typed-gine"])
+@pytest.mark.parametrize("name", TYPED)
 def test_relation_without_edges_gets_no_gradient_and_changes_nothing(name: str) -> None:
     graph = typed_input()
     relations = graph.relations
@@ -112,7 +119,7 @@ def test_relation_without_edges_gets_no_gradient_and_changes_nothing(name: str) 
     model = build(name)
     out = model(graph)
     out.sum().backward()
-    for layer in range(2):
+    for layer in range(len(model.encoder["relations"][0])):
         for way in ("relations", "reverse"):
             gradient = model.encoder[way][2][layer].weight.grad
             assert gradient is None or not gradient.any()
@@ -211,7 +218,7 @@ KINDS_OF = [[0, 0, 1, 0], [0], [1, 1, 0], [0, 0, 0], [1, 0, 1, 0, 0]]
 
 @pytest.mark.parametrize("target", ["", "a", "b"])
 @pytest.mark.parametrize("how", ["mean", "sum"])
-@pytest.mark.parametrize("name", ["rgcn", "typed-graphsage", "typed-gine"])
+@pytest.mark.parametrize("name", TYPED)
 def test_a_set_equals_its_graphs_one_by_one(name: str, how: str, target: str) -> None:
     graphs = [sample(seed, kinds) for seed, kinds in enumerate(KINDS_OF)]
     schema = replace(SCHEMA, target=target)
@@ -230,3 +237,68 @@ def test_a_set_equals_its_graphs_one_by_one(name: str, how: str, target: str) ->
     few = torch.stack([expected[k] for k in chosen.tolist()])
     torch.testing.assert_close(model(batch.select(chosen)), few)
     torch.testing.assert_close(model(batch.to("cpu").select(chosen)), few)
+
+
+def test_means_of_many_edges_equal_those_of_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    index = torch.randint(0, 50, (2, 400), generator=draw)
+    relation = torch.randint(0, 5, (400,), generator=draw)
+    found = []
+    for fewest in (1, 1000):
+        monkeypatch.setattr(relations_module, "FEWEST", fewest)
+        h = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+        h.requires_grad_()
+        means = relation_means(h, RelationPairs.of(index, relation, 5))
+        means.square().sum().backward()
+        found.append((means.detach(), h.grad))
+    torch.testing.assert_close(*found)
+
+
+def test_the_network_of_fedhgns_code_equals_slow_loops() -> None:
+    graph, model = sample(3, [0, 0, 1, 0, 1, 1]), build("rgcn-mean", num_layers=3)
+    assert graph.relations is not None
+    encoder = model.encoder
+    edges = [
+        (way, int(r), *ends)
+        for r, (a, b) in zip(
+            graph.relations.relation, graph.relations.index.T.tolist(), strict=True
+        )
+        for way, ends in (("relations", (a, b)), ("reverse", (b, a)))
+    ]
+    h = []
+    for x, kind in zip(graph.x, graph.relations.node_type.tolist(), strict=True):
+        layer = encoder["types"][kind]
+        h.append(layer.weight @ x[: layer.weight.shape[1]] + layer.bias)
+    for number in range(3):
+        out = []
+        for node in range(6):
+            total = encoder["roots"][number].bias.clone()
+            for way, r in {(way, r) for way, r, _, target in edges if target == node}:
+                own = [h[s] for w, q, s, t in edges if (w, q, t) == (way, r, node)]
+                mean = sum(own) / len(own)
+                if number:
+                    a = encoder[way][r][number - 1].weight
+                    bases = encoder["bases"][number - 1].weight
+                    mean = mean @ sum(c * v for c, v in zip(a, bases, strict=True))
+                total = total + mean
+            out.append(total.relu())
+        h = out
+    expected = model.classifier(torch.stack(h))
+    torch.testing.assert_close(model(graph), expected)
+
+
+def test_shared_parameters_of_fedhgns_code_are_those_of_its_formula() -> None:
+    model = build("rgcn-mean", hidden_channels=64, num_classes=4, num_bases=20)
+    local = {"types", "relations", "reverse"}
+    shared = [
+        tensor
+        for name, tensor in model.state_dict().items()
+        if name.split(".")[1] not in local
+    ]
+    assert sum(tensor.numel() for tensor in shared) == 82_308
+    largest = model.encoder["bases"][0].weight.abs().max().item()
+    assert 0.04 < largest <= 0.0473
+    with pytest.raises(ConfigError, match="needs num-bases above 0"):
+        build("rgcn-mean", num_bases=0)
