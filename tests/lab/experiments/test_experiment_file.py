@@ -127,6 +127,14 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
     assert row["own classes"] == show_percent([entry["accuracy"] for entry in best])
     assert row["mean, own classes"] == show_percent([e["mean_accuracy"] for e in best])
     assert row["published own classes"] == "61.25"
+    for _, run in done:  # as if the runs had ended with fine-tuning
+        run.summary["finetuned"] = run.summary["last"]
+    ((tuned,),) = results_table(experiment, done)
+    last = [run.last["test"]["accuracy"] for _, run in done if run.last]
+    assert tuned["fine-tuned test acc"] == show_percent(last)
+    assert {title: tuned[title] for title in row} == row
+    for _, run in done:
+        del run.summary["finetuned"]
     for _, run in done:  # as if the runs had 20 of the dataset's classes
         part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
         run.summary.update(part)
