@@ -43,6 +43,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.adpfedgnn import network
 from flower_fgl.algorithms.adpfedgnn.agent import (
     BRANCHES,
     Block,
@@ -58,14 +59,6 @@ from flower_fgl.algorithms.adpfedgnn.masks import (
     local_mask,
     per_tensor,
     personalise,
-)
-from flower_fgl.algorithms.adpfedgnn.network import (
-    MIEstimator,
-    TwoBranchNet,
-    build_backbone,
-    build_networks,
-    club_bound,
-    residual_loss,
 )
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -114,7 +107,7 @@ class ADPFedGNNClientApp(FglClientApp):
         def sizes() -> Sizes:
             backbone = backbone_of(client)
             features, width = client.data.graph.num_features, backbone.hidden_channels
-            networks = build_networks(client.config, features, width)
+            networks = network.build_networks(client.config, features, width)
             return Sizes(state_shapes(backbone), state_shapes(networks))
 
         return client.cached(("adpfedgnn", "sizes"), sizes)
@@ -138,7 +131,7 @@ class ADPFedGNNClientApp(FglClientApp):
     def refresh_masks(
         self,
         client: Client,
-        net: TwoBranchNet,
+        net: network.TwoBranchNet,
         download: SharedWeights,
         training: LocalTraining,
     ) -> None:
@@ -182,7 +175,7 @@ class ADPFedGNNClientApp(FglClientApp):
 def backbone_of(client: Client) -> Backbone:
     """Build the client's backbone with the initial weights of the run."""
     graph = client.data.graph
-    return build_backbone(
+    return network.build_backbone(
         client.config,
         client.model_name,
         num_features=graph.num_features,
@@ -192,15 +185,17 @@ def backbone_of(client: Client) -> Backbone:
 
 def open_networks(
     client: Client, download: SharedWeights | None
-) -> tuple[TwoBranchNet, nn.ModuleDict]:
+) -> tuple[network.TwoBranchNet, nn.ModuleDict]:
     """Return the client's network, and its agent and estimator, updated by a download."""
     method_config = client.config.method_config
     backbone = backbone_of(client)
     features, width = client.data.graph.num_features, backbone.hidden_channels
-    networks = build_networks(client.config, features, width).to(client.device)
+    networks = network.build_networks(client.config, features, width).to(client.device)
     agent = cast(QNetwork, networks["agent"]) if method_config.has_agent else None
     seed = client.seed(0, "evaluation")
-    net = TwoBranchNet(backbone, agent, method_config, seed=seed).to(client.device)
+    net = network.TwoBranchNet(backbone, agent, method_config, seed=seed).to(
+        client.device
+    )
     saved = client.state.group("model")
     load_state(net, saved)
     if download is not None:
@@ -227,7 +222,7 @@ class LocalTraining:
         self,
         client: Client,
         server_round: int,
-        net: TwoBranchNet,
+        net: network.TwoBranchNet,
         networks: nn.ModuleDict,
     ) -> None:
         self.client, self.server_round = client, server_round
@@ -389,14 +384,16 @@ class LocalTraining:
 
     def mutual_information(self, shared: Tensor, local: Tensor) -> Tensor:
         """Return Eq. (6); the gradient of Eq. (8) is left on the estimator only."""
-        estimator = cast(MIEstimator, self.networks["estimator"])
+        estimator = cast(network.MIEstimator, self.networks["estimator"])
         shared, local = F.normalize(shared, dim=1), F.normalize(local, dim=1)
         mean, log_variance = estimator(shared)
-        bound = club_bound(mean, log_variance, local, norm=self.method_config.club_norm)
+        bound = network.club_bound(
+            mean, log_variance, local, norm=self.method_config.club_norm
+        )
         self._bounds.append(bound.item())
         estimator.zero_grad()
         mean, log_variance = estimator(shared.detach())
-        residual_loss(mean, log_variance, local.detach()).backward()  # type: ignore[no-untyped-call]
+        network.residual_loss(mean, log_variance, local.detach()).backward()  # type: ignore[no-untyped-call]
         return bound
 
     def descend_weights(self, gradient: Tensor) -> None:

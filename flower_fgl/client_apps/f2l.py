@@ -20,13 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.f2l import (
-    INNER_LR,
-    Adaptation,
-    AdaptedModel,
-    adapt,
-    episode_losses,
-)
+from flower_fgl.algorithms import f2l
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.fggp import TwoViews
@@ -194,7 +188,7 @@ class F2LClientApp(FglClientApp):
                 queries=method_config.queries,
                 generator=generator,
             )
-            losses = episode_losses(
+            losses = f2l.episode_losses(
                 module,
                 method_config,
                 h[drawn.index],
@@ -216,7 +210,9 @@ class F2LClientApp(FglClientApp):
         if saved:
             backbone = client.build_model()
             module = build_module(client, backbone)
-            model = AdaptedModel(backbone, module, saved["support"], saved["classes"])
+            model = f2l.AdaptedModel(
+                backbone, module, saved["support"], saved["classes"]
+            )
             load_state(model, saved)
             return model.to(client.device)
         if download is None:
@@ -226,10 +222,10 @@ class F2LClientApp(FglClientApp):
         return adapt_for_prediction(client, network.backbone, module)
 
 
-def build_module(client: Client, backbone: Backbone) -> Adaptation:
+def build_module(client: Client, backbone: Backbone) -> f2l.Adaptation:
     """Build the client's module with uninitialised weights."""
     classes = client.data.num_classes
-    return Adaptation.blank(backbone.hidden_channels, classes, client.device)
+    return f2l.Adaptation.blank(backbone.hidden_channels, classes, client.device)
 
 
 def assemble_model(client: Client, download: Weights) -> F2LNetwork:
@@ -243,14 +239,14 @@ def assemble_model(client: Client, download: Weights) -> F2LNetwork:
     return network
 
 
-def adaptation_of(network: F2LNetwork) -> Adaptation:
+def adaptation_of(network: F2LNetwork) -> f2l.Adaptation:
     """Return the module that is trained with a client model."""
-    assert isinstance(network.extra, Adaptation)
+    assert isinstance(network.extra, f2l.Adaptation)
     return network.extra
 
 
 def adapt_for_prediction(
-    client: Client, backbone: Backbone, module: Adaptation
+    client: Client, backbone: Backbone, module: f2l.Adaptation
 ) -> Backbone:
     """Return ``backbone`` with a copy of the module, adapted to any training nodes."""
     backbone.eval()
@@ -270,15 +266,15 @@ def adapt_for_prediction(
     classes = torch.bincount(labels, minlength=num_classes) > 0
     start = {n: t.detach().requires_grad_() for n, t in module.named_parameters()}
     with torch.inference_mode(mode=False), torch.enable_grad():
-        adapted = adapt(
+        adapted = f2l.adapt(
             start,
             support,
             labels,
             torch.ones_like(labels, dtype=torch.bool),
             classes,
             steps=method_config.inner_steps,
-            lr=INNER_LR,
+            lr=f2l.INNER_LR,
         )
     copy = build_module(client, backbone)
     load_state(copy, {name: t.detach() for name, t in adapted.items()})
-    return AdaptedModel(backbone, copy, support, classes)
+    return f2l.AdaptedModel(backbone, copy, support, classes)

@@ -29,26 +29,9 @@ from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedgcn import FedGCNSettings
+from flower_fgl.protocols import fedgcn, private_ids
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedgcn import (
-    BOUNDARY,
-    COMPLETE,
-    SUMS,
-    Boundary,
-    CompletedSums,
-    ListedNodes,
-    NeighbourSums,
-)
-from flower_fgl.protocols.private_ids import (
-    BLIND,
-    CODES,
-    MULTIPLY,
-    Points,
-    codes_of,
-    hashed_points,
-    multiply,
-)
 from flower_fgl.protocols.secure_aggregation.keys import draw_secret
 
 log = logging.getLogger(__name__)
@@ -76,12 +59,12 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.query(BLIND)(self._blind)
-        self.query(MULTIPLY)(self._multiply)
-        self.query(CODES)(self._codes)
-        self.query(BOUNDARY)(self._boundary)
-        self.query(SUMS)(self._sums)
-        self.query(COMPLETE)(self._complete)
+        self.query(private_ids.BLIND)(self._blind)
+        self.query(private_ids.MULTIPLY)(self._multiply)
+        self.query(private_ids.CODES)(self._codes)
+        self.query(fedgcn.BOUNDARY)(self._boundary)
+        self.query(fedgcn.SUMS)(self._sums)
+        self.query(fedgcn.COMPLETE)(self._complete)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Load graph, settings and state of a client; sums complete the graph."""
@@ -104,31 +87,35 @@ class FedGCNClientApp(FedAvgClientApp):
         """Draw the own secret; send the ids at the border, multiplied by it."""
         client, store, _ = self.open_once(message, context, last=once)
         border, secret = border_of(client), draw_secret()
-        points = multiply(
-            hashed_points(torch.cat([border.own, border.outside])), secret
+        points = private_ids.multiply(
+            private_ids.hashed_points(torch.cat([border.own, border.outside])), secret
         )
         # the order of the nodes would tell something about them
         order = torch.from_numpy(np.lexsort(points.numpy().T))
         secrets = torch.frombuffer(bytearray(secret), dtype=torch.uint8)
         client.state.set_group(SECRET, {"secret": secrets, "order": order})
         self.keep(client, store, context)
-        return Message(Points(points[order]).to_record(), reply_to=message)
+        return Message(private_ids.Points(points[order]).to_record(), reply_to=message)
 
     def _multiply(self, message: Message, context: Context) -> Message:
         """Multiply the points of another owner by the own secret, once for each."""
         client, store, _ = self.open_once(message, context, last=others)
-        points = Points.from_record(message.content).points
-        product = multiply(points, secret_of(client)["secret"].numpy().tobytes())
+        points = private_ids.Points.from_record(message.content).points
+        product = private_ids.multiply(
+            points, secret_of(client)["secret"].numpy().tobytes()
+        )
         self.keep(client, store, context)
-        return Message(Points(product).to_record(), reply_to=message)
+        return Message(private_ids.Points(product).to_record(), reply_to=message)
 
     def _codes(self, message: Message, context: Context) -> Message:
         """Keep the codes of the own ids, and forget the secret."""
         client, store, _ = self.open_once(message, context, last=once)
         order = secret_of(client)["order"]
-        points = Points.from_record(message.content, {"m": len(order)}).points
+        points = private_ids.Points.from_record(
+            message.content, {"m": len(order)}
+        ).points
         codes = torch.empty_like(order)
-        codes[order] = codes_of(points)
+        codes[order] = private_ids.codes_of(points)
         border = border_of(client)
         number = len(border.own)
         client.state.set_group(SECRET, {})
@@ -146,7 +133,7 @@ class FedGCNClientApp(FedAvgClientApp):
         is_listed = torch.isin(own, listed_of(client))
         outside_edges = torch.bincount(edges.other, minlength=len(edges.outside))
         order, order_outside = sent.own.argsort(), sent.outside.argsort()
-        reply = Boundary(
+        reply = fedgcn.Boundary(
             sent.own[order],
             is_listed[order].to(torch.uint8),
             sent.outside[order_outside],
@@ -160,7 +147,7 @@ class FedGCNClientApp(FedAvgClientApp):
         """Send the own part of the sums of all listed nodes that the client knows."""
         client, store, _ = self.open_once(message, context, last=once)
         edges = edges_of(client)
-        ids = ListedNodes.from_record(message.content).ids
+        ids = fedgcn.ListedNodes.from_record(message.content).ids
         own, own_ids, sent = listed_of(client), listed_ids(client), sent_border(client)
         other = torch.isin(sent.outside, ids)
         # other nodes of this client are no reason to refuse: that would confirm them
@@ -171,7 +158,7 @@ class FedGCNClientApp(FedAvgClientApp):
         sums = partial_sums(client.data.graph.graph.x, edges, own, places)
         total = degrees(edges)[own].float()
         order = named.argsort()
-        part = NeighbourSums(
+        part = fedgcn.NeighbourSums(
             torch.searchsorted(ids, named[order]).to(torch.int32),
             sums[order],
             F.pad(total, (0, len(places)))[order],
@@ -188,7 +175,7 @@ class FedGCNClientApp(FedAvgClientApp):
                 0,
                 message.content,
                 protected,
-                records=ListedNodes.records,
+                records=fedgcn.ListedNodes.records,
                 depends_on_download=False,  # a list with one more node changes no sum
             )
         self.keep(client, store, context)
@@ -202,7 +189,7 @@ class FedGCNClientApp(FedAvgClientApp):
         own, hops = listed_of(client), client.config.method_config.hops
         num_other = len(places) if hops == 2 else 0
         spec = (len(own) + num_other, client.data.graph.num_features, num_other)
-        found = CompletedSums.from_record(message.content, spec)
+        found = fedgcn.CompletedSums.from_record(message.content, spec)
         # rows come ascending by what was sent; codes have another order in each run
         order = listed_ids(client).argsort()
         order_other = sent_border(client).outside[places[:num_other]].argsort()

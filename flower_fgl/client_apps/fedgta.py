@@ -8,13 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.fedgta import (
-    FLAT,
-    confidence,
-    moments,
-    propagate_labels,
-    sharpen,
-)
+from flower_fgl.algorithms import fedgta
 from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fedgta import FedGTASettings
@@ -48,18 +42,20 @@ class FedGTAClientApp(DescribingClientApp):
         logits: Tensor = model(graph)
         one_hot = F.one_hot(data.labels, logits.shape[1]).to(logits.dtype)
         soft = logits.softmax(dim=1).index_copy(0, data.index, one_hot)
-        labels = propagate_labels(
+        labels = fedgta.propagate_labels(
             graph.operator("normalised"),
             soft,
             data.index,
             adds=settings.propagation == "add",
         )
-        sharp = sharpen(labels, data.index, one_hot)
-        flat = sharpen(labels, data.index, one_hot, temperature=FLAT)
+        sharp = fedgta.sharpen(labels, data.index, one_hot)
+        flat = fedgta.sharpen(labels, data.index, one_hot, temperature=fedgta.FLAT)
         source, target = graph.edge_index
         degree = torch.bincount(target[source != target], minlength=graph.num_nodes)
         described = {
-            "moments": moments(sharp, orders=settings.orders, kind=settings.moments),
-            "confidence": confidence(flat, degree)[None],
+            "moments": fedgta.moments(
+                sharp, orders=settings.orders, kind=settings.moments
+            ),
+            "confidence": fedgta.confidence(flat, degree)[None],
         }
         return described, logits

@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedkd import (
-    MutualPair,
-    compress,
-    energy_threshold,
-    mutual_loss,
-)
+from flower_fgl.algorithms import fedkd
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import (
@@ -67,13 +62,13 @@ class FedKDClientApp(FglClientApp):
         key = ("student", client.config.method_config.student)
         return client.cached(key, lambda: state_shapes(self.student(client)))
 
-    def pair(self, client: Client, download: FactoredWeights) -> MutualPair:
+    def pair(self, client: Client, download: FactoredWeights) -> fedkd.MutualPair:
         """Join the client's teacher and W^h with the received student."""
         teacher = client.own_model()
         student = self.student(client)
         load_state(student, download.tensors)
         with seeded(derive_seed(client.config.seed, 0, SERVER, "projection")):
-            pair = MutualPair(teacher, student).to(client.device)
+            pair = fedkd.MutualPair(teacher, student).to(client.device)
         load_state(pair.projection, client.state.group("projection"))
         return pair
 
@@ -85,7 +80,7 @@ class FedKDClientApp(FglClientApp):
 
         def data_loss(rows: Tensor, labels: Tensor, index: Tensor) -> Tensor:
             z, other, h, mapped = pair.split(rows, classes)
-            loss, parts = mutual_loss(z, other, h, mapped, labels)
+            loss, parts = fedkd.mutual_loss(z, other, h, mapped, labels)
             terms.update(parts)
             return loss
 
@@ -114,13 +109,13 @@ class FedKDClientApp(FglClientApp):
         client.state.set_group("projection", pair.projection.state_dict())
         refuse_non_finite(pair.student.state_dict())
         settings = config.method_config
-        energy = energy_threshold(
+        energy = fedkd.energy_threshold(
             server_round,
             config.rounds,
             start=settings.energy_start,
             end=settings.energy_end,
         )
-        upload = FactoredWeights(compress(pair.student.state_dict(), energy))
+        upload = FactoredWeights(fedkd.compress(pair.student.state_dict(), energy))
         numbers = {name: float(term) for name, term in terms.items()}
         return Fit(pair.teacher, upload, loss, terms=numbers)
 

@@ -7,12 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedlit import (
-    CENTROIDS,
-    CHANNEL,
-    FedLITNet,
-    undirected,
-)
+from flower_fgl.algorithms import fedlit
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
@@ -36,13 +31,13 @@ class FedLITClientApp(FedAvgClientApp):
 
     up = TypedWeights
 
-    def build(self, client: Client) -> FedLITNet:
+    def build(self, client: Client) -> fedlit.FedLITNet:
         """Build FedLIT's network."""
-        return client.build_own(FedLITNet)
+        return client.build_own(fedlit.FedLITNet)
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights and centroids."""
-        model = cast(FedLITNet, client.receive(download.tensors, self.build))
+        model = cast(fedlit.FedLITNet, client.receive(download.tensors, self.build))
         if not bool(model.centroids.any()):
             drawn = client.generator(server_round, "types")
             model.start_types(client.data.training.inputs, drawn)
@@ -50,20 +45,20 @@ class FedLITClientApp(FedAvgClientApp):
         return Fit(model, self.upload(client, model, download), loss)
 
     def upload(
-        self, client: Client, model: FedLITNet, download: Weights
+        self, client: Client, model: fedlit.FedLITNet, download: Weights
     ) -> TypedWeights:
         """Return what leaves the client."""
         sizes = self.sizes(client, model)
         state = {name: t.cpu() for name, t in state_of(model).items()}
         for m, edges in enumerate(sizes[:, 0].tolist()):
             if not edges:
-                state[CENTROIDS][m] = 0.0
-                start = f"{CHANNEL}{m}."
+                state[fedlit.CENTROIDS][m] = 0.0
+                start = f"{fedlit.CHANNEL}{m}."
                 received = download.tensors.items()
                 state |= {n: t for n, t in received if n.startswith(start)}
         return TypedWeights(state, sizes)
 
-    def sizes(self, client: Client, model: FedLITNet) -> Tensor:
+    def sizes(self, client: Client, model: fedlit.FedLITNet) -> Tensor:
         """Return the sizes (M, 2) of :class:`TypedWeights`, 0 where withheld."""
         training, count = client.data.training, len(model.centroids)
         types = model.assigned
@@ -72,7 +67,7 @@ class FedLITClientApp(FedAvgClientApp):
         graph = training.inputs
         trains = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
         trains[training.index] = True
-        is_near = trains[undirected(graph.edge_index)].any(dim=0)
+        is_near = trains[fedlit.undirected(graph.edge_index)].any(dim=0)
         edges = torch.bincount(types, minlength=count)
         near = torch.bincount(types[is_near], minlength=count)
         is_kept = edges >= max(1, client.config.min_class_count)

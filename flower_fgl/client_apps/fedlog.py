@@ -34,6 +34,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms.fedlog import synthetic
 from flower_fgl.algorithms.fedlog.branches import branch_loss, node_norm
 from flower_fgl.algorithms.fedlog.matching import PromptTask, RandomNets
 from flower_fgl.algorithms.fedlog.network import (
@@ -48,13 +49,6 @@ from flower_fgl.algorithms.fedlog.prompts import (
     make_generator,
     prompt_pairs,
     train_prompt_generators,
-)
-from flower_fgl.algorithms.fedlog.synthetic import (
-    ClassNoise,
-    class_rates,
-    disguise_rates,
-    scale_nodes,
-    update_scaling,
 )
 from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -246,9 +240,9 @@ def disguised_rates(client: Client) -> Tensor:
     labels = client.data.training.labels.cpu()
     counts = client.data.graph.class_counts("train")
     # the server knows the run's seed and could undo noise drawn from it
-    return disguise_rates(
-        class_rates(labels, client.data.num_classes),
-        cast(ClassNoise, method_config.class_rate_noise),
+    return synthetic.disguise_rates(
+        synthetic.class_rates(labels, client.data.num_classes),
+        cast(synthetic.ClassNoise, method_config.class_rate_noise),
         scale=method_config.noise_scale,
         shared=counts >= client.config.min_class_count,
     )
@@ -367,7 +361,7 @@ class LocalLearner:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if hits is not None and self.method_config.fs:
-                self.gamma = update_scaling(
+                self.gamma = synthetic.update_scaling(
                     self.gamma,
                     hits,
                     step=self.method_config.gamma_step,
@@ -421,7 +415,7 @@ class LocalLearner:
         Without prompt generators a synthetic node is its own neighbour.
         """
         assert self.nodes is not None
-        x = scale_nodes(self.nodes, self.gamma)
+        x = synthetic.scale_nodes(self.nodes, self.gamma)
         if self.method_config.pg:
             graph = prompt_pairs(x, apply_generators(self.prompts, x))
         else:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flower_fgl.algorithms.fednh import (
-    PROTOTYPES,
-    FedNHNet,
-    build_network,
-    unit_class_means,
-)
+from flower_fgl.algorithms import fednh
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
@@ -35,12 +30,14 @@ class FedNHClientApp(FedAvgClientApp):
 
     up = ModelAndMeans
 
-    def build(self, client: Client) -> FedNHNet:
+    def build(self, client: Client) -> fednh.FedNHNet:
         """Build FedNH's network."""
         config = client.config
         sizes = (config.hidden_channels, config.num_layers, config.dropout)
         key = ("fednh", client.model_name, sizes, config.method_config)
-        return copy_network(client.cached(key, lambda: client.build_own(build_network)))
+        return copy_network(
+            client.cached(key, lambda: client.build_own(fednh.build_network))
+        )
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights, then average each class's embeddings."""
@@ -52,9 +49,9 @@ class FedNHClientApp(FedAvgClientApp):
         with torch.no_grad():
             h = model.embed(data.inputs)
             logits = model.head(h, data.inputs)
-        means = unit_class_means(h[data.index], data.labels, classes)
+        means = fednh.unit_class_means(h[data.index], data.labels, classes)
         counts = torch.bincount(data.labels, minlength=classes)
-        state = {n: t for n, t in model.state_dict().items() if n != PROTOTYPES}
+        state = {n: t for n, t in model.state_dict().items() if n != fednh.PROTOTYPES}
         found = LocalPrototypes(means[:, None].cpu(), counts[:, None].cpu())
         upload = ModelAndMeans(state, found)
         return Fit(model, upload, loss, logits=logits)

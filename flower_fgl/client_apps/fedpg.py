@@ -31,25 +31,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.prototypes.attention import (
-    AdditiveScorer,
-    NeighbourScorer,
-    Scorer,
-    UnitRows,
-    deviations_from_uniform,
-)
-from flower_fgl.algorithms.prototypes.hop_neighbors import (
-    Pairs,
-    annotate,
-    ring_pairs,
-    select_pairs,
-)
-from flower_fgl.algorithms.prototypes.hop_prototypes import (
-    HopAverage,
-    add_noise,
-    node_distance,
-    prototype_distance,
-)
+from flower_fgl.algorithms.prototypes import attention, hop_neighbors, hop_prototypes
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -138,7 +120,7 @@ class FedPGClientApp(GroupClientApp, PrototypeClientApp):
             average = average_of(
                 group, rounds, annotation, lambda: embedding, is_retrained=True
             )
-            unit = UnitRows(embedding)
+            unit = attention.UnitRows(embedding)
             weights = average.weights(unit, scorer)
             values = average.combine(unit, weights)
         classes = group.split_rows(annotation.float())
@@ -153,10 +135,12 @@ class FedPGClientApp(GroupClientApp, PrototypeClientApp):
             if least <= 1:  # it can be of a single node
                 around = average.around
                 places = average.clients_of(around.centre)
-                apart = deviations_from_uniform(weights, around, places, len(group))
+                apart = attention.deviations_from_uniform(
+                    weights, around, places, len(group)
+                )
                 terms = [{"attention-deviation": value} for value in apart.tolist()]
         # the server knows the run's seed and could undo noise drawn from it
-        values = add_noise(values, share=settings.noise_dims)
+        values = hop_prototypes.add_noise(values, share=settings.noise_dims)
         if least > 1:
             kept = average.largest_shares(weights) * least <= 1 + ROUNDING
             values, counts = values * kept[..., None], counts * kept
@@ -173,7 +157,7 @@ class FedPGClientApp(GroupClientApp, PrototypeClientApp):
         """
         rows, settings = group.rows, group.config.method_config
         if logits is not None and settings.annotation == "train+pseudo":
-            found = annotate(
+            found = hop_neighbors.annotate(
                 logits.flatten(0, -2),
                 rows.index,
                 rows.labels,
@@ -188,7 +172,7 @@ class FedPGClientApp(GroupClientApp, PrototypeClientApp):
         self,
         group: Group,
         model: RecordingBackbone,
-        scorer: Scorer | None,
+        scorer: attention.Scorer | None,
         downloads: Sequence[Prototypes],
     ) -> Callable[[], Tensor] | None:
         """Return μ·L_proto of Eq. (6★); ``None`` if μ is 0 or there are no prototypes."""
@@ -218,13 +202,16 @@ class FedPGClientApp(GroupClientApp, PrototypeClientApp):
         present = present.view(shape)
         if settings.proto_loss == "node-mse":
             return lambda: (
-                mu * node_distance(current(), target, present, average.hops, annotation)
+                mu
+                * hop_prototypes.node_distance(
+                    current(), target, present, average.hops, annotation
+                )
             )
         both = present & (average.counts > 0)
         is_mean = settings.proto_reduction == "mean"
         return lambda: (
             mu
-            * prototype_distance(
+            * hop_prototypes.prototype_distance(
                 average(current(), scorer), target, both, is_mean=is_mean
             )
         )
@@ -259,12 +246,12 @@ def has_mlp(client: Client) -> bool:
     return client.config.method_config.scorer == "mlp" or is_old
 
 
-def open_scorer(group: Group) -> Scorer:
+def open_scorer(group: Group) -> attention.Scorer:
     """Return the attention a_k of each client as trained so far."""
     first = group.clients[0]
-    kind = NeighbourScorer if has_mlp(first) else AdditiveScorer
+    kind = attention.NeighbourScorer if has_mlp(first) else attention.AdditiveScorer
     with seeded(first.seed(0, "scorer")):
-        scorer: Scorer = kind(first.config.hidden_channels)
+        scorer: attention.Scorer = kind(first.config.hidden_channels)
     initial = scorer.state_dict()
     tensors = group.join([state or initial for state in group.stored("scorer")])
     for name, tensor in tensors.items():
@@ -274,13 +261,13 @@ def open_scorer(group: Group) -> Scorer:
     return scorer
 
 
-def rings_of(client: Client) -> list[Pairs]:
+def rings_of(client: Client) -> list[hop_neighbors.Pairs]:
     """Return the pairs of each hop, computed once per graph."""
     method_config, inputs = client.config.method_config, client.data.inputs[0]
     key = ("rings", method_config.hops, method_config.hop_mode)
     return client.cached(
         key,
-        lambda: ring_pairs(
+        lambda: hop_neighbors.ring_pairs(
             inputs.edge_index,
             inputs.num_nodes,
             method_config.hops,
@@ -296,7 +283,7 @@ def average_of(
     embed: Callable[[], Tensor],
     *,
     is_retrained: bool = False,
-) -> HopAverage:
+) -> hop_prototypes.HopAverage:
     """Return the average over the neighbours that enter the prototypes of a round."""
     settings, memo = group.config.method_config, group.memo
     key = ("average", group.config.seed, *drawn_in)
@@ -308,7 +295,7 @@ def average_of(
     has_graphs = group.inputs.batch is not None
     is_stale = is_retrained and has_graphs
     if kept and not is_stale and kept[0] == key and torch.equal(kept[1], annotation):
-        found: HopAverage = kept[2]
+        found: hop_prototypes.HopAverage = kept[2]
         return found
     if has_graphs:
         pairs = similar_pairs(
@@ -324,20 +311,20 @@ def average_of(
         )
     else:
         pairs = draw_pairs(group, drawn_in, annotation)
-    made = HopAverage(pairs, annotation, group.num_classes)
+    made = hop_prototypes.HopAverage(pairs, annotation, group.num_classes)
     memo[("average",)] = (key, annotation, made)
     return made
 
 
 def draw_pairs(
     group: Group, drawn_in: Sequence[int], annotation: Tensor
-) -> list[Pairs]:
+) -> list[hop_neighbors.Pairs]:
     """Draw the neighbours of each client's nodes, numbered by flattened rows."""
     settings, width = group.config.method_config, annotation.shape[-1]
     rounds = zip(group.clients, drawn_in, strict=True)
     generators = [client.generator(number, "neighbours") for client, number in rounds]
     select = partial(
-        select_pairs,
+        hop_neighbors.select_pairs,
         same_class=settings.neighbor_filter == "same-class",
         limit=settings.neighbor_limit,
         mode=settings.hop_mode,
@@ -355,10 +342,10 @@ def draw_pairs(
     return shifted(drawn, width)
 
 
-def stacked_rings(group: Group, num_rows: int) -> list[Pairs] | None:
+def stacked_rings(group: Group, num_rows: int) -> list[hop_neighbors.Pairs] | None:
     """Return the pairs of each hop of all clients; ``None`` if they are too many."""
     settings = group.config.method_config
-    rings = ring_pairs(
+    rings = hop_neighbors.ring_pairs(
         group.inputs.edge_index,
         num_rows,
         settings.hops,
@@ -370,10 +357,12 @@ def stacked_rings(group: Group, num_rows: int) -> list[Pairs] | None:
     return rings if is_listed and number <= MOST_STACKED_PAIRS else None
 
 
-def shifted(parts: Sequence[Sequence[Pairs]], width: int) -> list[Pairs]:
+def shifted(
+    parts: Sequence[Sequence[hop_neighbors.Pairs]], width: int
+) -> list[hop_neighbors.Pairs]:
     """Join each hop of all clients; client k has the rows from k · ``width``."""
     return [
-        Pairs(
+        hop_neighbors.Pairs(
             torch.cat([one.centre + k * width for k, one in enumerate(hop)]),
             torch.cat([one.neighbour + k * width for k, one in enumerate(hop)]),
         )

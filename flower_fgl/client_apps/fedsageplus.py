@@ -23,17 +23,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.algorithms.fedsageplus import (
-    FeatureGenerator,
-    HiddenNodes,
-    MendedGraph,
-    NeighbourGenerator,
-    generator_loss,
-    group_means,
-    hide_nodes,
-    match_loss,
-    noise_like,
-)
+from flower_fgl.algorithms import fedsageplus
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -81,12 +71,12 @@ HIDDEN_SHARE = 0.5
 """Share of the validation nodes that are hidden to train the generator."""
 
 
-def impaired_of(client: Client) -> HiddenNodes:
+def impaired_of(client: Client) -> fedsageplus.HiddenNodes:
     """Return the client's training graph with hidden nodes, the same in every round."""
     return client.cached(("impaired", client.config.seed), lambda: _impaired(client))
 
 
-def _impaired(client: Client) -> HiddenNodes:
+def _impaired(client: Client) -> fedsageplus.HiddenNodes:
     """Hide a share of the nodes of the client's training graph."""
     data = client.data
     size = data.inputs[0].num_nodes
@@ -96,7 +86,7 @@ def _impaired(client: Client) -> HiddenNodes:
     is_hidden = torch.zeros(size, dtype=torch.bool)
     num_hidden = int(HIDDEN_SHARE * len(eligible))
     is_hidden[eligible[order[:num_hidden]]] = True
-    return hide_nodes(data.inputs[0], is_hidden.to(client.device))
+    return fedsageplus.hide_nodes(data.inputs[0], is_hidden.to(client.device))
 
 
 def judged_features(client: Client) -> torch.Tensor:
@@ -109,10 +99,10 @@ def judged_features(client: Client) -> torch.Tensor:
     x, least = client.data.inputs[0].x, client.config.min_class_count
     if least == 1:
         return x
-    return client.cached(("judged", least), lambda: group_means(x, least))
+    return client.cached(("judged", least), lambda: fedsageplus.group_means(x, least))
 
 
-def keep_mended(client: Client, network: NeighbourGenerator) -> None:
+def keep_mended(client: Client, network: fedsageplus.NeighbourGenerator) -> None:
     """Generate the missing neighbours of each of the client's graphs and store them."""
     kept = {}
     for place, inputs in enumerate(client.data.inputs):
@@ -134,7 +124,7 @@ def mended_data(client: Client) -> ClientData:
     if kept is None or kept[0] != token:
         found = client.state.group("mended")
         made = [
-            MendedGraph(
+            fedsageplus.MendedGraph(
                 inputs,
                 found[f"{place}/owner"].to(client.device),
                 found[f"{place}/x"].to(client.device),
@@ -211,14 +201,14 @@ class FedSagePlusClientApp(FedAvgClientApp):
         return Message(reply.to_record(), reply_to=message)
 
     def show(
-        self, client: Client, step: int, network: NeighbourGenerator
+        self, client: Client, step: int, network: fedsageplus.NeighbourGenerator
     ) -> GeneratorState:
         """Return fGen and its inputs, with which other clients compute its gradient."""
         impaired = impaired_of(client)
         generator = client.generator(step, "shown")
         with torch.no_grad():
             z = network.embed(impaired.inputs)[impaired.centres]
-            inputs = z + noise_like(z, generator)
+            inputs = z + fedsageplus.noise_like(z, generator)
         has_any = len(impaired.centres) > 0
         return GeneratorState(
             network.features.state_dict() if has_any else {},
@@ -257,12 +247,12 @@ def shapes_of(client: Client) -> dict[str, tuple[int, ...]]:
 
 def feature_generator(
     client: Client, state: Mapping[str, Tensor] | None = None
-) -> FeatureGenerator:
+) -> fedsageplus.FeatureGenerator:
     """Build fGen with the given weights, or with weights from torch's global generator."""
     method_config = client.config.method_config
     # on "meta" no initial weights are drawn, which would take time
     with torch.device("cpu" if state is None else "meta"):
-        network = FeatureGenerator(
+        network = fedsageplus.FeatureGenerator(
             client.config.hidden_channels,
             (method_config.gen_channels, method_config.gen_wide_channels),
             method_config.max_neighbours,
@@ -275,12 +265,12 @@ def feature_generator(
     return network
 
 
-def open_generator(client: Client) -> NeighbourGenerator:
+def open_generator(client: Client) -> fedsageplus.NeighbourGenerator:
     """Return the client's generator as trained so far."""
     graph, saved = client.data.graph, client.state.group("generator")
     own = part_of(saved, FEATURES)
     with seeded(client.seed(0, "generator")):
-        network = NeighbourGenerator(
+        network = fedsageplus.NeighbourGenerator(
             feature_generator(client, own or None),
             num_features=graph.num_features,
             hidden_channels=client.config.hidden_channels,
@@ -292,7 +282,7 @@ def open_generator(client: Client) -> NeighbourGenerator:
 
 def train_generator(
     client: Client, step: int, gradient: Mapping[str, Tensor]
-) -> NeighbourGenerator:
+) -> fedsageplus.NeighbourGenerator:
     """Take ``GENERATOR_EPOCHS`` steps on the client's own loss and the others' gradient.
 
     ``gradient`` is the mean gradient of fGen from the other clients, or empty; ``step``
@@ -307,7 +297,7 @@ def train_generator(
     wanted = impaired.wanted(method_config.max_neighbours)
     owner = impaired.centres.repeat_interleave(wanted)
     empty = torch.zeros((len(owner), 0), device=client.device)
-    mended = MendedGraph(impaired.inputs, owner, empty)
+    mended = fedsageplus.MendedGraph(impaired.inputs, owner, empty)
     others = [
         (weight, method_config.peer_weight * gradient[name].to(client.device))
         for name, weight in network.features.named_parameters()
@@ -319,7 +309,7 @@ def train_generator(
     for _ in range(GENERATOR_EPOCHS):
         noise = torch.randn((len(impaired.centres), width), generator=generator)
         optimizer.zero_grad(set_to_none=True)
-        loss = generator_loss(
+        loss = fedsageplus.generator_loss(
             network, impaired, mended, noise.to(client.device), index, labels
         )
         loss.backward()  # type: ignore[no-untyped-call]
@@ -360,7 +350,7 @@ def judge_generator(client: Client, shown: GeneratorState) -> dict[str, Tensor]:
     network = feature_generator(client, shown.tensors)
     counts = shown.counts.long().to(client.device)
     made = network.generate(shown.inputs.to(client.device), counts)
-    loss = match_loss(made, features)
+    loss = fedsageplus.match_loss(made, features)
     loss.backward()  # type: ignore[no-untyped-call]
     return {
         name: weight.grad.cpu()

@@ -7,14 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from flower_fgl.algorithms.fedsst import (
-    epochs_for,
-    first_layer,
-    fuse,
-    fusion_share,
-    probe_graph,
-    structure_signal,
-)
+from flower_fgl.algorithms import fedsst
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -61,17 +54,19 @@ class FedSSTClientApp(HiddenLayersClientApp):
         share = min(max(float(download.descriptor["weight"]), 0.0), 1.0)
         epochs = client.config.local_epochs
         if settings.adapts_epochs:
-            epochs = epochs_for(share, epochs, settings)
+            epochs = fedsst.epochs_for(share, epochs, settings)
         model = self.assemble(client, download)
         loss = client.train(model, server_round, epochs=epochs)
         network = cast(GIN, model)
         draw = torch_generator(client.config.seed, 0, SERVER, "probe")
-        probe = probe_graph(network.hidden_channels, settings.probe_mu, draw)
+        probe = fedsst.probe_graph(network.hidden_channels, settings.probe_mu, draw)
         with torch.no_grad():
-            signal = structure_signal(first_layer(network, probe.to(client.device)))
-        alpha = fusion_share(share, settings) if settings.fuses else 0.0
+            signal = fedsst.structure_signal(
+                fedsst.first_layer(network, probe.to(client.device))
+            )
+        alpha = fedsst.fusion_share(share, settings) if settings.fuses else 0.0
         fused = {
-            name: fuse(download.tensors[name], tensor.cpu(), alpha)
+            name: fedsst.fuse(download.tensors[name], tensor.cpu(), alpha)
             for name, tensor in self.shared_state(client, model).items()
         }
         upload = DescribedWeights(fused, {"signal": signal.cpu()[None]})

@@ -22,16 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes.graph_views import (
-    confidence_means,
-    confident_labels,
-    edge_loss,
-    edge_scores,
-    nearest_neighbours,
-    resample_edges,
-    union_pairs,
-    view_contrast,
-)
+from flower_fgl.algorithms.prototypes import graph_views
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import (
@@ -120,7 +111,7 @@ class FGGPClientApp(FedAvgClientApp):
         """
         every, rows, classes = group.all_rows, group.rows, group.num_classes
         flat = model.logits.flatten(0, -2)
-        found, confidence = confident_labels(flat, rows.index, rows.labels)
+        found, confidence = graph_views.confident_labels(flat, rows.index, rows.labels)
         cells = every.client * classes + found[every.index]
         count = torch.bincount(cells, minlength=len(group) * classes)
         return cells, confidence[every.index], count.view(-1, classes) > 0
@@ -151,8 +142,8 @@ class FGGPClientApp(FedAvgClientApp):
                 for count, generator in zip(counts, generators, strict=True)
             ]
             noise = torch.cat(drawn).to(group.device)
-            scores = edge_scores(first.flatten(0, -2), pairs)
-            weight = resample_edges(scores, noise, tau=EDGE_TAU)
+            scores = graph_views.edge_scores(first.flatten(0, -2), pairs)
+            weight = graph_views.resample_edges(scores, noise, tau=EDGE_TAU)
             view = inputs.with_edges(both, torch.cat([weight, weight]))
             cells, confidence, present = self.cells(group, model)
             second = model.backbone.embed(view)
@@ -164,9 +155,12 @@ class FGGPClientApp(FedAvgClientApp):
             stacked = first.view(*real.shape, -1)
             out: Tensor = (
                 settings.view_weight * entropy
-                + settings.edge_weight * edge_loss(stacked, pairs, client, real)
+                + settings.edge_weight
+                * graph_views.edge_loss(stacked, pairs, client, real)
                 + settings.contrast_weight
-                * view_contrast(means[0], means[1], present, tau=settings.tau)
+                * graph_views.view_contrast(
+                    means[0], means[1], present, tau=settings.tau
+                )
             )
             return out
 
@@ -179,10 +173,10 @@ class FGGPClientApp(FedAvgClientApp):
         parts = []
         for place, client in enumerate(group.clients):
             graph = client.data.training.inputs
-            near = nearest_neighbours(
+            near = graph_views.nearest_neighbours(
                 stacked[place, : graph.num_nodes], group.config.method_config.neighbors
             )
-            pairs = union_pairs(graph.num_nodes, graph.edge_index, near)
+            pairs = graph_views.union_pairs(graph.num_nodes, graph.edge_index, near)
             parts.append(pairs + place * stacked.shape[1])
         return parts
 
@@ -193,5 +187,5 @@ def class_prototypes(
     """Average embeddings of all nodes by client and class: (K, C, p)."""
     number = len(group) * group.num_classes
     rows = group.all_rows.pick(embedding)
-    means = confidence_means(rows, cells, confidence, number)
+    means = graph_views.confidence_means(rows, cells, confidence, number)
     return means.view(len(group), group.num_classes, -1)

@@ -5,16 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.flit import (
-    difficulty,
-    item_losses,
-    item_weights,
-    mean_of_known,
-    running_mean,
-    shift_shapes,
-    shifted_output,
-    virtual_loss,
-)
+from flower_fgl.algorithms import flit
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -94,7 +85,7 @@ class WeighedLoss:
 
     def losses(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return ℓ (b, T), and which entries are known."""
-        return item_losses(
+        return flit.item_losses(
             output,
             labels,
             kind=self.kind,
@@ -108,10 +99,10 @@ class WeighedLoss:
         graph, rows = self.part(index)
         noise = [
             (torch.rand(shape, generator=self.generator) - 0.5).to(index.device)
-            for shape in shift_shapes(self.model, graph)
+            for shape in flit.shift_shapes(self.model, graph)
         ]
-        return virtual_loss(
-            lambda shifts: shifted_output(self.model, graph, shifts)[rows],
+        return flit.virtual_loss(
+            lambda shifts: flit.shifted_output(self.model, graph, shifts)[rows],
             noise,
             kind=self.kind,
         )
@@ -122,18 +113,18 @@ class WeighedLoss:
         own, is_known = self.losses(output, labels)
         if not bool(is_known.any()):
             return own.new_zeros(())  # without gradient: the batch makes no step
-        phi, total = difficulty(own, self.received[index]), own
+        phi, total = flit.difficulty(own, self.received[index]), own
         if self.is_virtual:
             virtual = self.virtual(index)
             self.model.train()
-            more = difficulty(virtual, self.received_virtual[index])
+            more = flit.difficulty(virtual, self.received_virtual[index])
             phi, total = phi + settings.virtual_weight * more, own + virtual
-        self.mean = running_mean(self.mean, phi, is_known)
-        omega = item_weights(phi, self.mean, gamma=settings.gamma)
+        self.mean = flit.running_mean(self.mean, phi, is_known)
+        omega = flit.item_weights(phi, self.mean, gamma=settings.gamma)
         self.omega[index] = omega.detach().masked_fill(~is_known, torch.nan)
         self.is_worse[index] = own.detach() > self.received[index]
         is_equal = self.config.target_weight == "targets"
-        return mean_of_known(omega * total, is_known, by_target=is_equal)
+        return flit.mean_of_known(omega * total, is_known, by_target=is_equal)
 
     def terms(self) -> dict[str, float]:
         """Return mean and 90 % quantile of ω, and the share of entries with ℓ > ℓ^g.

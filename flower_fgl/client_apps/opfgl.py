@@ -36,18 +36,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms.opfgl import distillation
 from flower_fgl.algorithms.opfgl.class_statistics import (
     ClassStatistics,
     class_statistics,
     outside_shares,
     propagated_features,
-)
-from flower_fgl.algorithms.opfgl.distillation import (
-    SoftTargets,
-    class_weights,
-    node_weights,
-    personal_loss,
-    soft_targets,
 )
 from flower_fgl.algorithms.opfgl.labels import (
     LocalKnowledge,
@@ -225,8 +219,10 @@ class OPFGLClientApp(GroupClientApp):
         def loss_of(some: Group) -> GraphLoss:
             mine = [targets[client.partition_id] for client in some.clients]
             least = torch.stack([one.least for one in mine])
-            padded = SoftTargets(some.pad([one.rows for one in mine]), least)
-            return lambda model: personal_loss(model(some.inputs), padded)
+            padded = distillation.SoftTargets(
+                some.pad([one.rows for one in mine]), least
+            )
+            return lambda model: distillation.personal_loss(model(some.inputs), padded)
 
         config = group.config
         start = (
@@ -238,14 +234,14 @@ class OPFGLClientApp(GroupClientApp):
         )
 
 
-def personal_targets(client: Client, log_probs: Tensor) -> SoftTargets:
+def personal_targets(client: Client, log_probs: Tensor) -> distillation.SoftTargets:
     """Return a client's targets in stage 2, from log q of its nodes, or of more rows."""
     data, variant = client.data, variant_of(client)
     weight = None
     if variant.weighs_classes:
         counts = torch.bincount(data.training.labels, minlength=data.num_classes)
-        weight = class_weights(counts)
-    return soft_targets(
+        weight = distillation.class_weights(counts)
+    return distillation.soft_targets(
         data.training.index,
         data.training.labels,
         log_probs[: data.inputs[0].num_nodes],
@@ -325,7 +321,7 @@ def distillation_weights(client: Client, variant: Variant) -> Tensor | None:
     knowledge = knowledge_of(client)
     if variant.distill == "fixed":
         return torch.full_like(knowledge.soft[:, 0], method_config.beta)
-    return node_weights(
+    return distillation.node_weights(
         knowledge.soft,
         knowledge.factor,
         beta=method_config.beta,

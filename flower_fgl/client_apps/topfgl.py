@@ -9,13 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.topfgl import (
-    AugmentedNet,
-    TopologyLearner,
-    drop_distant,
-    likely_edges,
-    structural_encoding,
-)
+from flower_fgl.algorithms import topfgl
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
@@ -62,16 +56,16 @@ class TopFGLClientApp(FedAvgClientApp):
         named = {LEARNER + name: shape for name, shape in learner.items()}
         return {**client.state_shapes(), **named}
 
-    def build_learner(self, client: Client) -> TopologyLearner:
+    def build_learner(self, client: Client) -> topfgl.TopologyLearner:
         """Build the learner on the client's device; its weights are overwritten."""
         config = client.config
         sizes = config.hidden_channels, config.dropout
         key = ("topfgl-learner", client.model_name, *sizes)
 
-        def blank() -> TopologyLearner:
+        def blank() -> topfgl.TopologyLearner:
             width = client.build_model().hidden_channels
             with seeded(0):
-                learner = TopologyLearner(
+                learner = topfgl.TopologyLearner(
                     client.data.num_classes, width, config.dropout
                 )
             return learner.to(client.device)
@@ -86,12 +80,12 @@ class TopFGLClientApp(FedAvgClientApp):
         load_state(learner, part_of(download.tensors, LEARNER))
         graph = client.data.training.inputs
         encoding = client.cached(
-            ("topfgl-encoding",), lambda: structural_encoding(graph)
+            ("topfgl-encoding",), lambda: topfgl.structural_encoding(graph)
         )
         terms: dict[str, float] = {}
         if self.is_time(client, server_round):
             self.add_edges(client, server_round, backbone, learner, encoding, terms)
-        model = AugmentedNet(backbone, graph, self.added(client))
+        model = topfgl.AugmentedNet(backbone, graph, self.added(client))
         epochs = _LearnerEpochs(client, server_round, model, learner, encoding)
         loss = client.train(model, server_round, after_epoch=epochs)
         refuse_non_finite(learner.state_dict())
@@ -122,27 +116,27 @@ class TopFGLClientApp(FedAvgClientApp):
         client: Client,
         server_round: int,
         backbone: Backbone,
-        learner: TopologyLearner,
+        learner: topfgl.TopologyLearner,
         encoding: Tensor,
         terms: dict[str, float],
     ) -> None:
         """Add edges where network and learner disagree; drop some if they are many."""
         settings, graph = client.config.method_config, client.data.training.inputs
         old = self.added(client)
-        model = AugmentedNet(backbone, graph, old).eval()
+        model = topfgl.AugmentedNet(backbone, graph, old).eval()
         logits = model(graph)
         points = learner.eval()(encoding, model.augmented, logits)
         guess = points.argmax(dim=1)
         unsure = logits.argmax(dim=1) != guess
         present = model.augmented.edge_index
-        new = likely_edges(points, unsure, present, number=settings.neighbors)
+        new = topfgl.likely_edges(points, unsure, present, number=settings.neighbors)
         if settings.same_class == "pseudo":
             new = new[:, guess[new[0]] == guess[new[1]]]
         pairs = torch.cat([old, new], dim=1)
         generator = client.generator(server_round, "edges")
         noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
         most = graph.edge_index.shape[1] / 4  # half of the undirected pairs
-        pairs = drop_distant(pairs, points, most, noise)
+        pairs = topfgl.drop_distant(pairs, points, most, noise)
         terms["unsure_nodes"] = float(unsure.sum())
         client.state.set_group("edges", {"added": pairs} if pairs.shape[1] else {})
 
@@ -153,7 +147,7 @@ class TopFGLClientApp(FedAvgClientApp):
         saved = client.state.group("model")
         if saved:
             graph = client.data.training.inputs
-            model = AugmentedNet(client.build_model(), graph, self.added(client))
+            model = topfgl.AugmentedNet(client.build_model(), graph, self.added(client))
             load_state(model, saved)
             return model
         return None if download is None else self.received_model(client, download)
@@ -163,7 +157,9 @@ class TopFGLClientApp(FedAvgClientApp):
         backbone = client.build_model()
         names = client.state_shapes()
         load_state(backbone, {n: download.tensors[n] for n in names})
-        return AugmentedNet(backbone, client.data.training.inputs, self.added(client))
+        return topfgl.AugmentedNet(
+            backbone, client.data.training.inputs, self.added(client)
+        )
 
 
 @dataclass(eq=False)
@@ -172,8 +168,8 @@ class _LearnerEpochs:
 
     client: Client
     server_round: int
-    model: AugmentedNet
-    learner: TopologyLearner
+    model: topfgl.AugmentedNet
+    learner: topfgl.TopologyLearner
     encoding: Tensor
     number: int = 0
 

@@ -16,12 +16,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from flower_fgl.core.flower_internals import (
-    NUMPY,
-    plain_array,
-    plain_content,
-    plain_record,
-)
+from flower_fgl.core import flower_internals
 from flower_fgl.protocols.base import (
     LARGEST,
     Shapes,
@@ -46,9 +41,11 @@ def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[Array
         header = npy_header(kind.str, shape)
         parts.append((name, dtype_name(kind), shape, header, rows))
     return [
-        plain_record(
+        flower_internals.plain_record(
             {
-                name: plain_array(dtype, shape, b"".join((header, rows[place].data)))
+                name: flower_internals.plain_array(
+                    dtype, shape, b"".join((header, rows[place].data))
+                )
                 for name, dtype, shape, header, rows in parts
             }
         )
@@ -110,7 +107,7 @@ def _is_as_expected(
             type(array.data) is not bytes
             or len(array.data) != length
             or not array.data.startswith(header)
-            or array.stype != NUMPY
+            or array.stype != flower_internals.NUMPY
             or array.dtype != FLOAT_NAME
             or tuple(array.shape) != shape
         ):
@@ -164,7 +161,7 @@ class Weights(TensorPayload, AdditivePayload):
     ) -> list[RecordDict]:
         """Pack stacked weights (K, ...) as :meth:`to_record` packs those of a client."""
         return [
-            plain_content({"weights": record})
+            flower_internals.plain_content({"weights": record})
             for record in write_stacked(tensors, num_clients)
         ]
 

@@ -14,17 +14,8 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from flower_fgl.core import flower_internals
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.flower_internals import (
-    ErrorCode,
-    ProtoRecordDict,
-    plain_array,
-    plain_content,
-    plain_metrics,
-    plain_record,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
 from flower_fgl.protocols.base import INFO, MEGABYTE, find_record
 
 __all__ = ["HOSTS", "PARCEL", "Parcel", "hosted_clients", "read_hosts"]
@@ -33,7 +24,7 @@ HOSTS = "hosts"
 """Action of the query for the number of clients that a node hosts."""
 PARCEL = "parcel"
 """Record of a message that holds a parcel."""
-UNSERIALISABLE = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+UNSERIALISABLE = flower_internals.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 Packed = bytes | tuple[int, tuple[Any, ...]]
 """A record: protobuf, or the position of its layout and its numbers or bytes."""
 Layout = tuple[Any, ...]
@@ -121,7 +112,9 @@ class Parcel:
         """Unpack the content of every message; messages share their common records."""
         records = self._unpacked()
         for _, _, _, names, _ in self.letters:
-            yield plain_content({name: records[at] for name, at in names.items()})
+            yield flower_internals.plain_content(
+                {name: records[at] for name, at in names.items()}
+            )
 
 
 def read_hosts(content: RecordDict, most: int) -> int:
@@ -155,13 +148,17 @@ def _expect(is_right: bool, found: object) -> None:
 
 def _to_bytes(record: Any) -> bytes:
     """Return a record as protobuf."""
-    data: bytes = recorddict_to_proto(RecordDict({"": record})).SerializeToString()
+    data: bytes = flower_internals.recorddict_to_proto(
+        RecordDict({"": record})
+    ).SerializeToString()
     return data
 
 
 def _from_bytes(data: bytes) -> Any:
     """Undo :func:`_to_bytes`."""
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))[""]
+    return flower_internals.recorddict_from_proto(
+        flower_internals.ProtoRecordDict.FromString(data)
+    )[""]
 
 
 def _read_letter(letter: Any, num_records: int) -> Letter:
@@ -203,10 +200,10 @@ def _unpack_record(packed: Packed, layouts: Sequence[Layout]) -> Any:
     place, values = packed
     layout = layouts[place]
     if layout and isinstance(layout[0], str):
-        return plain_metrics(dict(zip(layout, values, strict=True)))
-    return plain_record(
+        return flower_internals.plain_metrics(dict(zip(layout, values, strict=True)))
+    return flower_internals.plain_record(
         {
-            name: plain_array(dtype, shape, data, stype)
+            name: flower_internals.plain_array(dtype, shape, data, stype)
             for (name, dtype, shape, stype), data in zip(layout, values, strict=True)
         }
     )

@@ -26,12 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.clusteredsampling import (
-    draw_clients,
-    table_by_similarity,
-    table_by_size,
-    update_angles,
-)
+from flower_fgl.algorithms import clusteredsampling
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.methods.clusteredsampling import ClusteredSamplingSettings
@@ -73,12 +68,14 @@ class ClusteredSampling(FedAvg):
             return trainable
         counts = np.array([int(self.messenger.weight_of(pid)) for pid in trainable])
         if self.config.method_config.clusters == "size":
-            table = table_by_size(counts, number)
+            table = clusteredsampling.table_by_size(counts, number)
         else:
-            angles = update_angles(self.known(trainable))
-            table = table_by_similarity(counts, number, angles)
+            angles = clusteredsampling.update_angles(self.known(trainable))
+            table = clusteredsampling.table_by_similarity(counts, number, angles)
         generator = numpy_generator(self.config.seed, server_round, SERVER, "draws")
-        self.draws.update(trainable[i] for i in draw_clients(table, generator))
+        self.draws.update(
+            trainable[i] for i in clusteredsampling.draw_clients(table, generator)
+        )
         return sorted(self.draws)
 
     def num_replies(self, uploads: Mapping[int, Upload]) -> int:

@@ -11,13 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.dense import (
-    FeatureGenerator,
-    disagreement,
-    ensemble_logits,
-    nearest_neighbors,
-    student_loss,
-)
+from flower_fgl.algorithms import dense
 from flower_fgl.core.seeds import seeded
 from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.stacked import Ensemble
@@ -66,7 +60,7 @@ class Distiller:
         self.weights = torch.full((len(models),), 1 / len(models))
         self.pool: list[Batch] = []
         with seeded(seed):
-            self.network = FeatureGenerator(
+            self.network = dense.FeatureGenerator(
                 settings.noise_channels,
                 settings.generator_channels,
                 self.num_features,
@@ -82,7 +76,7 @@ class Distiller:
 
     def apart(self, ensemble: Tensor, student: Tensor) -> Tensor:
         """Return how much ensemble and student disagree."""
-        return disagreement(ensemble, student)
+        return dense.disagreement(ensemble, student)
 
     def prepared(self, batch: Batch) -> Batch:
         """Return the batch that weights and student learn from."""
@@ -97,7 +91,7 @@ class Distiller:
 
     def generator_loss(self, graph: GraphInput, labels: Tensor) -> Tensor:
         """Return cross-entropy minus disagreement; no model has BatchNorm to match."""
-        ensemble = ensemble_logits(self.predict(graph), self.weights)
+        ensemble = dense.ensemble_logits(self.predict(graph), self.weights)
         loss = self.teaching_loss(ensemble, labels)
         weight = self.settings.adversarial_weight
         if weight:
@@ -119,7 +113,7 @@ class Distiller:
         lowest, best = torch.inf, torch.empty(0)
         for _ in range(settings.generator_steps):
             features = network(noise)
-            edges = nearest_neighbors(features, settings.neighbors)
+            edges = dense.nearest_neighbors(features, settings.neighbors)
             loss = self.generator_loss(GraphInput(features, edges), labels)
             if float(loss.detach()) < lowest or not best.numel():
                 lowest, best = float(loss.detach()), features.detach()
@@ -131,7 +125,7 @@ class Distiller:
 
     def batch_of(self, features: Tensor, labels: Tensor) -> Batch:
         """Connect features and predict them with the clients' models."""
-        edges = nearest_neighbors(features, self.settings.neighbors)
+        edges = dense.nearest_neighbors(features, self.settings.neighbors)
         graph = GraphInput(features, edges)
         with torch.no_grad():
             return Batch(graph, labels, self.predict(graph))
@@ -142,8 +136,10 @@ class Distiller:
         value = float("nan")
         for number in torch.randperm(len(self.pool), generator=self.draw).tolist():
             batch = self.pool[number]
-            target = ensemble_logits(batch.logits, self.weights)
-            loss = student_loss(self.student(batch.graph), target, self.settings.tau)
+            target = dense.ensemble_logits(batch.logits, self.weights)
+            loss = dense.student_loss(
+                self.student(batch.graph), target, self.settings.tau
+            )
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -164,7 +160,8 @@ class Distiller:
         if not epochs:
             return {}
         hits = [
-            ensemble_logits(batch.logits, self.weights).argmax(dim=1) == batch.labels
+            dense.ensemble_logits(batch.logits, self.weights).argmax(dim=1)
+            == batch.labels
             for batch in self.pool
         ]
         return {

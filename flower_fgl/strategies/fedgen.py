@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedgen import (
-    LatentGenerator,
-    class_shares,
-    diversity_loss,
-    ensemble_loss,
-)
+from flower_fgl.algorithms import fedgen
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
@@ -56,7 +51,7 @@ class FedGen(FedAvg):
         with seeded(derive_seed(config.seed, 0, SERVER, "generator")):
             name = common_model(config, self.federation)
             self.network = draw_model(config, self.federation, name).eval()
-            self.generator = LatentGenerator(
+            self.generator = fedgen.LatentGenerator(
                 self.federation.num_classes,
                 self.network.hidden_channels,
                 noise_channels=settings.noise_channels,
@@ -108,7 +103,7 @@ class FedGen(FedAvg):
         settings = self.config.method_config
         clients = Ensemble(self.network, list(states.values()))
         counts = self.counts(list(states))
-        weights, total = class_shares(counts), counts.sum(dim=0)
+        weights, total = fedgen.class_shares(counts), counts.sum(dim=0)
         draw = torch_generator(self.config.seed, server_round, SERVER, "generated")
         size = settings.generated
         graph = GraphInput(torch.zeros(size, 1), torch.zeros(2, 0, dtype=torch.int64))
@@ -118,8 +113,8 @@ class FedGen(FedAvg):
             labels = torch.multinomial(total, size, replacement=True, generator=draw)
             noise = torch.randn(size, settings.noise_channels, generator=draw)
             made = self.generator(labels, noise)
-            loss = ensemble_loss(clients.classify(made, graph), labels, weights)
-            diversity = diversity_loss(noise, made)
+            loss = fedgen.ensemble_loss(clients.classify(made, graph), labels, weights)
+            diversity = fedgen.diversity_loss(noise, made)
             self.optimizer.zero_grad()
             total_loss = loss + settings.diversity_weight * diversity
             total_loss.backward()  # type: ignore[no-untyped-call]

@@ -12,14 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flower_fgl.algorithms.fedlit import (
-    CENTROIDS,
-    CHANNEL,
-    FedLITNet,
-    average_types,
-    in_order,
-    match_types,
-)
+from flower_fgl.algorithms import fedlit
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedlit import TypedWeights
 from flower_fgl.strategies.aggregation import weighted_mean
@@ -52,14 +45,14 @@ class FedLIT(FedAvg):
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial network."""
-        return build_own(FedLITNet, self.config, self.federation, model)
+        return build_own(fedlit.FedLITNet, self.config, self.federation, model)
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Return the weights and centres, with the types in the client's order."""
         order = self.groups.get(partition_id)
         if order is None:
             return self.weights
-        return Weights(in_order(self.weights.tensors, order))
+        return Weights(fedlit.in_order(self.weights.tensors, order))
 
     def upload_spec(self, partition_id: int) -> Any:
         """Return the shapes of the weights and centroids, and the client's edges."""
@@ -69,22 +62,26 @@ class FedLIT(FedAvg):
         """Match the types, and average."""
         before = self.weights.tensors
         found = {pid: uploads[pid].payload for pid in sorted(uploads)}
-        centres = before[CENTROIDS]
+        centres = before[fedlit.CENTROIDS]
         if not centres.any():
             known = [p for p in found.values() if p.sizes.any()]
-            centres = known[0].tensors[CENTROIDS] if known else centres
+            centres = known[0].tensors[fedlit.CENTROIDS] if known else centres
         states, sizes, groups = [], [], {}
         for pid, payload in found.items():
-            own, edges = payload.tensors[CENTROIDS], payload.sizes
-            groups[pid] = match_types(own, edges[:, 0] > 0, centres)
+            own, edges = payload.tensors[fedlit.CENTROIDS], payload.sizes
+            groups[pid] = fedlit.match_types(own, edges[:, 0] > 0, centres)
             # the place of each centre among the client's types
             back = sorted(range(len(centres)), key=groups[pid].__getitem__)
-            states.append(in_order(payload.tensors, back))
+            states.append(fedlit.in_order(payload.tensors, back))
             sizes.append(edges[back])
-        kept = {**before, CENTROIDS: centres}
-        types = average_types(states, torch.stack(sizes), kept)
+        kept = {**before, fedlit.CENTROIDS: centres}
+        types = fedlit.average_types(states, torch.stack(sizes), kept)
         shared = [
-            {n: t for n, t in state.items() if not n.startswith((CHANNEL, CENTROIDS))}
+            {
+                n: t
+                for n, t in state.items()
+                if not n.startswith((fedlit.CHANNEL, fedlit.CENTROIDS))
+            }
             for state in states
         ]
         weights = [uploads[pid].num_examples for pid in found]

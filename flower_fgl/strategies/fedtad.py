@@ -8,17 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms import fedtad
 from flower_fgl.algorithms.dense import nearest_neighbors
 from flower_fgl.algorithms.fedgen import diversity_loss
-from flower_fgl.algorithms.fedtad import (
-    NOISE,
-    GraphGenerator,
-    balanced_classes,
-    discrepancy,
-    generator_loss,
-    normalise_reliability,
-    row_weights,
-)
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
@@ -60,7 +52,7 @@ class FedTAD(FedAvg):
         with seeded(derive_seed(self.config.seed, 0, SERVER, "generator")):
             name = common_model(self.config, self.federation)
             self.model: Backbone = draw_model(self.config, self.federation, name)
-            self.generator = GraphGenerator(
+            self.generator = fedtad.GraphGenerator(
                 self.federation.num_classes,
                 self.federation.num_features,
                 is_bounded=self.config.method_config.output == "tanh",
@@ -92,7 +84,7 @@ class FedTAD(FedAvg):
         teachers = Ensemble(self.model, [payload.tensors for payload in payloads])
         seed = derive_seed(self.config.seed, server_round, SERVER, "distillation")
         with seeded(seed), torch.enable_grad():
-            self.distil(teachers, normalise_reliability(found.clamp(min=0)))
+            self.distil(teachers, fedtad.normalise_reliability(found.clamp(min=0)))
         state = {
             name: t.detach().clone() for name, t in self.model.state_dict().items()
         }
@@ -103,15 +95,15 @@ class FedTAD(FedAvg):
     def distil(self, teachers: Ensemble, reliability: Tensor) -> None:
         """Train generator and global model; all random numbers are torch's global ones."""
         settings = self.config.method_config
-        classes = balanced_classes(settings.nodes, self.federation.num_classes)
-        weights = row_weights(reliability, classes)
+        classes = fedtad.balanced_classes(settings.nodes, self.federation.num_classes)
+        weights = fedtad.row_weights(reliability, classes)
         for _ in range(settings.server_epochs):
-            noise = torch.randn(len(classes), NOISE)
+            noise = torch.randn(len(classes), fedtad.NOISE)
             self.model.eval()
             for _ in range(settings.generator_steps):
                 x = self.generator(classes, noise)
                 graph = GraphInput(x, nearest_neighbors(x, settings.neighbors))
-                loss = generator_loss(
+                loss = fedtad.generator_loss(
                     self.model(graph),
                     teachers.predict(graph),
                     weights,
@@ -123,10 +115,10 @@ class FedTAD(FedAvg):
                 x = self.generator(classes, noise)
                 graph = GraphInput(x, nearest_neighbors(x, settings.neighbors))
                 targets = teachers.predict(graph)
-                found = discrepancy(self.model(graph), targets, weights)
+                found = fedtad.discrepancy(self.model(graph), targets, weights)
             self.model.train()
             for _ in range(settings.model_steps):
-                loss = discrepancy(self.model(graph), targets, weights)
+                loss = fedtad.discrepancy(self.model(graph), targets, weights)
                 self._step("model", loss)
         # of the last graph, before the model learned from it
         self.log(discrepancy=float(found))

@@ -12,12 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flower_fgl.algorithms.personal_mix import (
-    Part,
-    mix_numbers,
-    mix_states,
-    mixture_table,
-)
+from flower_fgl.algorithms import personal_mix
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.personalmix import PersonalMixSettings
 from flower_fgl.protocols.base import Payload, Shapes
@@ -78,7 +73,7 @@ class PersonalMix(FedAvg):
     def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
         """Return the weights a, of the shape of ``similarity``; each row sums to 1."""
 
-    def parts(self) -> Mapping[str, Sequence[Part]] | None:
+    def parts(self) -> Mapping[str, Sequence[personal_mix.Part]] | None:
         """Return which block averages which part of a parameter; ``None``: the first."""
         return None
 
@@ -104,14 +99,16 @@ class PersonalMix(FedAvg):
             raise PayloadError("a similarity of two clients is not finite")
         attention = self.attention(similarity, found)
         states = [payload.tensors for payload in payloads]
-        mixed = mix_states(states, attention.float(), self.parts())
+        mixed = personal_mix.mix_states(states, attention.float(), self.parts())
         made = dict(zip(uploads, mixed, strict=True))
         settings: PersonalMixSettings = self.config.method_config
         kept = self.personal if settings.absent == "last" else {}
         self.personal = {**kept, **made}
-        self.log(**mix_numbers(attention, similarity))
+        self.log(**personal_mix.mix_numbers(attention, similarity))
         if len(uploads) <= MOST_IN_TABLE:
-            self.loop.log.tables["mixture"] = mixture_table(list(uploads), attention)
+            self.loop.log.tables["mixture"] = personal_mix.mixture_table(
+                list(uploads), attention
+            )
 
     def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
         """Return the clients that have no finite similarity, not even to themselves."""

@@ -8,13 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms import topfgl
 from flower_fgl.algorithms.personal_mix import linear_weights
-from flower_fgl.algorithms.topfgl import (
-    TopologyLearner,
-    linear_cka,
-    probe_graph,
-    structural_encoding,
-)
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.topfgl import TopFGLSettings
@@ -44,7 +39,7 @@ class TopFGL(PersonalMix):
     def build(self, model: str) -> nn.Module:
         """Draw the network as FedAvg does, then the learner."""
         drawn: Backbone = draw_model(self.config, self.federation, model)
-        drawn.learner = TopologyLearner(
+        drawn.learner = topfgl.TopologyLearner(
             self.federation.num_classes, drawn.hidden_channels, self.config.dropout
         )
         self.network = copy_network(drawn)  # its weights are overwritten
@@ -64,14 +59,14 @@ class TopFGL(PersonalMix):
         """Return the CKA of the learners' outputs."""
         network, outputs = self.network.eval(), []
         generator = torch_generator(self.config.seed, 0, SERVER, "probe")
-        probe = probe_graph(self.federation.num_features, generator)
-        encoding = structural_encoding(probe)
+        probe = topfgl.probe_graph(self.federation.num_features, generator)
+        encoding = topfgl.structural_encoding(probe)
         for payload in uploads:
             network.load_state_dict(dict(payload.tensors))
             logits = network(probe)
             learner = network.get_submodule("learner")
             outputs.append(learner(encoding, probe, logits))
-        return linear_cka(torch.stack(outputs))
+        return topfgl.linear_cka(torch.stack(outputs))
 
     def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
         """Return weights in proportion to the CKA."""

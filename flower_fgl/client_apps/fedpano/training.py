@@ -9,16 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedpano import (
-    NodeGenerator,
-    PersonalNet,
-    SharedParts,
-    gaussian_copies,
-    mean_distance,
-    mean_rows,
-    spread,
-    synthesise,
-)
+from flower_fgl.algorithms import fedpano
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state, make_optimizer
 from flower_fgl.core.errors import FglError
@@ -53,10 +44,10 @@ class Parts:
     node.
     """
 
-    shared: SharedParts
+    shared: fedpano.SharedParts
     own: nn.Linear | None
-    generator: NodeGenerator | None
-    personal: PersonalNet
+    generator: fedpano.NodeGenerator | None
+    personal: fedpano.PersonalNet
     classes: Tensor
 
 
@@ -68,7 +59,7 @@ def build_parts(client: Client) -> Parts:
     labels = client.data.training.labels
     classes = every[client.data.own_classes]
     with seeded(client.seed(0, "parts")):
-        shared = SharedParts(
+        shared = fedpano.SharedParts(
             client.model_name,
             in_channels=graph.num_features,
             hidden_channels=config.hidden_channels,
@@ -86,12 +77,12 @@ def build_parts(client: Client) -> Parts:
         ):
             own = _own_classifier(client, width, classes)
         if method_config.has_generator and generator is None:
-            generator = NodeGenerator(width)
+            generator = fedpano.NodeGenerator(width)
     chosen = classes if own else every
     # the settings' validation ensures that there is one of the two
     classifier = cast(nn.Linear, own or shared.classifier)
     norm = cast(RepNorm, method_config.rep_norm)
-    personal = PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
+    personal = fedpano.PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
     for module in (shared, personal, generator):
         if module is not None:
             client.settle(module)
@@ -167,7 +158,7 @@ def training_part(client: Client, model: Backbone) -> TrainingPart:
         memo[key] = TrainingPart(
             part or data.inputs,
             place[data.index],
-            mean_rows(place[edges], place[data.index], size),
+            fedpano.mean_rows(place[edges], place[data.index], size),
         )
     found: TrainingPart = memo[key]
     return found
@@ -306,16 +297,16 @@ class Trainer:
         """
         nodes, noise = self.nodes(h), self.draw_noise()
         if self.parts.generator is None:
-            return gaussian_copies(nodes, noise)
-        made = synthesise(self.parts.generator, nodes, self.around(h), noise)
+            return fedpano.gaussian_copies(nodes, noise)
+        made = fedpano.synthesise(self.parts.generator, nodes, self.around(h), noise)
         self.check(made, h)
         return made
 
     def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
         """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""
         generator = self.modules["generator"]
-        made = synthesise(generator, nodes, around, self.draw_noise())
-        loss = mean_distance(nodes, made, self.share)
+        made = fedpano.synthesise(generator, nodes, around, self.draw_noise())
+        loss = fedpano.mean_distance(nodes, made, self.share)
         self.step("generator", loss.sum())
         return {"generator": loss.detach()}
 
@@ -325,7 +316,7 @@ class Trainer:
         labels = self.predicted.repeat_interleave(self.method_config.m, dim=-1)
         loss = self.entropy(logits, labels)
         self.step("classifier", loss.sum())
-        return {"synthetic": loss.detach(), "spread": spread(made, self.share)}
+        return {"synthetic": loss.detach(), "spread": fedpano.spread(made, self.share)}
 
     def draw_noise(self) -> Tensor:
         """Draw ε: (n, m, 2H) for Eq. (6), (n, m, H) for variant nG."""

@@ -23,22 +23,13 @@ from flower_fgl.protocols.differential_privacy import (
     origin_of,
     with_numbers,
 )
+from flower_fgl.protocols.secure_aggregation import messages
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.protocols.secure_aggregation.client import Member
 from flower_fgl.protocols.secure_aggregation.identities import (
     Identity,
     load_identity,
     read_peers,
-)
-from flower_fgl.protocols.secure_aggregation.messages import (
-    CHECK,
-    KEYS,
-    SHARES,
-    Confirmations,
-    Peers,
-    PublicKey,
-    Roster,
-    Survivors,
 )
 from flower_fgl.protocols.secure_aggregation.noise import NoiseShare
 
@@ -125,15 +116,15 @@ def _reply_of(member: Member, message: Message, context: Context) -> Payload:
     """Return the client's payload for a query."""
     content, kind = message.content, message.metadata.message_type
     server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
-    if kind.endswith(KEYS):
+    if kind.endswith(messages.KEYS):
         member.identity = _identity(context.node_config)
-        return PublicKey.of(member.join())
-    if kind.endswith(SHARES):
+        return messages.PublicKey.of(member.join())
+    if kind.endswith(messages.SHARES):
         member.peers = _pinned(context.node_config)
-        return member.offer(server_round, Roster.from_record(content))
-    if kind.endswith(CHECK):
-        return member.check(server_round, Survivors.from_record(content))
-    return member.reveal(server_round, Confirmations.from_record(content))
+        return member.offer(server_round, messages.Roster.from_record(content))
+    if kind.endswith(messages.CHECK):
+        return member.check(server_round, messages.Survivors.from_record(content))
+    return member.reveal(server_round, messages.Confirmations.from_record(content))
 
 
 def pack_masked(
@@ -155,7 +146,9 @@ def pack_masked(
     upload ``depends_on_download``, all sums of the method count as sums of one download.
     PayloadError if the upload cannot be masked, or the message holds arrays of no use.
     """
-    if Peers.records[0] not in content or not isinstance(upload, AdditivePayload):
+    if messages.Peers.records[0] not in content or not isinstance(
+        upload, AdditivePayload
+    ):
         return RecordDict()
     noise = None
     if client.config.upload_noise_model == "distributed":
@@ -174,7 +167,7 @@ def pack_masked(
         )
         masked = member.mask(
             server_round,
-            Peers.from_record(content),
+            messages.Peers.from_record(content),
             upload.summands(client.weight),
             noise=noise,
             download=seen,

@@ -23,18 +23,7 @@ from multiprocessing.connection import Connection
 
 from flwr.app import Context, Message
 
-from flower_fgl.core import errors
-from flower_fgl.core.flower_internals import (
-    ProtoContext,
-    ProtoMessage,
-    ProtoRecordDict,
-    context_from_proto,
-    context_to_proto,
-    message_from_proto,
-    message_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
+from flower_fgl.core import errors, flower_internals
 
 __all__ = [
     "TAKEN",
@@ -62,8 +51,8 @@ def send_request(
     """
     try:
         frames = [
-            message_to_proto(message).SerializeToString(),
-            context_to_proto(context).SerializeToString(),
+            flower_internals.message_to_proto(message).SerializeToString(),
+            flower_internals.context_to_proto(context).SerializeToString(),
         ]
     except Exception as error:
         raise UnreadableError(f"the message cannot be serialized: {error}") from error
@@ -76,8 +65,12 @@ def receive_request(connection: Connection[bytes, bytes]) -> tuple[Message, Cont
     frames = connection.recv_bytes(), connection.recv_bytes()
     try:
         return (
-            message_from_proto(ProtoMessage.FromString(frames[0])),
-            context_from_proto(ProtoContext.FromString(frames[1])),
+            flower_internals.message_from_proto(
+                flower_internals.ProtoMessage.FromString(frames[0])
+            ),
+            flower_internals.context_from_proto(
+                flower_internals.ProtoContext.FromString(frames[1])
+            ),
         )
     except Exception as error:  # raised by protobuf or by Flower's conversion
         raise UnreadableError(f"the request is not a message: {error}") from error
@@ -87,8 +80,8 @@ def pack_reply(reply: Message, context: Context) -> list[bytes]:
     """Return the frames of a reply and of the context's current state."""
     return [
         REPLY,
-        message_to_proto(reply).SerializeToString(),
-        recorddict_to_proto(context.state).SerializeToString(),
+        flower_internals.message_to_proto(reply).SerializeToString(),
+        flower_internals.recorddict_to_proto(context.state).SerializeToString(),
     ]
 
 
@@ -100,7 +93,7 @@ def pack_error(error: Exception, context: Context) -> list[bytes]:
         "text": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    state = recorddict_to_proto(context.state).SerializeToString()
+    state = flower_internals.recorddict_to_proto(context.state).SerializeToString()
     return [ERROR, json.dumps(fields).encode(), state]
 
 
@@ -122,8 +115,12 @@ def read_answer(
         if kind == ERROR:
             answer = _error_from(json.loads(frames[0]))
         else:
-            answer = message_from_proto(ProtoMessage.FromString(frames[0]))
-        state = recorddict_from_proto(ProtoRecordDict.FromString(frames[1]))
+            answer = flower_internals.message_from_proto(
+                flower_internals.ProtoMessage.FromString(frames[0])
+            )
+        state = flower_internals.recorddict_from_proto(
+            flower_internals.ProtoRecordDict.FromString(frames[1])
+        )
     except Exception as error:
         raise UnreadableError(f"the worker's answer is malformed: {error}") from error
     context.state = state

@@ -12,6 +12,7 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.protocols.secure_aggregation import keys
 from flower_fgl.protocols.secure_aggregation.history import (
     SumHistory,
     client_label,
@@ -21,24 +22,6 @@ from flower_fgl.protocols.secure_aggregation.identities import (
     IDENTITY_BYTES,
     Identity,
     check_roster,
-)
-from flower_fgl.protocols.secure_aggregation.keys import (
-    KEY_BYTES,
-    SHARE_BYTES,
-    KeyAgreement,
-    add_masks,
-    derive,
-    digest,
-    draw_secret,
-    is_tag,
-    mask_stream,
-    public_key,
-    seal,
-    split,
-    tag,
-    threshold,
-    unseal,
-    view_digest,
 )
 from flower_fgl.protocols.secure_aggregation.messages import (
     Confirmations,
@@ -57,7 +40,7 @@ from flower_fgl.protocols.secure_aggregation.quantization import encode, with_wi
 
 __all__ = ["Member"]
 
-BOTH = 2 * SHARE_BYTES
+BOTH = 2 * keys.SHARE_BYTES
 
 
 @dataclass
@@ -89,8 +72,8 @@ class Member:
         With an identity it is a card of 128 bytes. The number of the last round with a
         masked vector stays, so that no round is answered twice.
         """
-        secret = draw_secret()
-        card = public_key(secret)
+        secret = keys.draw_secret()
+        card = keys.public_key(secret)
         if self.identity is not None:
             card = self.identity.card(
                 card, run_id=self.run_id, partition_id=self.partition_id
@@ -116,35 +99,35 @@ class Member:
         self._check_keys(cards)
         labels = [client_label(card, pid) for pid, card in cards.items()]
         self.history.check_roster(group_of(labels))
-        context = view_digest(
+        context = keys.view_digest(
             str(self.run_id).encode(), to_bytes(roster.ids), to_bytes(roster.keys)
         )
-        agreement = KeyAgreement(
+        agreement = keys.KeyAgreement(
             to_bytes(self.memory["run-key"][0]), server_round, context=context
         )
         pairs = [
             agreement.key(to_bytes(key), "pair", *sorted((self.partition_id, pid)))
-            for pid, key in zip(ids, roster.keys[:, :KEY_BYTES], strict=True)
+            for pid, key in zip(ids, roster.keys[:, : keys.KEY_BYTES], strict=True)
         ]
-        seed, mask_secret = draw_secret(), draw_secret()
-        need = threshold(len(ids), self.config.secure_threshold)
+        seed, mask_secret = keys.draw_secret(), keys.draw_secret()
+        need = keys.threshold(len(ids), self.config.secure_threshold)
         points = [pid + 1 for pid in ids]
         shares = list(
             zip(
-                split(seed, threshold=need, points=points),
-                split(mask_secret, threshold=need, points=points),
+                keys.split(seed, threshold=need, points=points),
+                keys.split(mask_secret, threshold=need, points=points),
                 strict=True,
             )
         )
-        mask_key = public_key(mask_secret)
+        mask_key = keys.public_key(mask_secret)
         sealed = [
-            seal(
-                derive(pair, "share", self.partition_id, pid),
+            keys.seal(
+                keys.derive(pair, "share", self.partition_id, pid),
                 b"".join((*both, mask_key)),
             )
             for pid, pair, both in zip(ids, pairs, shares, strict=True)
         ]
-        digests = from_bytes([digest(a) + digest(b) for a, b in shares])
+        digests = from_bytes([keys.digest(a) + keys.digest(b) for a, b in shares])
         self._forget()
         self.memory |= {
             "round": torch.tensor(server_round),
@@ -157,7 +140,7 @@ class Member:
         }
         return Offer(
             mask_key=from_bytes([mask_key])[0],
-            seed_digest=from_bytes([digest(seed)])[0],
+            seed_digest=from_bytes([keys.digest(seed)])[0],
             sealed=from_bytes(sealed),
             digests=digests.reshape(len(ids), 2, -1),
         )
@@ -181,7 +164,7 @@ class Member:
         self._expect("seed", server_round)
         sampled = self.memory["ids"].tolist()
         ids = self._listed(peers.ids, "peers")
-        need = threshold(len(sampled), self.config.secure_threshold)
+        need = keys.threshold(len(sampled), self.config.secure_threshold)
         if not set(ids) <= set(sampled) or len(ids) < need:
             raise PayloadError(
                 f"at least {need} of the clients {sampled} must have sent shares, "
@@ -203,15 +186,17 @@ class Member:
                 clients=count,
                 threshold=need,
             )
-        agreement = KeyAgreement(to_bytes(self.memory["mask-secret"][0]), server_round)
+        agreement = keys.KeyAgreement(
+            to_bytes(self.memory["mask-secret"][0]), server_round
+        )
         pair_keys = {
             pid: agreement.key(key, "mask", *sorted((self.partition_id, pid)))
             for pid, key in mask_keys.items()
             if pid != self.partition_id
         }
-        add_masks(vector, partition_id=self.partition_id, pair_keys=pair_keys)
-        vector += mask_stream(to_bytes(self.memory["seed"][0]), len(vector))
-        seen = view_digest(
+        keys.add_masks(vector, partition_id=self.partition_id, pair_keys=pair_keys)
+        vector += keys.mask_stream(to_bytes(self.memory["seed"][0]), len(vector))
+        seen = keys.view_digest(
             to_bytes(self.memory["roster"][0]),
             to_bytes(peers.ids),
             b"".join(mask_keys.values()),
@@ -256,9 +241,11 @@ class Member:
                 f"a sum must contain at least {need} of the clients {ids}, got {alive}"
             )
         self.history.check_sum(*self._sum_over(alive))
-        seen = view_digest(to_bytes(self.memory["seen"][0]), to_bytes(survivors.ids))
+        seen = keys.view_digest(
+            to_bytes(self.memory["seen"][0]), to_bytes(survivors.ids)
+        )
         tags = [
-            tag(derive(pair, "check", self.partition_id, pid), seen)
+            keys.tag(keys.derive(pair, "check", self.partition_id, pid), seen)
             for pid, pair in zip(alive, self._pairs(ids, alive), strict=True)
         ]
         self.memory |= {"survivors": survivors.ids, "seen": from_bytes([seen])}
@@ -284,8 +271,8 @@ class Member:
             confirmations.ids.tolist(), confirmations.tags, strict=True
         ):
             if pid in pairs and pid != self.partition_id:
-                key = derive(pairs[pid], "check", pid, self.partition_id)
-                if is_tag(key, seen, to_bytes(found)):
+                key = keys.derive(pairs[pid], "check", pid, self.partition_id)
+                if keys.is_tag(key, seen, to_bytes(found)):
                     agreed.add(pid)
         if len(agreed) < self._number("threshold"):
             raise PayloadError(
@@ -297,7 +284,7 @@ class Member:
         opened = self._sum_over(alive)
         self.history.check_sum(*opened)
         self.history.add(*opened)
-        of_seed, of_key = torch.split(self.memory["held"], SHARE_BYTES, dim=1)
+        of_seed, of_key = torch.split(self.memory["held"], keys.SHARE_BYTES, dim=1)
         in_sum = torch.tensor([pid in pairs for pid in ids])
         self._forget()
         return Reveal(torch.where(in_sum[:, None], of_seed, of_key).contiguous())
@@ -329,10 +316,10 @@ class Member:
         own, listed = to_bytes(self.memory["card"][0]), cards[self.partition_id]
         if listed[: len(own)] != own or any(listed[len(own) :]):
             raise PayloadError("the roster has another key of this client than its own")
-        if len({card[:KEY_BYTES] for card in cards.values()}) < len(cards):
+        if len({card[: keys.KEY_BYTES] for card in cards.values()}) < len(cards):
             raise PayloadError("two clients of the roster have the same key")
         if self.peers is not None:
-            identity = own[KEY_BYTES : KEY_BYTES + IDENTITY_BYTES]
+            identity = own[keys.KEY_BYTES : keys.KEY_BYTES + IDENTITY_BYTES]
             check_roster(cards, self.peers, identity, run_id=self.run_id)
 
     def _sum_over(self, alive: list[int]) -> tuple[bytes, str, str]:
@@ -358,8 +345,8 @@ class Member:
         """Decrypt the peers' shares for this client; return them and the mask keys."""
         held, mask_keys = [], {}
         for pid, pair, sealed in zip(ids, pairs, peers.sealed, strict=True):
-            opened = unseal(
-                derive(pair, "share", pid, self.partition_id), to_bytes(sealed)
+            opened = keys.unseal(
+                keys.derive(pair, "share", pid, self.partition_id), to_bytes(sealed)
             )
             if opened is None:
                 raise PayloadError(

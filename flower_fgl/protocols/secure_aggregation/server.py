@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Shapes
+from flower_fgl.protocols.secure_aggregation import messages
 from flower_fgl.protocols.secure_aggregation.keys import (
     KeyAgreement,
     add_masks,
@@ -24,17 +25,6 @@ from flower_fgl.protocols.secure_aggregation.keys import (
     mask_stream,
     public_key,
     threshold,
-)
-from flower_fgl.protocols.secure_aggregation.messages import (
-    Confirmations,
-    Offer,
-    Peers,
-    Reveal,
-    Roster,
-    Survivors,
-    Tags,
-    from_bytes,
-    to_bytes,
 )
 from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, decode
 
@@ -53,65 +43,67 @@ class SecureRound:
     ) -> None:
         self.asked = sorted(keys)
         self.threshold = threshold(len(keys), share)
-        self.offers: dict[int, Offer] = {}
+        self.offers: dict[int, messages.Offer] = {}
         self._keys = keys
         self.number = server_round
-        self.confirmed: dict[int, Tags] = {}
+        self.confirmed: dict[int, messages.Tags] = {}
         self._in_sum: list[int] = []
         self._revealed: dict[int, dict[int, bytes]] = {}
 
-    def roster(self) -> Roster:
+    def roster(self) -> messages.Roster:
         """Return the sampled clients and their keys, the same message for all."""
         width = max(map(len, self._keys.values()))
         rows = [self._keys[pid].ljust(width, b"\0") for pid in self.asked]
-        return Roster(torch.tensor(self.asked), from_bytes(rows))
+        return messages.Roster(torch.tensor(self.asked), messages.from_bytes(rows))
 
-    def add(self, partition_id: int, offer: Offer) -> None:
+    def add(self, partition_id: int, offer: messages.Offer) -> None:
         """Store an offer; refuse a mask key on which all other clients would fail."""
-        mask_key = to_bytes(offer.mask_key)
+        mask_key = messages.to_bytes(offer.mask_key)
         KeyAgreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
         self.offers[partition_id] = offer
 
-    def peers(self) -> dict[int, Peers]:
+    def peers(self) -> dict[int, messages.Peers]:
         """Return, per client that sent an offer, the part of its training message."""
         ids = sorted(self.offers)
         rows = torch.tensor([self.asked.index(pid) for pid in ids])
         # (sender, receiver, bytes)
         sealed = torch.stack([self.offers[pid].sealed[rows] for pid in ids])
         return {
-            pid: Peers(torch.tensor(ids), sealed[:, to].contiguous())
+            pid: messages.Peers(torch.tensor(ids), sealed[:, to].contiguous())
             for to, pid in enumerate(ids)
         }
 
-    def survivors(self, partition_ids: Iterable[int]) -> Survivors:
+    def survivors(self, partition_ids: Iterable[int]) -> messages.Survivors:
         """Fix the clients whose vectors are summed."""
         self._in_sum = sorted(partition_ids)
         self._revealed = {pid: {} for pid in self.offers}
-        return Survivors(torch.tensor(self._in_sum))
+        return messages.Survivors(torch.tensor(self._in_sum))
 
-    def confirm(self, partition_id: int, tags: Tags) -> None:
+    def confirm(self, partition_id: int, tags: messages.Tags) -> None:
         """Store the authentication codes that a client made for the others."""
         self.confirmed[partition_id] = tags
 
-    def confirmations(self) -> dict[int, Confirmations]:
+    def confirmations(self) -> dict[int, messages.Confirmations]:
         """Return, per client that sent codes, the codes that were made for it."""
         ids = sorted(self.confirmed)
         # (sender, receiver, bytes)
         tags = torch.stack([self.confirmed[pid].tags for pid in ids])
         place = {pid: self._in_sum.index(pid) for pid in ids}
         return {
-            pid: Confirmations(torch.tensor(ids), tags[:, place[pid]].contiguous())
+            pid: messages.Confirmations(
+                torch.tensor(ids), tags[:, place[pid]].contiguous()
+            )
             for pid in ids
         }
 
-    def take(self, partition_id: int, reveal: Reveal) -> None:
+    def take(self, partition_id: int, reveal: messages.Reveal) -> None:
         """Store the shares that a client reveals, if all match their senders' digests."""
         holder = self.asked.index(partition_id)
         good = {}
         for owner, row in zip(sorted(self.offers), reveal.shares, strict=True):
             which = 0 if owner in self._in_sum else 1
-            expected = to_bytes(self.offers[owner].digests[holder, which])
-            good[owner] = to_bytes(row)
+            expected = messages.to_bytes(self.offers[owner].digests[holder, which])
+            good[owner] = messages.to_bytes(row)
             if digest(good[owner]) != expected:
                 raise PayloadError(
                     f"its share of a secret of client {owner} is not the one it received"
@@ -127,7 +119,7 @@ class SecureRound:
         for pid in self._in_sum:
             total += vectors[pid]
             offer, seed = self.offers[pid], self._combine(pid)
-            if seed is None or digest(seed) != to_bytes(offer.seed_digest):
+            if seed is None or digest(seed) != messages.to_bytes(offer.seed_digest):
                 raise PayloadError(
                     f"The shares of client {pid} do not reconstruct its seed."
                 )
@@ -147,14 +139,16 @@ class SecureRound:
     def _take_out(self, lost: int, total: Vector) -> None:
         """Add the pairwise masks that a dropped-out client would have added."""
         offer, secret = self.offers[lost], self._combine(lost)
-        if secret is None or public_key(secret) != to_bytes(offer.mask_key):
+        if secret is None or public_key(secret) != messages.to_bytes(offer.mask_key):
             raise PayloadError(
                 f"The shares of client {lost} do not reconstruct its key."
             )
         agreement = KeyAgreement(secret, self.number)
         pair_keys = {
             pid: agreement.key(
-                to_bytes(self.offers[pid].mask_key), "mask", *sorted((lost, pid))
+                messages.to_bytes(self.offers[pid].mask_key),
+                "mask",
+                *sorted((lost, pid)),
             )
             for pid in self._in_sum
         }

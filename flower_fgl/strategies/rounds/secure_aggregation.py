@@ -14,20 +14,9 @@ from flower_fgl.core.checks.training import num_sampled
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.protocols.base import METRICS, Empty, Payload, Shapes, read_payload
+from flower_fgl.protocols.secure_aggregation import messages
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.protocols.secure_aggregation.keys import KEY_BYTES
-from flower_fgl.protocols.secure_aggregation.messages import (
-    CHECK,
-    KEYS,
-    SHARES,
-    UNMASK,
-    MaskedUpload,
-    Offer,
-    Peers,
-    PublicKey,
-    Reveal,
-    Tags,
-)
 from flower_fgl.protocols.secure_aggregation.quantization import num_entries
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
 from flower_fgl.strategies.rounds.messenger import Messenger
@@ -78,14 +67,16 @@ class SecureExchanges:
                 f"round, got {sampled} of {len(able)} with training nodes."
             )
         self._round: SecureRound | None = None
-        self._peers: dict[int, Peers] = {}
+        self._peers: dict[int, messages.Peers] = {}
         self._shapes: Shapes = {}
 
     def _request_keys(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
         """Request the keys of data owners, which had no partition-id when described."""
         return self._messenger.read_each(
-            self._messenger.ask(0, KEYS, dict.fromkeys(partition_ids, Empty())),
-            lambda _, content: read_payload(PublicKey, content).key,
+            self._messenger.ask(
+                0, messages.KEYS, dict.fromkeys(partition_ids, Empty())
+            ),
+            lambda _, content: read_payload(messages.PublicKey, content).key,
         )
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
@@ -106,8 +97,10 @@ class SecureExchanges:
         number = len(current.asked)
         requests = dict.fromkeys(current.asked, current.roster())
         self._messenger.read_each(
-            self._messenger.ask(server_round, SHARES, requests),
-            lambda pid, content: current.add(pid, read_payload(Offer, content, number)),
+            self._messenger.ask(server_round, messages.SHARES, requests),
+            lambda pid, content: current.add(
+                pid, read_payload(messages.Offer, content, number)
+            ),
         )
         self._require(current, len(current.offers), "sent shares")
         self._peers = current.peers()
@@ -124,9 +117,9 @@ class SecureExchanges:
             return Empty()
         self._shapes = self._up.summand_shapes(spec)
         number = 1 + num_entries(self._shapes)
-        return read_payload(MaskedUpload, content, number, beside=[METRICS])
+        return read_payload(messages.MaskedUpload, content, number, beside=[METRICS])
 
-    def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
+    def close(self, uploads: Mapping[int, messages.MaskedUpload]) -> dict[str, Tensor]:
         """Let the survivors confirm the sum, collect their shares, remove the masks."""
         current, self._round = self._round, None
         if current is None:
@@ -135,9 +128,9 @@ class SecureExchanges:
         requests = dict.fromkeys(uploads, current.survivors(uploads))
         number = len(uploads)
         self._messenger.read_each(
-            self._messenger.ask(current.number, CHECK, requests),
+            self._messenger.ask(current.number, messages.CHECK, requests),
             lambda pid, content: current.confirm(
-                pid, read_payload(Tags, content, number)
+                pid, read_payload(messages.Tags, content, number)
             ),
         )
         self._require(
@@ -145,9 +138,11 @@ class SecureExchanges:
         )
         number = len(current.offers)
         self._messenger.read_each(
-            self._messenger.ask(current.number, UNMASK, current.confirmations()),
+            self._messenger.ask(
+                current.number, messages.UNMASK, current.confirmations()
+            ),
             lambda pid, content: current.take(
-                pid, read_payload(Reveal, content, number)
+                pid, read_payload(messages.Reveal, content, number)
             ),
         )
         vectors = {
@@ -186,7 +181,7 @@ class SecureExchanges:
         if len(ids) == len(payloads):
             uploads = self._messenger.read_each(
                 self._messenger.ask(server_round, action, asked, brings_upload=True),
-                lambda _, content: read_payload(MaskedUpload, content, number),
+                lambda _, content: read_payload(messages.MaskedUpload, content, number),
             )
         if len(uploads) < len(payloads):
             self._round = None
