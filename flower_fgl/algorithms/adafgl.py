@@ -126,20 +126,10 @@ def homophily_confidence(
 ) -> float:
     """Measure how well labels spread along the edges: h in [0, 1].
 
-    Half of the training nodes keep their class, all other nodes start from 1/C. After
-    ``STEPS`` repetitions of F ← ½ P F + ½ F⁰, h is the accuracy on the other half;
-    ``UNKNOWN`` with fewer than two training nodes.
-
-    Parameters
-    ----------
-    operator : Operator
-        P, of shape (N, N).
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-    order : Tensor of shape (n,), int64
-        A permutation; its first ⌊n/2⌋ entries are the nodes that keep their class.
-    num_nodes, num_classes : int
-        N and C.
+    Half of the training nodes ``index`` (n,) keep their class ``labels`` (n,): the
+    first ⌊n/2⌋ of the permutation ``order`` (n,). All other nodes start from 1/C. After
+    ``STEPS`` repetitions of F ← ½ P F + ½ F⁰ with P, ``operator`` (N, N), h is the
+    accuracy on the other half; ``UNKNOWN`` with fewer than two training nodes.
 
     Notes
     -----
@@ -167,15 +157,9 @@ def signed_messages(alike: Tensor, e: Tensor, slope: Tensor, *, beta: float) -> 
     """Compute ½ (softmax(PReLU(S) E) − softmax(PReLU(−S) E) + E): logits (N, C).
 
     S has the entries of :func:`signed_products`. With its positive part S⁺ and its
-    negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E.
-
-    Parameters
-    ----------
-    alike : Tensor of shape (N, N), bool or float
-        B, symmetric and with a diagonal of 0. Float is faster.
-    e, slope : Tensor of shape (N, C) and (1,), float
-        E, and slope a of PReLU below 0.
-    beta : float in [0, 1]
+    negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E. ``alike``
+    (N, N) is B, bool or float (faster), symmetric and with a diagonal of 0; ``e`` (N,
+    C) is E, and ``slope`` (1,) is a, below 0.
     """
     unit = F.normalize(e.softmax(dim=1), dim=1)
     positive, negative = signed_products(unit, e, alike, beta=beta)

@@ -47,14 +47,9 @@ def stepped_weights(
 ) -> Tensor:
     """Compute clip(w_k − μ·sign(∂CE/∂w_k), 0, 1): (K,), not scaled to a sum of 1.
 
-    Parameters
-    ----------
-    weights, step : Tensor of shape (K,), and float
-        w_k and μ.
-    logits : Tensor of shape (K, b, C), float
-        Predictions of the clients' models for generated nodes.
-    labels : Tensor of shape (b,), int64
-        The classes of which the generator made them.
+    ``weights`` (K,) are w_k and ``step`` is μ. ``logits`` (K, b, C) are predictions of
+    the clients' models for nodes that the generator made of the classes ``labels``
+    (b,).
     """
     free = weights.detach().clone().requires_grad_()
     loss = F.cross_entropy(ensemble_logits(logits, free), labels)

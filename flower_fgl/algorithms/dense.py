@@ -102,14 +102,9 @@ def disagreement(
 ) -> Tensor:
     """Compute the mean KL(D(x) ‖ f_S(x)) of nodes on which both predict another class.
 
-    Parameters
-    ----------
-    ensemble, student : Tensor of shape (b, C), float
-        Logits.
-    tau : float, positive
-        Temperature of both softmaxes; the value is multiplied by τ².
-    masks : bool
-        Whether nodes with equal predictions count 0 in the mean over all b nodes.
+    The arguments are logits (b, C). ``tau`` is the temperature of both softmaxes, and
+    the value is multiplied by τ². Unless it ``masks`` them, nodes with equal
+    predictions count too; the mean is over all b nodes.
     """
     divergence = F.kl_div(
         (student / tau).log_softmax(dim=1),

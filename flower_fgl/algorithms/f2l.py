@@ -61,16 +61,10 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Represent and classify nodes by attention to a support set: (…, M, p), (…, M, C).
 
-    ``r_u = h_u + softmax(Q h_u · K h_S / √p) V h_S``, then a linear map.
-
-    Parameters
-    ----------
-    parameters : mapping of str to Tensor
-        Parameters of an :class:`Adaptation`: shared by a batch, or with a dimension B.
-    h, support : Tensor of shape (…, M, p) and (…, S, p), float32
-        Embeddings, and those to attend to.
-    is_support : Tensor of shape (…, S), bool
-        Valid entries of ``support``; at least one.
+    ``r_u = h_u + softmax(Q h_u · K h_S / √p) V h_S``, then a linear map. The parameters
+    of an :class:`Adaptation` are shared by a batch, or have a dimension B. ``h`` (…, M,
+    p) are embeddings, ``support`` (…, S, p) those to attend to, of which ``is_support``
+    (…, S) marks the valid ones, at least one.
     """
     query = h @ parameters["query.weight"].mT
     key = support @ parameters["key.weight"].mT
@@ -87,14 +81,9 @@ def masked_cross_entropy(
 ) -> Tensor:
     """Average the cross-entropy of selected rows over selected classes: (…).
 
-    Parameters
-    ----------
-    logits, labels : Tensor of shape (…, M, C), float32, and (…, M), int64
-        Scores and classes; those of the selected rows must be in ``classes``.
-    rows : Tensor of shape (…, M), bool
-        Selected rows; the loss is 0 if there are none.
-    classes : Tensor of shape (…, C), bool
-        Classes that can be predicted.
+    ``logits`` (…, M, C) and ``labels`` (…, M) are scores and classes; ``rows`` (…, M)
+    marks the selected rows, without any of which the loss is 0, and ``classes`` (…, C)
+    the classes that can be predicted, among them those of the selected rows.
     """
     masked = logits.masked_fill(~classes[..., None, :], -torch.inf)
     own = masked.log_softmax(dim=-1).gather(-1, labels[..., None]).squeeze(-1)
@@ -104,16 +93,9 @@ def masked_cross_entropy(
 def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
     """Contrast two representations of the same nodes, InfoNCE: (…).
 
-    ``−mean_u log( e^{cos(a_u, b_u)/τ} / Σ_v e^{cos(a_u, b_v)/τ} )``. A smaller value
+    ``−mean_u log( e^{cos(a_u, b_u)/τ} / Σ_v e^{cos(a_u, b_v)/τ} )`` of a and b (…, M,
+    p), over the ``rows`` (…, M) as u and as v; 0 if there are none. A smaller value
     means more mutual information.
-
-    Parameters
-    ----------
-    one, other : Tensor of shape (…, M, p), float32
-        a and b.
-    rows : Tensor of shape (…, M), bool
-        Nodes used as u and as v; the loss is 0 if there are none.
-    tau : float, positive
     """
     cosine = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).mT / tau
     # unselected rows keep all entries: a softmax over none is undefined
@@ -155,17 +137,10 @@ def adapt(
 ) -> dict[str, Tensor]:
     """Take gradient steps on a support set; gradients flow through them (MAML).
 
-    Parameters
-    ----------
-    parameters : mapping of str to Tensor
-        Initial parameters of an :class:`Adaptation`, which need gradients. In a batch
-        each has a dimension B, so that every episode takes its own steps.
-    h, labels : Tensor of shape (…, M, p), float32, and (…, M), int64
-        Embeddings and classes.
-    is_support, classes : Tensor of shape (…, M) and (…, C), bool
-        Rows of the support set, at least one, and classes of the episode.
-    steps, lr : int, at least 0, and float, positive
-        Number of steps and learning rate.
+    The initial ``parameters`` of an :class:`Adaptation` need gradients; in a batch each
+    has a dimension B, so that every episode takes its own ``steps``. ``h`` (…, M, p)
+    and ``labels`` (…, M) are embeddings and classes; ``is_support`` (…, M) marks the
+    rows of the support set, at least one, and ``classes`` (…, C) those of the episode.
     """
     current = dict(parameters)
     for _ in range(steps):
@@ -194,20 +169,10 @@ def episode_losses(
 ) -> Tensor:
     """Adapt to support sets; sum the query, contrastive and distillation losses: (B,).
 
-    Parameters
-    ----------
-    module, settings : Adaptation and F2LSettings
-        Module, with gradient, and the inner steps, τ and weights of the losses.
-    h : Tensor of shape (B, M, p), float32
-        Embeddings by the client model.
-    teacher : Tensor of shape (B, M, C), float32
-        Logits by the client model's classifier of all classes, constant.
-    labels : Tensor of shape (B, M), int64
-        Classes.
-    is_support, is_query : Tensor of shape (B, M), bool
-        Rows of the support and query sets; other rows are padding.
-    classes : Tensor of shape (B, C), bool
-        The N classes of each episode.
+    ``h`` (B, M, p) are embeddings by the client model, ``teacher`` (B, M, C) logits by
+    its classifier of all classes, constant, and ``labels`` (B, M) classes.
+    ``is_support`` and ``is_query`` (B, M) mark the rows of both sets; other rows are
+    padding. ``classes`` (B, C) marks the N classes of each episode.
     """
     parameters = {
         name: value.expand(len(h), *value.shape)

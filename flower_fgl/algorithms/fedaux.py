@@ -39,13 +39,9 @@ CHUNK = 2048
 def position_scores(h: Tensor, direction: Tensor, *, kind: str = "longest") -> Tensor:
     """Compute the position of every node on the direction, s_i = ⟨h_i/m, a⟩: (N,).
 
-    Parameters
-    ----------
-    h, direction : Tensor of shape (N, p) and (p,), float32
-        Embeddings, and a.
-    kind : {"longest", "cosine"}
-        m is the length of the longest embedding, a constant without gradient; with
-        ``cosine`` both h_i and a have unit length.
+    Of the embeddings ``h`` (N, p) and a, ``direction`` (p,). m is the length of the
+    ``longest`` embedding, a constant without gradient; with the kind ``cosine`` both
+    h_i and a have unit length.
     """
     if kind == "cosine":
         return F.cosine_similarity(h, direction[None], dim=1, eps=TINY)
@@ -60,15 +56,9 @@ def kernel_smooth(
     """Compute z_i = Σ_j κ_ij h_j / Σ_j κ_ij with κ_ij = exp(−(s_i − s_j)²/σ²): (N, p).
 
     The rows of κ are normalised by a softmax, which has no underflow: κ_ii = 1.
-
-    Parameters
-    ----------
-    scores, h : Tensor of shape (N,) and (N, p), float32
-        s, and embeddings of all nodes, labelled or not.
-    sigma : float, positive
-    chunk : int, positive
-        Rows computed at once. With more nodes the backward pass computes the kernel
-        again, so that N² numbers are never stored.
+    ``scores`` (N,) are s, and ``h`` (N, p) the embeddings of all nodes, labelled or
+    not. With more nodes than ``chunk``, the rows computed at once, the backward pass
+    computes the kernel again, so that N² numbers are never stored.
     """
 
     def rows(some: Tensor) -> Tensor:

@@ -173,20 +173,12 @@ def summed_graph(
 ) -> SummedGraph:
     """Complete a client's graph by the sums that it received.
 
-    Parameters
-    ----------
-    x, edges : Tensor of shape (N, d), float32, and OwnedEdges
-        Features of the own nodes, strided or sparse CSR, and the client's edges.
-    own, other : Tensor of shape (b,) and (o,), int64
-        Own nodes, and positions in ``edges.outside`` of outside nodes, whose sums were
-        received; ``other`` is read with 2 hops only.
-    sums : Tensor of shape (b, d) or (b + o, d), float32
-        Σ_k c_k(v) of the nodes ``own``, with 2 hops also of ``other``.
-    other_degrees : Tensor of shape (o,), float32
-        d̃ of the nodes ``other``.
-    hops : int
-        1: the own nodes and the edges among them. 2: also the outside neighbours, as
-        nodes N to N + o − 1, and the edges to them.
+    ``x`` (N, d), strided or sparse CSR, are the features of the own nodes. ``own`` (b,)
+    are own nodes, and ``other`` (o,) positions in ``edges.outside`` of outside nodes,
+    read with 2 hops only, whose sums were received: ``sums`` (b, d), or (b + o, d), are
+    their Σ_k c_k(v), and ``other_degrees`` (o,) the d̃ of ``other``. With 1 hop the
+    graph has the own nodes and the edges among them; with 2 also the outside
+    neighbours, as nodes N to N + o − 1, and the edges to them.
 
     Notes
     -----

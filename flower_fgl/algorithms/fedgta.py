@@ -41,17 +41,9 @@ def propagate_labels(
 ) -> Tensor:
     """Repeat ``F ← ½ P F + ½ F⁰``: (N, C).
 
-    Parameters
-    ----------
-    operator, soft : Operator of shape (N, N), and Tensor of shape (N, C), float32
-        P and F⁰.
-    index : Tensor of shape (n,), int64
-        Training nodes.
-    steps : int
-        Number of repetitions.
-    adds : bool
-        Add F⁰ to the training rows after each step, as the published code does, instead
-        of resetting them to F⁰.
+    P is ``operator`` (N, N), F⁰ ``soft`` (N, C). The training nodes ``index`` (n,) are
+    reset to F⁰ after each step; ``adds`` adds F⁰ to them instead, as the published code
+    does.
     """
     fixed = soft[index]
     found = soft

@@ -106,23 +106,10 @@ def mutual_loss(
     """Compute the losses of teacher and student, and return their sum.
 
     ``L^t = CE^t + (KL(y^s‖y^t) + MSE(H^t, W^h H^s)) / (CE^t + CE^s)``, and for the
-    student with KL(y^t‖y^s).
-
-    Parameters
-    ----------
-    teacher, student : Tensor of shape (b, C), float
-        Logits.
-    hidden_teacher, hidden_student : Tensor of shape (b, p), float
-        H^t and W^h H^s.
-    labels : Tensor of shape (b,), int64
-        Classes.
-
-    Returns
-    -------
-    loss : Tensor of shape ()
-        Its gradient is that of L^t for the teacher, of L^s for the student and W^h.
-    terms : dict of str to Tensor of shape ()
-        The single terms, without gradient.
+    student with KL(y^t‖y^s). ``teacher`` and ``student`` (b, C) are logits, the hidden
+    states (b, p) H^t and W^h H^s. The gradient of the sum is that of L^t for the
+    teacher, of L^s for the student and W^h. The single terms are returned too, without
+    gradient.
 
     Notes
     -----

@@ -81,13 +81,9 @@ def move_prototypes(
 ) -> Tensor:
     """Compute W ← norm(ρ W + (1 − ρ) norm(Σ_i n_i^c μ_i^c)), Dai et al. 2023, Eq. (7).
 
-    Parameters
-    ----------
-    prototypes : Tensor of shape (C, p), float32
-        W; a class that no client has keeps its prototype.
-    means, counts : Tensor of shape (K, C, p), float32, and (K, C), int64
-        μ_i^c of K clients, and n_i^c; 0 marks a missing mean.
-    rho : float in [0, 1]
+    W is ``prototypes`` (C, p); a class that no client has keeps its own. ``means`` (K,
+    C, p) are μ_i^c of K clients and ``counts`` (K, C) are n_i^c; 0 marks a missing
+    mean.
     """
     found = mean_prototypes(means[:, :, None], counts[..., None])[:, 0]
     moved = rho * prototypes + (1 - rho) * F.normalize(found, dim=1)

@@ -135,16 +135,10 @@ def synthesise(
 ) -> Tensor:
     """Generate synthetic nodes, ``φ([h_u ‖ mean_{v∈N(u)} h_v] + ε)``, FedPANO Eq. (6).
 
-    Parameters
-    ----------
-    generator : torch.nn.Module
-        φ, from 2H to H; between -1 and 1.
-    nodes, around : Tensor of shape (n, H), float32
-        h_u of the training nodes, and means over their neighbours, zero without
-        neighbours.
-    noise : Tensor of shape (n, m, 2H), float32
-        ε, independent for each of the m copies. The result ĥ is (n, m, H). For K clients
-        all have one more dimension K.
+    φ maps 2H to H numbers between -1 and 1. ``nodes`` (n, H) are h_u of the training
+    nodes, ``around`` (n, H) means over their neighbours, zero without neighbours, and
+    ``noise`` (n, m, 2H) is ε, independent for each of the m copies. The result ĥ is (n,
+    m, H). For K clients all have one more dimension K.
 
     Notes
     -----

@@ -336,19 +336,10 @@ def generator_loss(
     """Compute a client's own loss L_gen, Zhang et al. 2021, Eqs. (3), (4) and (6).
 
     The sum of SmoothL1(ñ, n), the greedy feature loss, and the cross-entropy of the
-    mended graph; without training nodes the last term is omitted.
-
-    Parameters
-    ----------
-    network, impaired : NeighbourGenerator and HiddenNodes
-        Network that is trained, and the graph with hidden nodes.
-    mended : MendedGraph
-        The remaining graph with :meth:`HiddenNodes.wanted` generated nodes per centre;
-        this function replaces their features.
-    noise : Tensor of shape (M, p), float32
-        Added to the embeddings of the M centres.
-    index, labels : Tensor of shape (t,), int64
-        Training nodes that remain, and their classes.
+    mended graph; without training nodes the last term is omitted. ``mended`` is the
+    remaining graph with :meth:`HiddenNodes.wanted` generated nodes per centre; this
+    function replaces their features. ``noise`` (M, p) is added to the embeddings of the
+    M centres. ``index`` and ``labels`` (t,) are the training nodes that remain.
     """
     most = network.features.most
     z = network.embed(impaired.inputs)

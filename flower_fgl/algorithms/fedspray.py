@@ -87,14 +87,9 @@ def encoder_loss(
 ) -> Tensor:
     """Compute CE(κ_2) + KL(GNN ‖ κ_1) of the training nodes.
 
-    Parameters
-    ----------
-    alone, with_proxy : Tensor of shape (n, C), float32
-        Logits of κ_2 on e and of κ_1 on e plus proxy.
-    labels : Tensor of shape (n,), int64
-        Classes.
-    network : Tensor of shape (n, C), float32
-        Logits of the graph network, constants.
+    ``alone`` and ``with_proxy`` (n, C) are the logits of κ_2 on e and of κ_1 on e plus
+    proxy, ``network`` (n, C) those of the graph network, constants; ``labels`` (n,) are
+    classes.
     """
     return F.cross_entropy(alone, labels) + mean_divergence(with_proxy, network)
 

@@ -66,14 +66,9 @@ def class_reliability(
 ) -> Tensor:
     """Compute κ(c) = Σ_u [1 + Σ_{v ∈ N(u)} cos(φ_u, φ_v)] / (|N(u)| + 1), over c's nodes.
 
-    Parameters
-    ----------
-    features : csr_array of shape (N, f)
-        φ.
-    edge_index : Tensor of shape (2, E), int64
-        Each undirected edge in both directions; self-loops are ignored.
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes; κ (C,) is 0 for a class without training nodes.
+    φ is ``features`` (N, f). ``edge_index`` (2, E) has each undirected edge in both
+    directions; self-loops are ignored. ``index`` and ``labels`` (n,) are the training
+    nodes; κ (C,) is 0 for a class without any.
     """
     number = features.shape[0]
     is_train = torch.zeros(number, dtype=torch.bool).index_fill(0, index, value=True)

@@ -183,19 +183,10 @@ def likely_edges(
 ) -> Tensor:
     """Choose the edges to add, E^Aug: (2, M), each new pair once, the smaller index first.
 
-    Edges of the largest connected component of the k-NN graph whose two ends are both in
-    ``unsure``, and which the graph does not have.
-
-    Parameters
-    ----------
-    points : Tensor of shape (N, c), float32
-        E.
-    unsure : Tensor of shape (N,), bool
-        Nodes for which network and learner predict different classes.
-    edge_index : Tensor of shape (2, E), int64
-        Present edges, in both directions.
-    number : int, positive
-        k.
+    Edges of the largest connected component of the k-NN graph of E, ``points`` (N, c),
+    whose two ends are both ``unsure`` (N,): network and learner predict different
+    classes. Those of ``edge_index`` (2, E), present in both directions, are left out; k
+    is ``number``.
 
     Notes
     -----

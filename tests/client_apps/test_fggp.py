@@ -82,10 +82,11 @@ def test_the_second_view_equals_the_first_if_all_edges_have_weight_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "flower_fgl.client_apps.fggp.nearest_neighbours", lambda *_: EDGELESS
+        "flower_fgl.algorithms.prototypes.graph_views.nearest_neighbours",
+        lambda *_: EDGELESS,
     )
     monkeypatch.setattr(
-        "flower_fgl.client_apps.fggp.resample_edges",
+        "flower_fgl.algorithms.prototypes.graph_views.resample_edges",
         lambda scores, noise, tau: scores * 0 + 1,
     )
     client = make_client("fggp", edge_weight=0.0, contrast_weight=0.0)

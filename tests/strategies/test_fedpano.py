@@ -187,7 +187,7 @@ def test_a_round_that_ends_in_nan_leaves_the_client_state_unchanged(
 
     is_broken, original = False, FedPANOClientApp.fit
     monkeypatch.setattr(FedPANOClientApp, "fit", fit)
-    monkeypatch.setattr("flower_fgl.client_apps.fedpano.training.synthesise", broken)
+    monkeypatch.setattr("flower_fgl.algorithms.fedpano.synthesise", broken)
     run = simulate(
         "fedpano",
         **{**few_shot, "participants": 4},
@@ -209,7 +209,7 @@ def test_a_generator_that_returns_nan_is_reported_and_not_evaluated(
 
     def refreshed(self: Any, *args: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("flower_fgl.client_apps.fedpano.training.synthesise", broken)
+            patch.setattr("flower_fgl.algorithms.fedpano.synthesise", broken)
             return original(self, *args)
 
     monkeypatch.setattr(FedPANOClientApp, "refreshed_model", refreshed)

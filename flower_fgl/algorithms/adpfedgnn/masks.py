@@ -33,16 +33,10 @@ def local_mask(
 ) -> Tensor:
     """Select the weights that the local loss depends on most, ADPFedGNN Sec. 3.3.
 
-    Parameters
-    ----------
-    gradient : Tensor of any shape, float
-        g^l, sum of the gradients with respect to the effective weights; the mask has its
-        shape.
-    taken : Tensor of that shape, bool, optional
-        Entries that cannot be selected, those of the global mask.
-    share : float in [0, 1]
-        q: ⌊q · numel⌋ entries are 1, or all eligible with a nonzero gradient if they are
-        fewer.
+    ``gradient``, of any shape, is g^l, the sum of the gradients with respect to the
+    effective weights; the mask has its shape. With q = ``share``, ⌊q · numel⌋ entries
+    are 1, or all eligible ones with a nonzero gradient if they are fewer. Entries that
+    are ``taken``, those of the global mask, cannot be selected.
 
     Notes
     -----
@@ -60,16 +54,12 @@ def global_mask(
 ) -> Tensor:
     """Select the weights that client and global model change alike, ADPFedGNN Sec. 3.3.
 
-    Parameters
-    ----------
-    gradient, direction : Tensor of one shape, float
-        g^g, sum of the gradients with respect to the effective weights, and Δ, the change
-        of the global weights; the mask has their shape.
-    share : float in [0, 1]
-        q: ⌊q · numel⌋ entries are 1, or all with a nonzero gradient if they are fewer.
-    score : {"product", "neg-abs-diff"}
-        Measure of agreement: the product of −g^g and Δ, each divided by its root mean
-        square, or minus the distance of the two.
+    ``gradient`` and ``direction``, of one shape, are g^g, the sum of the gradients with
+    respect to the effective weights, and Δ, the change of the global weights; the mask
+    has their shape. With q = ``share``, ⌊q · numel⌋ entries are 1, or all with a
+    nonzero gradient if they are fewer. ``score`` is the measure of agreement: the
+    ``product`` of −g^g and Δ, each divided by its root mean square, or minus the
+    distance of the two (``neg-abs-diff``).
 
     Notes
     -----
@@ -129,16 +119,9 @@ def masked_mean(
 ) -> Tensor:
     """Average the weights that the clients share, ADPFedGNN Eq. (14): (P,), float32.
 
-    Parameters
-    ----------
-    previous : Tensor of shape (P,), float32
-        Previous θ^global.
-    values, masks : Tensor of shape (K, P), float32 and bool
-        θ_i, read where M^g_i is true.
-    weights : Tensor of shape (K,), float64
-        n_i, positive.
-    is_literal : bool
-        Divide by the sum of all n_i, as printed.
+    θ_i, ``values`` (K, P), are read where M^g_i, ``masks`` (K, P), are true; n_i,
+    ``weights`` (K,), float64, are positive; ``previous`` (P,) is θ^global.
+    ``is_literal`` divides by the sum of all n_i, as printed.
 
     Notes
     -----

@@ -167,18 +167,10 @@ class MaskedBranch(nn.Module):
 class TwoBranchNet(Backbone):
     """Fuse the predictions of the global and the local branch, ADPFedGNN Eq. (4)–(11).
 
-    The state of this module is the state that a client keeps: θ_i, both masks, and the
-    agent that it received last.
-
-    Parameters
-    ----------
-    backbone, agent : Backbone, and QNetwork or None
-        θ, of :func:`build_backbone`, and the agent that selects neighbours; without one,
-        or if the settings have none, all are kept.
-    settings : ADPFedGNNSettings
-        β, ``eval_fanout``, ``eval_actions`` and ``selection``.
-    seed : int
-        For predictions: seed of the neighbours beyond the fanout and of the shuffling.
+    The state of this module is the state that a client keeps: θ_i, the ``backbone`` of
+    :func:`build_backbone`, both masks, and the agent that it received last. Without an
+    ``agent`` that selects neighbours, or if the ``settings`` have none, all are kept. A
+    prediction draws the neighbours beyond ``eval_fanout``, and shuffles, by ``seed``.
     """
 
     global_mask: Tensor

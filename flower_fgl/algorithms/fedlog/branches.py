@@ -200,15 +200,9 @@ def mix_log_probs(head: Tensor, tail: Tensor, alpha: Tensor) -> Tensor:
 class PairLayer(nn.Module):
     """Update nodes by messages from each prototype, FedLoG Eqs. (6)-(10).
 
-    Parameters
-    ----------
-    width : int
-        Embedding width E.
-    neighbours_only : bool
-        Compute messages from ``[n_v ‖ ‖h_v − h_j‖²]``, as in the published code, instead
-        of ``[h_v ‖ n_v ‖ d_vj]``.
-    second_silu : bool
-        Apply SiLU between the last two maps of MLP_trans.
+    ``width`` is E. With ``neighbours_only`` messages are computed from ``[n_v ‖ ‖h_v −
+    h_j‖²]``, as in the published code, instead of ``[h_v ‖ n_v ‖ d_vj]``.
+    ``second_silu`` applies SiLU between the last two maps of MLP_trans.
 
     Notes
     -----

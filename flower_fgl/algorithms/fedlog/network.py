@@ -40,16 +40,9 @@ def start_nodes(num_nodes: int, num_features: int) -> dict[str, Tensor]:
 class FedLogBranchNet(Backbone):
     """Classify a node by its distance to learnable nodes, in two branches.
 
-    Parameters
-    ----------
-    encoder : Backbone
-        φ; its outputs are embeddings of width E.
-    width, num_classes, nodes_per_class, num_features : int
-        E, C, s and d.
-    threshold, alpha : float, and float or None
-        λ of Eq. (3), or α of all nodes.
-    **options : bool
-        Those of :class:`Branch`.
+    The outputs of the ``encoder`` φ are embeddings of ``width`` E. ``threshold`` is λ
+    of Eq. (3), and ``alpha``, if given, α of all nodes. The ``options`` are those of
+    :class:`Branch`.
 
     Notes
     -----

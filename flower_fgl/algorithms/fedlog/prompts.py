@@ -93,32 +93,16 @@ def train_prompt_generators(
 ) -> list[tuple[float, float]]:
     """Train PG_k of some clients by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13).
 
-    Each takes one step per epoch, by Adam, in place; it is left in evaluation mode. If no
-    training node of a client has a neighbour, nothing is trained and its losses are 0.
+    Each takes one step per epoch, by Adam, in place; it is left in evaluation mode. If
+    no training node of a client has a neighbour, nothing is trained and its losses are
+    0. Returns L_feat and L_grad of each client's last epoch.
 
-    Parameters
-    ----------
-    generators, tasks : sequence of Module, and of PromptTask
-        PG_k, and the training data of each client.
-    epochs : int
-        Number of epochs.
-    networks : callable
-        Returns the N networks of an epoch, the same for all clients: they are drawn once.
-    seeds : callable
-        Returns the seed of a client's draws, by its place and the epoch.
-    lr : float
-        Learning rate.
-    batch_sizes : sequence of int
-        Training nodes with neighbours of each client on which an epoch computes both
-        losses, drawn anew in each; 0, or at least their number: all of them.
-    is_mean : bool
-        Whether both losses are means over entries, as in the published code, instead of
-        the squared norms that the paper prints.
-
-    Returns
-    -------
-    list of tuple
-        L_feat and L_grad of each client's last epoch.
+    ``networks`` returns the N networks of an epoch, the same for all clients: they are
+    drawn once. ``seeds`` returns the seed of a client's draws, by its place and the
+    epoch. An epoch computes both losses on so many (``batch_sizes``) training nodes
+    with neighbours of each client, drawn anew; 0, or at least their number: all of
+    them. With ``is_mean`` both losses are means over entries, as in the published code,
+    instead of the squared norms that the paper prints.
 
     Notes
     -----

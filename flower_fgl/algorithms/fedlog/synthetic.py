@@ -40,20 +40,12 @@ def disguise_rates(
 ) -> Tensor:
     """Hide the class distribution r_k, ``rates`` (C,), FedLoG, appendix on privacy.
 
-    Parameters
-    ----------
-    rates : Tensor of shape (C,), float32
-        r_k; the result is not negative.
-    kind : {"none", "gauss", "permute"}
-        Add normal noise of standard deviation ``scale · r_k^c`` to each rate; or permute
-        the rates of the head classes among themselves, and likewise the tail classes.
-    scale : float
-        a.
-    generator : torch.Generator, optional
-        Source of randomness in tests; by default the operating system.
-    shared : Tensor of shape (C,), bool, optional
-        Classes whose rates may be sent; by default all. The others get 0, and the rates
-        of the shared ones are divided by their sum, from which the others would follow.
+    The result is not negative. ``gauss`` adds normal noise of standard deviation a ·
+    r_k^c, a = ``scale``, to each rate; ``permute`` permutes the rates of the head
+    classes among themselves, and likewise the tail classes. The randomness is the
+    operating system's, in tests that of ``generator``. Classes that are not ``shared``
+    (C,) get 0, and the rates of the shared ones are divided by their sum, from which
+    the others would follow.
 
     Notes
     -----
@@ -84,18 +76,10 @@ def aggregation_weights(
 ) -> Tensor:
     """Compute the clients' weights (K, C) for each class, FedLoG Eq. (4) or (15).
 
-    Each column sums to 1; 1/K for a class that no client has.
-
-    Parameters
-    ----------
-    rates : Tensor of shape (K, C), float32
-        r_k^c.
-    known : Tensor of shape (K,), bool, optional
-        Clients whose rates are known. The rates of the others are 0, and so is their
-        weight for a class that a known client has.
-    tail_classes : bool
-        Give more weight to clients with few nodes of a class, by ``Σ_j r_j^c / (r_k^c +
-        ε)`` instead of ``r_k^c``.
+    Each column sums to 1; 1/K for a class that no client has. ``rates`` (K, C) are
+    r_k^c; those of clients that are not ``known`` (K,) are 0, and so is their weight
+    for a class that a known client has. ``tail_classes`` gives more weight to clients
+    with few nodes of a class, by ``Σ_j r_j^c / (r_k^c + ε)`` instead of ``r_k^c``.
     """
     total = rates.sum(0)
     weight = total / (rates + TAIL_EPSILON) if tail_classes else rates

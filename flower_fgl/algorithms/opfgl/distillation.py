@@ -62,19 +62,13 @@ def soft_targets(
     """Add up the targets of cross-entropy and distillation, O-pFGL Eqs. (17) and (18).
 
     ``L = Σ_i a_i CE(y_i, p_i) + (1/N) Σ_i γ_i KL(q_i ‖ p_i)`` for the student's
-    probabilities p. Both terms are linear in log p, with the targets ``T_i = a_i e_{y_i}
-    + γ_i q_i / N``.
+    probabilities p. Both terms are linear in log p, with the targets ``T_i = a_i
+    e_{y_i} + γ_i q_i / N``.
 
-    Parameters
-    ----------
-    index, labels : Tensor of shape (n,), int64
-        Training nodes and their classes.
-    teacher_log_probs : Tensor of shape (N, C), float32
-        log q of the teacher.
-    gamma : Tensor of shape (N,), float32, optional
-        γ of Eq. (19); by default there is no distillation.
-    class_weight : Tensor of shape (C,), float32, optional
-        Weights of the classes in the cross-entropy, a weighted mean; by default equal.
+    ``index`` and ``labels`` (n,) are training nodes and classes, ``teacher_log_probs``
+    (N, C) is log q. Without γ, ``gamma`` (N,) of Eq. (19), there is no distillation;
+    without ``class_weight`` (C,), of a weighted mean, classes are equal in the
+    cross-entropy.
 
     Notes
     -----

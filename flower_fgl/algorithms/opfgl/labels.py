@@ -83,23 +83,11 @@ def reliable_nodes(
 ) -> Tensor:
     """Infer the class of nodes that can be used as labelled, O-pFGL Eq. (7).
 
-    Parameters
-    ----------
-    soft : Tensor of shape (N, C), float32, non-negative
-        ỹ, normalised here.
-    degree, is_unlabelled : Tensor of shape (N,), and the same, bool
-        Number of neighbours of each node, and V_U.
-    class_homophily : Tensor of shape (C,), float32
-        H.
-    min_confidence, min_degree : float in [0, 1], and int
-        f_th and d_th.
-    num_classes_kept : int
-        K of topK(H); the smaller class id wins a tie.
-
-    Returns
-    -------
-    Tensor of shape (N,), int64
-        Class, or −1 where the node is not reliable or has a label.
+    The class (N,) of each node, −1 where it is not reliable or has a label. ``soft``
+    (N, C) is ỹ, not negative, normalised here; ``degree`` (N,) the number of
+    neighbours, ``is_unlabelled`` (N,) V_U, and ``class_homophily`` (C,) H. f_th and
+    d_th are the minima, K the ``num_classes_kept`` of topK(H); the smaller class id
+    wins a tie.
     """
     ranked = torch.sort(class_homophily, descending=True, stable=True).indices
     is_kept = torch.zeros_like(class_homophily, dtype=torch.bool)

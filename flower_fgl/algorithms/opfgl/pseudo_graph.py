@@ -284,24 +284,11 @@ def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
 class PseudoGraphGenerator:
     """Training of features and link predictor, O-pFGL Eq. (13).
 
-    Parameters
-    ----------
-    mean, variance : Tensor of shape (C, D), float32
-        μ and s² of propagated features, D = (h + 1)·d.
-    counts, num_nodes : Tensor of shape (C,), int64
-        N, 0 omits a class, and the number of its pseudo-nodes, see :func:`pseudo_counts`.
-    num_features, depth : int
-        d and h.
-    settings : OPFGLSettings
-        Hyper-parameters. Those of the method.
-    generator : torch.Generator
-        Draws X' ~ N(0, 1) and the initial weights of g_θ.
-
-    Raises
-    ------
-    PayloadError
-        If the statistics are impossible, do not have width (h + 1)·d, or no client has
-        any class.
+    ``mean`` and ``variance`` (C, D) are μ and s² of propagated features, D = (h + 1)·d
+    with h = ``depth``; ``counts`` (C,) is N, 0 omits a class, and ``num_nodes`` (C,)
+    the numbers of pseudo-nodes, see :func:`pseudo_counts`. ``generator`` draws X' ~
+    N(0, 1) and the initial weights of g_θ. PayloadError if the statistics are
+    impossible, do not have width D, or no client has any class.
     """
 
     def __init__(

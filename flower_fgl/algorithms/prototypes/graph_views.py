@@ -68,16 +68,9 @@ def view_contrast(
 ) -> Tensor:
     """Align the class prototypes of both views of each client by InfoNCE: (K,).
 
-    ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``, 0 for a single
-    class.
-
-    Parameters
-    ----------
-    first, second : Tensor of shape (K, C, p), float32
-        f and s; rows of absent classes are not read.
-    present : Tensor of shape (K, C), bool
-        Classes of each client, at least one.
-    tau : float, positive
+    ``mean_c −log( e^{cos(s_c, f_c)/τ} / Σ_{c'} e^{cos(s_c, f_{c'})/τ} )``, 0 for a
+    single class. ``first`` and ``second`` (K, C, p) are f and s, whose rows are read
+    for the classes that are ``present`` (K, C), at least one for each client.
     """
     across = F.normalize(first, dim=2).transpose(1, 2)
     similarity = torch.bmm(F.normalize(second, dim=2), across) / tau
@@ -137,19 +130,14 @@ def edge_loss(embedding: Tensor, pairs: Tensor, client: Tensor, real: Tensor) ->
 
     ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, with weight (T−E)/E for
     positive pairs and ``norm = T / (2(T−E))``, for E edges among T pairs. This is half
-    the mean over the edges plus half the mean over the other pairs: (K,), a half without
-    pairs is omitted. A node and itself are not a pair. The n² scores and their gradient
-    are computed in blocks: time n²p, memory of one block.
+    the mean over the edges plus half the mean over the other pairs: (K,), a half
+    without pairs is omitted. A node and itself are not a pair. The n² scores and their
+    gradient are computed in blocks: time n²p, memory of one block.
 
-    Parameters
-    ----------
-    embedding, real : Tensor of shape (K, n, p), float32, and (K, n), bool
-        h, with gradient, and the rows that are nodes, the first of each client.
-    pairs : Tensor of shape (2, E), int64
-        Edges of the union graphs as returned by :func:`union_pairs`, as rows of the
-        flattened embedding (K·n, p).
-    client : Tensor of shape (E,), int64
-        Client of each edge.
+    ``embedding`` (K, n, p) is h, with gradient; ``real`` (K, n) marks the rows that are
+    nodes, the first of each client. ``pairs`` (2, E) are the edges of the union graphs,
+    see :func:`union_pairs`, as rows of the flattened (K·n, p), and ``client`` (E,)
+    their clients.
     """
     number = real.sum(1)
     edges = torch.bincount(client, minlength=len(real))

@@ -173,22 +173,12 @@ def select_pairs(
 ) -> list[Pairs]:
     """Select the pairs for prototypes, N_c^h(v) of FedPG Sec. III-A.
 
-    Every set of ``limit`` neighbours is equally likely.
-
-    Parameters
-    ----------
-    hops : sequence of Pairs
-        Hop 0 first.
-    annotation : Tensor of shape (N,), int64
-        Class of each node, -1 for none; all centres of the result have a class.
-    same_class : bool
-        Whether a neighbour must have its centre's class.
-    limit, generator : int and torch.Generator
-        Maximum number of neighbours per node and hop, drawn on the CPU. K generators
-        draw for K clients of N / K nodes each, whose hops have no ``unlisted`` centres.
-    mode : {"ring", "within"}
-        As in :func:`~flower_fgl.algorithms.prototypes.hop_neighbors.ring_pairs`; used for
-        ``unlisted`` centres.
+    Every set of ``limit`` neighbours is equally likely. ``hops`` begin with hop 0.
+    ``annotation`` (N,) has the class of each node, -1 for none; all centres of the
+    result have a class, and with ``same_class`` their neighbours have it, too. At most
+    ``limit`` neighbours per node and hop are drawn, on the CPU; K generators draw for K
+    clients of N / K nodes each, whose hops have no ``unlisted`` centres. ``mode`` is
+    that of :func:`ring_pairs`, for ``unlisted`` centres.
     """
     centres = _true_places(annotation >= 0)
     # numbers of one or two bytes: comparing them takes a fraction of the time
@@ -353,20 +343,11 @@ def ring_pairs(
 ) -> list[Pairs]:
     """Find the nodes at each distance of each node, FedPG Sec. III-A: L + 1 sets of pairs.
 
-    Hop 0 pairs each node with itself. Beyond the diameter of the graph a hop has no
-    pairs.
-
-    Parameters
-    ----------
-    edge_index, num_nodes : Tensor of shape (2, E), int64, and int
-        Undirected edges in both directions, and N.
-    hops : int, at least 0
-        L, the largest distance.
-    mode : {"ring", "within"}
-        Nodes at distance exactly h, or at distance 1 to h.
-    most_pairs : int
-        Pairs of hop 2 to store if ``hops`` is 2. The nodes with the fewest walks of two
-        steps are listed; the others are ``unlisted``.
+    Hop 0 pairs each node with itself; ``hops`` is L. Beyond the diameter of the graph a
+    hop has no pairs. ``edge_index`` (2, E) has the undirected edges in both directions.
+    ``mode`` takes nodes at distance exactly h (``ring``), or 1 to h (``within``). Of
+    hop 2, if that is the last, at most ``most_pairs`` are stored: the nodes with the
+    fewest walks of two steps are listed; the others are ``unlisted``.
 
     Notes
     -----

@@ -32,19 +32,12 @@ than a sparse one."""
 class HopAverage:
     """Multi-hop prototypes of one set of pairs, FedPG Eq. (2★).
 
-    ``P_{c,h} = (1/|V|) Σ_{v∈V} Σ_{u∈N_c^h(v)} w_vu f(x_u)``, V the nodes of class c that
-    have a neighbour at hop h.
-
-    Parameters
-    ----------
-    hops : sequence of Pairs
-        Hop 0 first, from
-        :func:`~flower_fgl.algorithms.prototypes.hop_neighbors.select_pairs`.
-    annotation : Tensor of shape (N,) or (K, n), int64
-        Class of each node, -1 for none; every centre has a class. For K clients, whose
-        pairs are numbered by rows of the flattened (K · n), all results have one more
-        dimension K, and so have the embeddings (K, n, p).
-    num_classes : int
+    ``P_{c,h} = (1/|V|) Σ_{v∈V} Σ_{u∈N_c^h(v)} w_vu f(x_u)``, V the nodes of class c
+    that have a neighbour at hop h. ``hops`` are those of
+    :func:`~flower_fgl.algorithms.prototypes.hop_neighbors.select_pairs`, hop 0 first.
+    ``annotation`` (N,) or (K, n) has the class of each node, -1 for none; every centre
+    has a class. For K clients, whose pairs are numbered by rows of the flattened (K ·
+    n), all results have one more dimension K, and so have the embeddings (K, n, p).
 
     Notes
     -----
@@ -214,24 +207,12 @@ def node_distance(
 ) -> Tensor:
     """Average the squared distances of neighbours to targets, FedPG's published code.
 
-    The sum over hops of the mean over pairs and dimensions.
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (N, p), float32
-        f(x), with gradient; its rows are scaled to length 1.
-    target, present : Tensor of shape (C, H, p) and (C, H)
-        Ṗ, a constant, and which targets exist.
-    hops : sequence of Pairs, length H
-        The neighbours of each hop.
-    annotation : Tensor of shape (N,), int64
-        Class of each node; every centre has a class.
-
-    Returns
-    -------
-    Tensor
-        A scalar. For K clients all arguments have one more dimension K, pairs are
-        numbered by rows of the flattened (K · n), and the result is (K,).
+    The sum over hops of the mean over pairs and dimensions. ``embedding`` (N, p) is
+    f(x), with gradient; its rows are scaled to length 1. ``target`` (C, H, p) is Ṗ, a
+    constant, and ``present`` (C, H) says which exist. The ``hops`` are H sets of
+    neighbours, and ``annotation`` (N,) has the class of each node; every centre has
+    one. For K clients all arguments have one more dimension K, pairs are numbered by
+    rows of the flattened (K · n), and the result is (K,).
 
     Notes
     -----

@@ -81,21 +81,11 @@ def held_out_loss(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor
 class NearestMean(Backbone):
     """Embed by a network's outputs of unit length; predict the nearest class mean.
 
-    The means are those of the training nodes (or graphs) under the current weights, with
-    gradient. For a selection of training graphs, such as a mini-batch, they are the means
-    of the selection.
-
-    Parameters
-    ----------
-    network : Backbone
-        Its "classes" are the dimensions of the embedding.
-    inputs : GraphInput
-        The graph, or batch of graphs, with the training items.
-    index, labels : Tensor of shape (n,), int64
-        Training items, ascending, and their classes.
-    num_classes : int
-    part : GraphInput, optional
-        Receptive field of the training items, in place of the whole graph.
+    The means are those of the training nodes (or graphs) under the current weights,
+    with gradient. For a selection of training graphs, such as a mini-batch, they are
+    the means of the selection. The "classes" of ``network`` are the dimensions of the
+    embedding. ``index`` and ``labels`` (n,) are the training items of ``inputs``,
+    ascending; ``part`` is their receptive field, in place of the whole graph.
 
     Notes
     -----

@@ -51,15 +51,8 @@ def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tenso
     """Measure the similarity of the closest classes, M of FedPG Eq. (4★).
 
     ``M = clip(max_{c≠c'} cos(Q(c), Q(c')), 0, ε)``, Q(c) the mean upload of class c;
-    without gradient; 0 with fewer than two classes.
-
-    Parameters
-    ----------
-    uploads : Tensor of shape (K, C, H, p), float32
-        Local prototypes; entries with ``counts == 0`` are ignored.
-    counts : Tensor of shape (K, C, H), int64
-        0 marks a missing prototype.
-    epsilon : float in [0, 1]
+    without gradient; 0 with fewer than two classes. ``uploads`` (K, C, H, p) are
+    ignored where ``counts`` (K, C, H) are 0.
     """
     query, owned = _class_means(uploads.detach(), counts)
     unit = F.normalize(query[owned], dim=-1)
@@ -128,18 +121,10 @@ def contrastive_loss(
     """Move universal prototypes towards the uploads of their class, FedPG Eq. (4★).
 
     ``ℓ_{c,h} = −log Σ_𝒫 e^{(D_i + s)/τ} + log(Σ_𝒫 e^{(D_i + s)/τ} + Σ_𝒩 e^{D_i/τ})``, D
-    the cosine to anchor P̃_{c,h}; the mean over the (c, h) that have positives, 0 if none
-    has.
-
-    Parameters
-    ----------
-    universal, uploads : Tensor of shape (C, H, p) and (K, C, H, p), float32
-        P̃, with gradient, and P.
-    members : Tensor of shape (H, K, C, H), bool
-        Uploads used at each hop, see :func:`draw_context`.
-    shift : Tensor of shape () or float
-        s, added to the similarity of positives: −M makes the task harder.
-    tau : float, positive
+    the cosine to anchor P̃_{c,h}; the mean over the (c, h) that have positives, 0 if
+    none has. P̃ is ``universal`` (C, H, p), with gradient, P ``uploads`` (K, C, H, p),
+    of which hop h uses ``members`` (H, K, C, H), see :func:`draw_context`. ``shift`` is
+    s, added to the similarity of positives: −M makes the task harder.
 
     Notes
     -----
