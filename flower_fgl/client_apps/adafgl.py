@@ -1,8 +1,5 @@
 """Client half of AdaFGL: FedAvg, then propagation by alike predictions on the own graph.
 
-Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
-Heterogeneity", ICDE 2024.
-
 ===============================================  ==================================
 step                                             function
 ===============================================  ==================================

@@ -1,7 +1,5 @@
 """Client half of F²L: a classifier of all classes, and a module that learns to adapt.
 
-Wang et al., "Federated Few-shot Learning", KDD 2023.
-
 ==========================================  =========================================
 step                                        function
 ==========================================  =========================================

@@ -64,14 +64,7 @@ def last_layers(names: Iterable[str], number: int) -> list[str]:
 def blend(old: Tensor, received: Tensor, weights: Tensor) -> Tensor:
     """Compute Θ̂ = Θ_old + (Θ − Θ_old) ⊙ W, Zhang et al. 2023, Eq. (4).
 
-    Parameters
-    ----------
-    old, received, weights : Tensor of one shape, float32
-        ``weights`` in [0, 1]: 0 keeps ``old``, 1 takes ``received``.
-
-    Returns
-    -------
-    Tensor of that shape
+    All of one shape; W in [0, 1]: 0 keeps ``old``, 1 takes ``received``.
     """
     return old + (received - old) * weights
 
@@ -81,16 +74,8 @@ def blend_step(
 ) -> Tensor:
     """Step W to clip(W − η ∇_Θ̂ L ⊙ (Θ − Θ_old), 0, 1), Zhang et al. 2023, Eq. (5).
 
-    Parameters
-    ----------
-    weights, gradient, old, received : Tensor of one shape, float32
-        W, the gradient of the loss with respect to Θ̂, Θ_old and Θ.
-    lr : float, positive
-        η.
-
-    Returns
-    -------
-    Tensor of that shape, in [0, 1]
+    ``weights`` are W, and ``gradient`` is that of the loss with respect to Θ̂; all
+    tensors have one shape. η is ``lr``.
     """
     return (weights - lr * gradient * (received - old)).clamp(0, 1)
 

@@ -56,13 +56,8 @@ def drift_penalty(
 ) -> Tensor:
     """Compute (α/2)‖θ + h_i − w‖² + ⟨θ, (Δ_i − Δ̄)/(ηS)⟩, Gao et al. 2022, Eq. (4).
 
-    Parameters
-    ----------
-    parameters : iterable of Tensor
-        θ, with gradient.
-    received, drift, corrections : iterable of Tensor
-        w, h_i and :func:`gradient_correction`, constants in the same order.
-    alpha : float, at least 0
+    ``parameters`` are θ, with gradient; w, h_i and :func:`gradient_correction` are
+    constants in the same order.
     """
     terms = [
         0.5 * alpha * (theta + h - w).square().sum() + (theta * change).sum()

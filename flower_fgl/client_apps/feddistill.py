@@ -34,14 +34,9 @@ def distillation_term(
 ) -> Tensor:
     """Compute the cross-entropy of softmax(z) with softmax(z̄^y), mean over nodes.
 
-    Parameters
-    ----------
-    logits, labels : Tensor of shape (b, C), float, and (b,), int64
-        z, with gradient, and classes y.
-    target : Tensor of shape (C, C), float
-        Mean logits by class, a constant.
-    present : Tensor of shape (C,), bool
-        Classes that have mean logits; nodes of other classes add 0.
+    z are ``logits`` (b, C), with gradient, of the classes ``labels`` (b,). ``target``
+    (C, C) are mean logits by class, constants, and ``present`` (C,) the classes that
+    have them; nodes of other classes add 0.
     """
     soft = (target.softmax(dim=1) * present[:, None])[labels]
     return -(soft * F.log_softmax(logits, dim=1)).sum(dim=1).mean()

@@ -38,19 +38,8 @@ LEAST_PRIOR = 1e-9
 def corrected_entropy(logits: Tensor, rows: Rows, prior: Tensor) -> Tensor:
     """Compute the cross-entropy of the logits plus log π, which strengthens rare classes.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (t, C), float
-        z.
-    rows : Rows
-        Clients and classes of the rows.
-    prior : Tensor of shape (K, C), float
-        Share π of each class among a client's training nodes.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        Mean over the rows of each client.
+    The mean (K,) over the ``rows`` of each client, of logits z (t, C). π is ``prior``
+    (K, C), the share of each class among a client's training nodes.
     """
     offset = prior.clamp(min=LEAST_PRIOR).log()
     return rows.mean(cross_entropy(logits + offset[rows.client], rows.labels))
@@ -61,19 +50,9 @@ def absent_distillation(
 ) -> Tensor:
     """Compute KL(softmax_O(z_w) ‖ softmax_O(z_θ)) over the classes O a client lacks.
 
-    Parameters
-    ----------
-    logits, received : Tensor of shape (t, C), float
-        Logits of the models in training, and of the received ones without gradient.
-    rows : Rows
-        Clients of the rows.
-    absent : Tensor of shape (K, C), bool
-        O of each client.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        Mean over the rows; zero for a client that lacks fewer than two classes.
+    The mean (K,) over the rows of each client; zero for a client that lacks fewer than
+    two classes. ``logits`` and ``received`` (t, C) are those of the models in training,
+    and of the received ones without gradient; O is ``absent`` (K, C).
     """
     return rows.mean(masked_divergence(logits, received, absent[rows.client]))
 
@@ -81,19 +60,8 @@ def absent_distillation(
 def suppression(logits: Tensor, rows: Rows, prior: Tensor) -> Tensor:
     """Compute Σ_c π(c)·log((1/n) Σ_{x: y≠c} exp(z_c − log π(c) + log(1/C))).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (t, C), float
-        z.
-    rows : Rows
-        Clients and classes y of the rows; a client has n of them.
-    prior : Tensor of shape (K, C), float
-        π.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        Classes that a client lacks, or that all its rows have, add nothing.
+    Of the logits z (t, C) of each client's n ``rows``, with π ``prior`` (K, C): (K,).
+    Classes that a client lacks, or that all its rows have, add nothing.
     """
     classes = logits.shape[1]
     is_own = F.one_hot(rows.labels, classes).bool()

@@ -23,16 +23,8 @@ __all__ = ["FedHGNClientApp", "alignment", "coefficient_rows"]
 def alignment(own: Tensor, others: Tensor) -> Tensor:
     """Return ``A = Σ_l Σ_r min_r' ‖a_r^l − a_r'^l‖²``, the alignment of FedHGN.
 
-    Parameters
-    ----------
-    own : Tensor of shape (L, R, B), float32
-        Coefficients of the client's relations in each layer, with gradient.
-    others : Tensor of shape (L, M, B), float32
-        Those of other clients, constant; M is at least 1.
-
-    Returns
-    -------
-    Tensor of shape ()
+    ``own`` (L, R, B) are the coefficients of the client's relations in each layer, with
+    gradient; ``others`` (L, M, B) those of other clients, constant; M is at least 1.
 
     Notes
     -----

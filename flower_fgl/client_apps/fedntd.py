@@ -41,17 +41,9 @@ def received_logits(group: Group, model: Backbone) -> Tensor:
 def masked_divergence(student: Tensor, teacher: Tensor, used: Tensor) -> Tensor:
     """Return KL(softmax(teacher) ‖ softmax(student)) of each row over the used columns.
 
-    Parameters
-    ----------
-    student, teacher : Tensor of shape (t, C), float
-        Logits, with and without gradient.
-    used : Tensor of shape (t, C), bool
-        Columns of each row that enter both softmaxes.
-
-    Returns
-    -------
-    Tensor of shape (t,)
-        Zero for rows of fewer than two used columns.
+    ``student`` and ``teacher`` (t, C) are logits with and without gradient; ``used``
+    (t, C) are the columns of each row that enter both softmaxes. The result (t,) is
+    zero for rows of fewer than two used columns.
     """
     # a finite mark instead of −∞: its exponential is 0, and no gradient is NaN
     least = torch.finfo(student.dtype).min / 2
@@ -66,21 +58,9 @@ def not_true_distillation(
 ) -> Tensor:
     """Compute τ²·KL over all classes but the true one, Lee et al. 2022, Eq. (4).
 
-    Parameters
-    ----------
-    logits : Tensor of shape (b, C), float
-        Logits of the model in training.
-    received : Tensor of shape (b, C), float
-        Logits of the received model, without gradient.
-    labels : Tensor of shape (b,), int64
-        True classes, excluded from both softmaxes.
-    tau : float, positive
-        Temperature.
-
-    Returns
-    -------
-    Tensor of shape (b,)
-        One per row; zero for fewer than three classes.
+    ``logits`` (b, C) are those of the model in training, ``received`` (b, C) those of
+    the received model, without gradient; both softmaxes exclude the true classes
+    ``labels`` (b,). One number per row, (b,); zero for fewer than three classes.
     """
     used = ~F.one_hot(labels, logits.shape[1]).bool()
     return tau**2 * masked_divergence(logits / tau, received / tau, used)

@@ -31,23 +31,10 @@ def class_distance(
 ) -> Tensor:
     """Sum the mean squared distance of each class to its prototype, FedProto Eq. (7).
 
-    ``Σ_c MSE(f(x_{y=c}), P̄^c)``.
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (t, p), float32
-        f(x) of the training nodes, with gradient.
-    rows : Rows
-        Their clients and classes.
-    target : Tensor of shape (K, C, p), float32
-        P̄, a constant.
-    present : Tensor of shape (K, C), bool
-        Classes that have a prototype; the others add nothing.
-
-    Returns
-    -------
-    Tensor of shape (K,)
-        Mean over nodes and dimensions within each class, summed over classes.
+    ``Σ_c MSE(f(x_{y=c}), P̄^c)``: (K,), the mean over nodes and dimensions within each
+    class, summed over classes. ``embedding`` (t, p) is f(x) of the training nodes, with
+    gradient, ``rows`` their clients and classes. ``target`` (K, C, p) is P̄, a
+    constant; classes without a ``present`` (K, C) prototype add nothing.
     """
     own = rows.client, rows.labels
     weight = present[own] / rows.class_counts(target.shape[1])[own]

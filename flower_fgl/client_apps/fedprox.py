@@ -28,20 +28,8 @@ def proximal_term(
 ) -> Tensor:
     """Compute (μ/2)‖θ − w‖² of each client, Li et al. 2020, Eq. (2).
 
-    Parameters
-    ----------
-    parameters : iterable of Tensor of shape (K, ...)
-        θ, with gradient. The tensors of one client need no leading dimension.
-    anchors : iterable of Tensor of shape (K, ...)
-        w, the received weights, in the same order.
-    mu : float, at least 0
-        Weight of the term.
-    num_clients : int
-        K.
-
-    Returns
-    -------
-    Tensor of shape (K,)
+    ``parameters`` (K, ...) are θ, with gradient, and ``anchors`` w, the received
+    weights, in the same order. The tensors of one client need no leading dimension.
     """
     terms = [
         (theta - w).square().reshape(num_clients, -1).sum(1)

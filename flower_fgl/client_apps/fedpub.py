@@ -49,21 +49,9 @@ def mask_penalty(
 ) -> Tensor:
     """Compute λ_1‖ν‖_1 + λ_2‖θ − w‖_2, Baek et al. 2023, Eq. (6).
 
-    Parameters
-    ----------
-    masks : sequence of Tensor
-        ν, with gradient.
-    weights : sequence of Tensor
-        θ, with gradient.
-    anchors : sequence of Tensor
-        w, the received weights, in the order of ``weights``.
-    l1, l2 : float, at least 0
-        λ_1 and λ_2.
-
-    Returns
-    -------
-    Tensor of shape ()
-        Norms over all entries together; the gradient of ‖θ − w‖_2 is 0 at θ = w.
+    ν and θ, ``weights``, have a gradient; ``anchors`` are w, the received weights, in
+    the order of θ. The norms are over all entries together; the gradient of ‖θ − w‖_2
+    is 0 at θ = w.
     """
     size = torch.stack([mask.abs().sum() for mask in masks]).sum()
     moved = [

@@ -1,8 +1,5 @@
 """Client half of FedSage+: FedAvg on graphs with generated missing neighbours.
 
-Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
-2021.
-
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================

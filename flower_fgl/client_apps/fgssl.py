@@ -44,17 +44,11 @@ def node_contrast(
 ) -> Tensor:
     """Compute the contrast of nodes by class, FNSC.
 
-    The mean over nodes i and over the nodes p of i's class, i itself included, of ``−log(
-    e_ip / (e_ip + Σ_k e_ik) )`` with ``e_ij = e^{cos(z_i^m, z_j^g)/τ}``, where k runs
-    over the nodes of other classes.
-
-    Parameters
-    ----------
-    embedding, received : Tensor of shape (n, p), float32
-        z^m of the training nodes, with gradient, and z^g, constants.
-    labels : Tensor of shape (n,), int64
-        Their classes, at least two different ones.
-    tau : float, positive
+    The mean over nodes i and over the nodes p of i's class, i itself included, of
+    ``−log( e_ip / (e_ip + Σ_k e_ik) )`` with ``e_ij = e^{cos(z_i^m, z_j^g)/τ}``, where
+    k runs over the nodes of other classes. z^m, with gradient, and z^g, constants, are
+    (n, p) of the training nodes; their classes ``labels`` (n,) are at least two
+    different ones.
     """
     similarity = F.normalize(embedding, dim=1) @ F.normalize(received, dim=1).T / tau
     is_same = labels[:, None] == labels

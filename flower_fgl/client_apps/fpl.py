@@ -40,15 +40,9 @@ def cluster_contrast(
     """Compute the cluster prototype contrast, Huang et al. 2023, Eq. (8).
 
     ``mean_i −log( Σ_{P of the own class} e^{cos(z_i, P)/τ} / Σ_P e^{cos(z_i, P)/τ} )``,
-    at least 0; 0 if all clusters are of one class.
-
-    Parameters
-    ----------
-    embedding, labels : Tensor of shape (n, p), float32, and (n,), int64
-        z, with gradient, and their classes, each with at least one cluster.
-    clusters, classes : Tensor of shape (Q, p), float32, and (Q,), int64
-        P, constants, and their classes.
-    tau : float, positive
+    at least 0; 0 if all clusters are of one class. z is ``embedding`` (n, p), with
+    gradient; each class of ``labels`` (n,) has at least one cluster. P are ``clusters``
+    (Q, p), constants, of the ``classes`` (Q,).
     """
     similarity = F.normalize(embedding, dim=1) @ F.normalize(clusters, dim=1).T / tau
     others = labels[:, None] != classes

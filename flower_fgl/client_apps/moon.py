@@ -39,21 +39,9 @@ def towards_received(received: Tensor, previous: Tensor) -> Tensor:
 def model_contrast(embedding: Tensor, towards: Tensor, *, tau: float) -> Tensor:
     """Compute each row of the model-contrastive loss, Li et al. 2021, Eq. (3).
 
-    ``−log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) )``
-
-    Parameters
-    ----------
-    embedding : Tensor of shape (t, p), float32
-        z, with gradient.
-    towards : Tensor of shape (t, p), float32
-        :func:`towards_received`, a constant.
-    tau : float, positive
-        Temperature.
-
-    Returns
-    -------
-    Tensor of shape (t,)
-        At least 0; log 2 if z is equally similar to both.
+    ``−log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) )`` of
+    z, ``embedding`` (t, p), with gradient, and the constant ``towards`` (t, p) of
+    :func:`towards_received`. (t,), at least 0; log 2 if z is equally similar to both.
     """
     # cos(z, g) − cos(z, p) = ẑ·(ĝ − p̂): one product that needs a gradient, not two
     nearer = (F.normalize(embedding, dim=1) * towards).sum(dim=1)

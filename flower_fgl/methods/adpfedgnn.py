@@ -1,8 +1,4 @@
-"""Settings and row of ADPFedGNN.
-
-Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
-Network", IJCAI 2025.
-"""
+"""Settings and row of ADPFedGNN, see ``client_apps.adpfedgnn``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Settings and row of FedALA.
-
-Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
-AAAI 2023.
-"""
+"""Settings and row of FedALA, see ``client_apps.fedala``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

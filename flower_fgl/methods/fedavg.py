@@ -1,8 +1,4 @@
-"""Settings and row of FedAvg.
-
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017.
-"""
+"""Settings and row of FedAvg, see ``client_apps.fedavg``."""
 
 from dataclasses import dataclass
 

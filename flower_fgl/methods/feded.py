@@ -1,8 +1,4 @@
-"""Settings and row of FedED.
-
-Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning" (FedVLS, first
-called FedED), 2024.
-"""
+"""Settings and row of FedED, see ``client_apps.feded``."""
 
 from dataclasses import dataclass
 

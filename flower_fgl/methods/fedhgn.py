@@ -1,8 +1,4 @@
-"""Settings and row of FedHGN.
-
-Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks", IJCAI
-2023.
-"""
+"""Settings and row of FedHGN, see ``client_apps.fedhgn``."""
 
 from __future__ import annotations
 

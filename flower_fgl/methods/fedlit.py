@@ -1,8 +1,4 @@
-"""Settings and row of FedLIT.
-
-Xie, Xiong and Yang, "Federated Node Classification over Graphs with Latent Link-type
-Heterogeneity", WWW 2023.
-"""
+"""Settings and row of FedLIT, see ``algorithms.fedlit``."""
 
 from __future__ import annotations
 

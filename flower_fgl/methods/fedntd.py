@@ -1,8 +1,4 @@
-"""Settings and row of FedNTD.
-
-Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
-Learning", NeurIPS 2022.
-"""
+"""Settings and row of FedNTD, see ``client_apps.fedntd``."""
 
 from dataclasses import dataclass
 

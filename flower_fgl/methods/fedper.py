@@ -1,8 +1,4 @@
-"""Row of FedPer.
-
-Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
-2019.
-"""
+"""Row of FedPer, see ``client_apps.fedper``."""
 
 from dataclasses import replace
 

@@ -1,7 +1,4 @@
-"""Settings and row of FedPG.
-
-Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
-"""
+"""Settings and row of FedPG, see ``client_apps.fedpg``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""Settings and row of FedProto.
-
-Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
-AAAI 2022.
-"""
+"""Settings and row of FedProto, see ``client_apps.fedproto``."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""Settings and row of FedProx.
-
-Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
-"""
+"""Settings and row of FedProx, see ``client_apps.fedprox``."""
 
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,4 @@
-"""Settings and row of FED-PUB.
-
-Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
-"""
+"""Settings and row of FED-PUB, see ``client_apps.fedpub``."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,4 @@
-"""Settings and row of FedRep.
-
-Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
-ICML 2021.
-"""
+"""Settings and row of FedRep, see ``client_apps.fedrep``."""
 
 from dataclasses import dataclass, replace
 

@@ -1,8 +1,4 @@
-"""Settings and row of FLIT and FLIT+.
-
-Zhu, Luo and White, "Federated learning of molecular properties with graph neural networks
-in a heterogeneous setting", Patterns 2022.
-"""
+"""Settings and row of FLIT and FLIT+, see ``algorithms.flit``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings and row of MOON.
-
-Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
-"""
+"""Settings and row of MOON, see ``client_apps.moon``."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,4 @@
-"""Settings and row of O-pFGL.
-
-Yan et al., "Toward Personalized Federated Node Classification in One-shot
-Communication", arXiv 2411.11304.
-"""
+"""Settings and row of O-pFGL, see ``client_apps.opfgl``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Settings and row of pFedFSL.
-
-Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
-"""
+"""Settings and row of pFedFSL, see ``client_apps.pfedfsl``."""
 
 from dataclasses import dataclass
 

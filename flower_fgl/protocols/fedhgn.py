@@ -1,8 +1,4 @@
-"""Payload of FedHGN: shared weights, and coefficients of relations without names.
-
-Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks", IJCAI
-2023.
-"""
+"""Payload of FedHGN: shared weights, and coefficients of relations without names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Upload of FedLIT: weights, centroids of the types of edges, and sizes of the types.
-
-Xie, Xiong and Yang, "Federated Node Classification over Graphs with Latent Link-type
-Heterogeneity", WWW 2023.
-"""
+"""Upload of FedLIT: weights, centroids of the types of edges, and sizes of the types."""
 
 from __future__ import annotations
 

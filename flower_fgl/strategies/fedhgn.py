@@ -1,8 +1,4 @@
-"""Server half of FedHGN: average what no schema names; pass on coefficients unnamed.
-
-Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Networks", IJCAI
-2023.
-"""
+"""Server half of FedHGN: average what no schema names; pass on coefficients unnamed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Server half of FedLIT: match the clients' types of edges, then average each type.
-
-Xie, Xiong and Yang, "Federated Node Classification over Graphs with Latent Link-type
-Heterogeneity", WWW 2023.
-"""
+"""Server half of FedLIT: match the clients' types of edges, then average each type."""
 
 from __future__ import annotations
 
