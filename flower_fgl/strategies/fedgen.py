@@ -16,10 +16,8 @@ from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import GraphInput, optimizers
 from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.fedgen import GeneratorDownload
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
-from flower_fgl.strategies.prototype_trainer import load_training, training_state
 
 __all__ = ["FedGen"]
 
@@ -43,6 +41,7 @@ class FedGen(FedAvg):
 
     config: RunConfig[FedGenSettings]
     down = GeneratorDownload
+    kept = ("generator",)
 
     def prepare(self) -> None:
         """Build the initial model and generator."""
@@ -64,7 +63,8 @@ class FedGen(FedAvg):
             weight_decay=WEIGHT_DECAY,
             fused=True,
         )
-        self.pack()
+        self.optimizers = {"generator": self.optimizer}
+        self.restored()
 
     def counts(self, partition_ids: list[int]) -> Tensor:
         """Return the training nodes (K, C) by class; ones if they are not shared."""
@@ -76,7 +76,7 @@ class FedGen(FedAvg):
                 return found
         return torch.ones(len(partition_ids), self.federation.num_classes)
 
-    def pack(self) -> None:
+    def restored(self) -> None:
         """Make the download of the next round."""
         total = self.counts(list(self.federation.clients)).sum(dim=0)
         if not self.optimizer.state:  # the generator has not been trained
@@ -94,7 +94,7 @@ class FedGen(FedAvg):
         super().aggregate(server_round, uploads)
         states = {pid: upload.payload.tensors for pid, upload in uploads.items()}
         self.train_generator(server_round, states)
-        self.pack()
+        self.restored()
 
     def train_generator(
         self, server_round: int, states: Mapping[int, Mapping[str, Tensor]]
@@ -124,16 +124,3 @@ class FedGen(FedAvg):
         if not all(t.isfinite().all() for t in self.generator.sent_state().values()):
             raise PayloadError("the trained generator is not finite")
         self.log(**{name: float(number) for name, number in numbers.items()})
-
-    def server_state(self) -> Snapshot:
-        """Return the weights, the generator and Adam's moments."""
-        generator = training_state(self.generator, self.optimizer)
-        return Snapshot.join(
-            {"weights": super().server_state(), "generator": generator}
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the weights, the generator and Adam's moments."""
-        super().load_server_state(state.part("weights"))
-        load_training(self.generator, self.optimizer, state.part("generator"))
-        self.pack()

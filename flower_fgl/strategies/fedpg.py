@@ -27,6 +27,7 @@ personalize by Eq. (5)                           ``personalise_prototypes``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,13 +49,8 @@ from flower_fgl.protocols.prototypes import (
     Prototypes,
     no_prototypes,
 )
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.prototype_trainer import (
-    PrototypeTrainer,
-    load_training,
-    training_state,
-)
+from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
 __all__ = ["FedPG"]
 
@@ -84,6 +80,7 @@ class FedPG(FglStrategy):
     config: RunConfig[FedPGSettings]
     down = Prototypes
     up = LocalPrototypes
+    kept = ("generator", "latest", "personal")
 
     def prepare(self) -> None:
         """Draw the initial P̈ and θ."""
@@ -101,6 +98,8 @@ class FedPG(FglStrategy):
             weight_decay=SERVER_WEIGHT_DECAY,
             is_fused=True,
         )
+        self.generator = self.trainer.generator
+        self.optimizers = {"generator": self.trainer.optimizer}
         self.nothing = no_prototypes(self.table)
         self.latest: dict[int, Upload] = {}
         self.personal: dict[int, Prototypes] = {}
@@ -164,32 +163,12 @@ class FedPG(FglStrategy):
 
         return self.trainer.train(method_config.server_epochs, loss)
 
-    def server_state(self) -> Snapshot:
-        """Return P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""
-        trainer = training_state(self.trainer.generator, self.trainer.optimizer)
-        tensors = {
-            f"trainer/{name}": tensor for name, tensor in trainer.tensors.items()
+    def restored(self) -> None:
+        """Make payloads of the latest uploads and of every Ṗ."""
+        latest: Any = self.latest
+        self.latest = {
+            pid: Upload(LocalPrototypes(**up["payload"]), up["num_examples"])
+            for pid, up in latest.items()
         }
-        held = self.latest.values()
-        if self.latest:
-            one, own = (up.payload for up in held), self.personal
-            values, counts = LocalPrototypes.stack(one)
-            tensors |= {"upload/values": values, "upload/counts": counts}
-            for name in ("values", "present"):
-                parts = [getattr(own[pid], name) for pid in self.latest]
-                tensors[f"personal/{name}"] = torch.stack(parts)
-        numbers = {str(pid): up.num_examples for pid, up in self.latest.items()}
-        return Snapshot(tensors, {"clients": numbers})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore P̈, θ, Adam's moments, the latest uploads and every Ṗ."""
-        load_training(
-            self.trainer.generator, self.trainer.optimizer, state.part("trainer")
-        )
-        self.latest, self.personal = {}, {}
-        uploads, personal = (state.part(n).tensors for n in ("upload", "personal"))
-        for k, (pid, number) in enumerate(state.part("clients").values.items()):
-            held = LocalPrototypes(uploads["values"][k], uploads["counts"][k])
-            self.latest[int(pid)] = Upload(held, number)
-            own = Prototypes(personal["values"][k], personal["present"][k])
-            self.personal[int(pid)] = own
+        personal: Any = self.personal
+        self.personal = {pid: Prototypes(**own) for pid, own in personal.items()}

@@ -20,6 +20,7 @@ M-step, Eq. (8): W̃                               ``mean_of_members``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,6 @@ from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.methods.fedsem import FedSEMSettings
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
@@ -84,6 +84,7 @@ class FedSEM(FedAvg):
 
     config: RunConfig[FedSEMSettings]
     has_global = False
+    kept = ("centers", "members")
 
     def prepare(self) -> None:
         """Build the initial model and start without centres."""
@@ -96,7 +97,6 @@ class FedSEM(FedAvg):
                 "the model of one client can initialise only one centre. "
                 f"Set fedsem.centers to {num_trainable} or less."
             )
-        self.initial = self.weights
         self.centers: list[Weights] = []
         self.members: dict[int, int] = {}
 
@@ -142,17 +142,7 @@ class FedSEM(FedAvg):
             vector_to_state((size / size.sum()) @ centers, self.shapes)
         )
 
-    def server_state(self) -> Snapshot:
-        """Return the centres and the clients assigned to each."""
-        centers = [state_to_vector(center.tensors) for center in self.centers]
-        members = {str(pid): center for pid, center in self.members.items()}
-        tensors = {"centers": torch.stack(centers)} if centers else {}
-        return Snapshot(tensors, {"members": members})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the centres; before the first round there are none."""
-        members = state.values["members"]
-        self.members = {int(pid): center for pid, center in members.items()}
-        self.weights, self.centers = self.initial, []
-        if self.members:
-            self.set_centers(state.tensors["centers"])
+    def restored(self) -> None:
+        """Make downloads of the centres."""
+        found: Any = self.centers
+        self.centers = [Weights(**center) for center in found]

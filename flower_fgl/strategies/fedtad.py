@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_fgl.algorithms import fedtad
 from flower_fgl.algorithms.dense import nearest_neighbors
@@ -19,10 +19,8 @@ from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedtad import ReliableWeights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
-from flower_fgl.strategies.prototype_trainer import load_training, training_state
 
 __all__ = ["FedTAD"]
 
@@ -45,6 +43,7 @@ class FedTAD(FedAvg):
 
     config: RunConfig[FedTADSettings]
     up = ReliableWeights
+    kept = ("generator", "model")
 
     def prepare(self) -> None:
         """Build the initial model and the generator."""
@@ -60,14 +59,13 @@ class FedTAD(FedAvg):
         rate = self.config.method_config.server_lr
         self.optimizers = {
             name: optimizers.Adam(
-                part.parameters(), lr=rate, weight_decay=DECAY, fused=True
+                getattr(self, name).parameters(),
+                lr=rate,
+                weight_decay=DECAY,
+                fused=True,
             )
-            for name, part in self._parts().items()
+            for name in self.kept
         }
-
-    def _parts(self) -> dict[str, nn.Module]:
-        """Return what the server trains, by name."""
-        return {"generator": self.generator, "model": self.model}
 
     def upload_spec(self, partition_id: int) -> Any:
         """Return the shapes of the weights and of the reliabilities."""
@@ -125,22 +123,8 @@ class FedTAD(FedAvg):
 
     def _step(self, name: str, loss: Tensor) -> None:
         """Take one step of one of the two optimizers."""
-        wanted = list(self._parts()[name].parameters())
+        wanted = list(getattr(self, name).parameters())
         for parameter in wanted:
             parameter.grad = None
         loss.backward(inputs=wanted)  # type: ignore[no-untyped-call]
         self.optimizers[name].step()
-
-    def server_state(self) -> Snapshot:
-        """Return the weights, and both networks with the moments of their optimizers."""
-        trained = {
-            name: training_state(part, self.optimizers[name])
-            for name, part in self._parts().items()
-        }
-        return Snapshot.join({"weights": super().server_state(), **trained})
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore what :meth:`server_state` returned."""
-        super().load_server_state(state.part("weights"))
-        for name, part in self._parts().items():
-            load_training(part, self.optimizers[name], state.part(name))

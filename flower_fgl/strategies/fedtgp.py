@@ -7,13 +7,8 @@ from torch import Tensor
 from flower_fgl.algorithms.prototypes.universal import class_spread, topology_loss
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedtgp import FedTGPSettings
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.fedproto import FedProto
-from flower_fgl.strategies.prototype_trainer import (
-    PrototypeTrainer,
-    load_training,
-    training_state,
-)
+from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
 __all__ = ["FedTGP"]
 
@@ -27,6 +22,7 @@ class FedTGP(FedProto):
     """Replace FedProto's average by trained prototypes."""
 
     config: RunConfig[FedTGPSettings]
+    kept = ("prototypes", "generator")
 
     def prepare(self) -> None:
         """Draw the initial table P̂ and network F."""
@@ -34,6 +30,8 @@ class FedTGP(FedProto):
         self.trainer = PrototypeTrainer(
             self.table, seed=self.config.seed, is_normalised=False, lr=SERVER_LR
         )
+        self.generator = self.trainer.generator
+        self.optimizers = {"generator": self.trainer.optimizer}
 
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Train for ``server-epochs`` and return P̂."""
@@ -43,22 +41,4 @@ class FedTGP(FedProto):
         return self.trainer.train(
             method_config.server_epochs,
             lambda made: topology_loss(made, uploads, members, margin=margin),
-        )
-
-    def server_state(self) -> Snapshot:
-        """Return the prototypes, the network and Adam's moments."""
-        return Snapshot.join(
-            {
-                "prototypes": super().server_state(),
-                "trainer": training_state(
-                    self.trainer.generator, self.trainer.optimizer
-                ),
-            }
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the prototypes, the network and Adam's moments."""
-        super().load_server_state(state.part("prototypes"))
-        load_training(
-            self.trainer.generator, self.trainer.optimizer, state.part("trainer")
         )

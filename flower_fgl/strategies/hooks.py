@@ -8,11 +8,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from flower_fgl.core.checks.training import least_uploads, num_sampled
 from flower_fgl.core.config import RunConfig
@@ -72,7 +74,9 @@ class ServerHooks(Strategy):
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Attributes that :meth:`aggregate` changes and a checkpoint stores: nested mappings,
-    lists and payloads of tensors, numbers and texts."""
+    lists and payloads of tensors, numbers and texts; and networks, with the optimizer that
+    ``optimizers`` has under the attribute's name."""
+    optimizers: Mapping[str, Optimizer] = MappingProxyType({})
 
     def __init__(
         self,
@@ -168,7 +172,11 @@ class ServerHooks(Strategy):
         By default these are the attributes named in ``kept``. A tensor that changes in
         place, such as a network's weight, is returned as a copy.
         """
-        return Snapshot.of({name: getattr(self, name) for name in self.kept})
+        found = {name: getattr(self, name) for name in self.kept}
+        for name, value in found.items():
+            if isinstance(value, nn.Module):
+                found[name] = _training_state(value, self.optimizers[name])
+        return Snapshot.of(found)
 
     def load_server_state(self, state: Snapshot) -> None:
         """Restore what :meth:`server_state` returned, exactly.
@@ -186,7 +194,11 @@ class ServerHooks(Strategy):
                 f"a state of {sorted(found)}, expected {sorted(self.kept)}"
             )
         for name, value in found.items():
-            setattr(self, name, _alike(getattr(self, name), value))
+            before = getattr(self, name)
+            if isinstance(before, nn.Module):
+                _load_training(before, self.optimizers[name], value)
+            else:
+                setattr(self, name, _alike(before, value))
         self.restored()
 
     def restored(self) -> None:
@@ -482,6 +494,31 @@ class ServerHooks(Strategy):
             if self.main_score != "accuracy":
                 row["metric"] = self.main_score
             self.recorder.append_round(row)
+
+
+def _training_state(
+    network: nn.Module, optimizer: Optimizer
+) -> dict[str, dict[str, Tensor]]:
+    """Copy weights, and what an optimizer keeps, named ``<moment>/<parameter>``."""
+    moments = {
+        f"{moment}/{name}": tensor.clone()
+        for name, parameter in network.named_parameters()
+        for moment, tensor in optimizer.state.get(parameter, {}).items()
+    }
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    return {"weights": weights, "moments": moments}
+
+
+def _load_training(
+    network: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
+) -> None:
+    """Restore what :func:`_training_state` returned."""
+    network.load_state_dict(state["weights"])
+    named = dict(network.named_parameters())
+    optimizer.state.clear()
+    for path, tensor in state["moments"].items():
+        moment, _, name = path.partition("/")
+        optimizer.state[named[name]][moment] = tensor.clone()
 
 
 def _alike(before: Any, value: Any) -> Any:

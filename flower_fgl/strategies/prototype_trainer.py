@@ -1,39 +1,18 @@
-"""Server-side training of prototypes for FedPG and FedTGP; the state of optimizers."""
+"""Server-side training of prototypes for FedPG and FedTGP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import PrototypeGenerator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import optimizers
-from flower_fgl.runs.checkpoints import Snapshot
 
-__all__ = ["PrototypeTrainer", "load_training", "training_state"]
-
-
-def training_state(module: nn.Module, optimizer: Optimizer) -> Snapshot:
-    """Copy weights, and what an optimizer keeps, named ``moments/<moment>/<parameter>``."""
-    tensors = {f"weights/{n}": t.clone() for n, t in module.state_dict().items()}
-    for name, parameter in module.named_parameters():
-        for moment, tensor in optimizer.state.get(parameter, {}).items():
-            tensors[f"moments/{moment}/{name}"] = tensor.clone()
-    return Snapshot(tensors)
-
-
-def load_training(module: nn.Module, optimizer: Optimizer, state: Snapshot) -> None:
-    """Restore what :func:`training_state` returned; a RuntimeError or KeyError if unfit."""
-    module.load_state_dict(dict(state.part("weights").tensors))
-    named = dict(module.named_parameters())
-    optimizer.state.clear()
-    for path, tensor in state.part("moments").tensors.items():
-        moment, _, name = path.partition("/")
-        optimizer.state[named[name]][moment] = tensor.clone()
+__all__ = ["PrototypeTrainer"]
 
 
 class PrototypeTrainer:
