@@ -66,8 +66,8 @@ def ask_worker(
     """Handle a message in the data owner's worker, or by ``instead`` in this process.
 
     ``idle`` is ``worker-idle`` in seconds. The context's state is replaced by the one
-    that the worker returns; its error for the message is raised with the same class and
-    text. A RunError means that the worker ended after it had stored the client's state.
+    that the worker returns. A RunError has the text of the worker's error for the message,
+    or means that the worker ended after it had stored the client's state.
 
     Notes
     -----

@@ -8,22 +8,18 @@ sender     frames
 worker     ``taken``, at once: the worker is free for a message
 process    the message, the context
 worker     on success: ``reply``, the reply message, the context's state
-worker     on error: ``error``, JSON with the error's module, class, text and traceback,
-           the context's state
+worker     on error: ``error``, the error's text, the context's state
 =========  ===========================================================================
 """
 
 from __future__ import annotations
 
-import builtins
-import contextlib
-import json
-import traceback
 from multiprocessing.connection import Connection
 
 from flwr.app import Context, Message
 
-from flower_fgl.core import errors, flower_internals
+from flower_fgl.core import flower_internals
+from flower_fgl.core.errors import FglError, RunError
 
 __all__ = [
     "TAKEN",
@@ -87,14 +83,9 @@ def pack_reply(reply: Message, context: Context) -> list[bytes]:
 
 def pack_error(error: Exception, context: Context) -> list[bytes]:
     """Return the frames of an error and of the context's current state."""
-    fields = {
-        "module": type(error).__module__,
-        "class": type(error).__qualname__,
-        "text": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+    text = str(error) if isinstance(error, FglError) else repr(error)
     state = flower_internals.recorddict_to_proto(context.state).SerializeToString()
-    return [ERROR, json.dumps(fields).encode(), state]
+    return [ERROR, text.encode(), state]
 
 
 def read_answer(
@@ -113,7 +104,7 @@ def read_answer(
     answer: Message | Exception
     try:
         if kind == ERROR:
-            answer = _error_from(json.loads(frames[0]))
+            answer = RunError(frames[0].decode())
         else:
             answer = flower_internals.message_from_proto(
                 flower_internals.ProtoMessage.FromString(frames[0])
@@ -125,21 +116,3 @@ def read_answer(
         raise UnreadableError(f"the worker's answer is malformed: {error}") from error
     context.state = state
     return answer
-
-
-def _error_from(fields: dict[str, str]) -> Exception:
-    """Rebuild an error from its class and text."""
-    # Other classes get a stand-in of the same name: importing their modules could load
-    # torch, which the worker exists to avoid.
-    module, name, text = fields["module"], fields["class"], fields["text"]
-    known = {errors.__name__: errors, builtins.__name__: builtins}
-    error = None
-    found = getattr(known.get(module), name, None)
-    if isinstance(found, type) and issubclass(found, Exception):
-        with contextlib.suppress(Exception):  # some classes need more than a text
-            error = found(text)
-    if error is None or str(error) != text:  # e.g. KeyError quotes its text again
-        body = {"__module__": module, "__qualname__": name, "__str__": lambda _: text}
-        error = type(name.rpartition(".")[2], (Exception,), body)(text)
-    error.add_note(f"In the data owner's worker:\n{fields['traceback']}")
-    return error

@@ -29,7 +29,7 @@ from flower_fgl.client_apps.worker.wire import (
     receive_request,
     send_request,
 )
-from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.simulation.local_grid import task_identity
 
 Ends = tuple[Connection, Connection]
@@ -100,37 +100,20 @@ def test_requests_and_replies_arrive_unchanged(ends: Ends) -> None:
     assert requested.state["settings"] == ConfigRecord({"new": 1})
 
 
-class OddError(Exception):
-    """An error class that the reading side cannot import."""
-
-
 @pytest.mark.parametrize(
-    "error",
-    [
-        PayloadError("it lacks x"),
-        ValueError("no"),
-        KeyError("x"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"),
-        OddError("a", 2),
-    ],
+    ("error", "text"),
+    [(PayloadError("it lacks x"), "it lacks x"), (KeyError("x"), "KeyError('x')")],
 )
-def test_an_error_keeps_its_class_and_text(ends: Ends, error: Exception) -> None:
-    try:
-        raise error
-    except Exception as caught:
-        context = a_context()
-        context.state["settings"] = ConfigRecord({"answered": 3})
-        send(ends[1], pack_error(caught, context))
+def test_an_error_keeps_its_text(ends: Ends, error: Exception, text: str) -> None:
+    context = a_context()
+    context.state["settings"] = ConfigRecord({"answered": 3})
+    send(ends[1], pack_error(error, context))
     requested = a_context()
     answer = read_answer(ends[0], requested)
     # the failed round counts as answered
     assert requested.state["settings"] == ConfigRecord({"answered": 3})
-    assert isinstance(answer, Exception)
-    assert str(type(answer)) == str(type(error))  # Flower sends the type to the server
-    assert str(answer) == str(error)
-    assert "raise error" in answer.__notes__[0]
-    known = isinstance(error, PayloadError)
-    assert isinstance(answer, PayloadError) == known
+    assert isinstance(answer, RunError)
+    assert str(answer) == text
 
 
 @pytest.mark.parametrize(
@@ -138,9 +121,8 @@ def test_an_error_keeps_its_class_and_text(ends: Ends, error: Exception) -> None
     [
         [b"\x80\x04K\x01."],
         [b"reply", b"garbage", b"garbage"],
-        [b"error", b"{}", b""],
         [b"error", b"\xff", b""],
-        [b"error", b"{}", b"garbage"],
+        [b"error", b"no", b"garbage"],
     ],
 )
 def test_a_malformed_answer_leaves_the_context_unchanged(
