@@ -32,7 +32,7 @@ from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 
-__all__ = ["DescribingClientApp", "FedAvgClientApp", "FedAvgTermsClientApp"]
+__all__ = ["DescribingClientApp", "FedAvgClientApp"]
 
 
 class FedAvgClientApp(GroupClientApp):
@@ -56,13 +56,31 @@ class FedAvgClientApp(GroupClientApp):
     def penalty(
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor] | None:
-        """Return a term to add to the cross-entropy, by default ``None``."""
-        return None
+        """Return a term to add to the cross-entropy, by default :meth:`penalties`."""
+        terms = self.penalties(Group(client), model, [download])
+        return terms and (lambda: terms().sum())
 
     def data_loss(
         self, client: Client, model: Backbone, download: Weights
     ) -> DataLoss | None:
-        """Return what replaces the cross-entropy; ``model`` holds the received weights."""
+        """Return what replaces the cross-entropy, by default :meth:`data_losses`."""
+        group = Group(client)
+        return group.of_step(self.data_losses(group, model, [download]))
+
+    def penalties(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> Callable[[], Tensor] | None:
+        """Return a term per client to add to the cross-entropy, by default ``None``.
+
+        ``model`` holds the received weights here and in :meth:`data_losses`. A class that
+        sets ``stacked`` overrides these and not the hooks of one client.
+        """
+        return None
+
+    def data_losses(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> RowsLoss | None:
+        """Return what replaces the cross-entropy of each client, by default ``None``."""
         return None
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
@@ -79,7 +97,11 @@ class FedAvgClientApp(GroupClientApp):
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train many clients; :meth:`fit` trains one, with the loss of its hooks."""
         model = group.receive(downloads, self.build)
-        losses = group.train(model)
+        losses = group.train(
+            model,
+            data_loss=self.data_losses(group, model, downloads),
+            penalty=self.penalties(group, model, downloads),
+        )
         return group.fit_of_weights(model, model.state_dict(), losses)
 
     def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
@@ -127,46 +149,6 @@ class FedAvgClientApp(GroupClientApp):
         train(epochs=epochs, after_epoch=keep_best)
         load_state(model, best_state)
         return losses[-1]
-
-
-class FedAvgTermsClientApp(FedAvgClientApp):
-    """FedAvg with terms of the loss that are written once for many clients and for one."""
-
-    def penalties(
-        self, group: Group, model: Backbone, downloads: Sequence[Weights]
-    ) -> Callable[[], Tensor] | None:
-        """Return a term per client to add to the cross-entropy, by default ``None``."""
-        return None
-
-    def data_losses(
-        self, group: Group, model: Backbone, downloads: Sequence[Weights]
-    ) -> RowsLoss | None:
-        """Return what replaces the cross-entropy; ``model`` holds the received weights."""
-        return None
-
-    def penalty(
-        self, client: Client, model: Backbone, download: Weights
-    ) -> Callable[[], Tensor] | None:
-        """Return the term of one client."""
-        terms = self.penalties(Group(client), model, [download])
-        return terms and (lambda: terms().sum())
-
-    def data_loss(
-        self, client: Client, model: Backbone, download: Weights
-    ) -> DataLoss | None:
-        """Return the loss of one client."""
-        group = Group(client)
-        return group.of_step(self.data_losses(group, model, [download]))
-
-    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
-        """Train for ``local-epochs`` from the received weights."""
-        model = group.receive(downloads, self.build)
-        losses = group.train(
-            model,
-            data_loss=self.data_losses(group, model, downloads),
-            penalty=self.penalties(group, model, downloads),
-        )
-        return group.fit_of_weights(model, model.state_dict(), losses)
 
 
 class DescribingClientApp(FedAvgClientApp):

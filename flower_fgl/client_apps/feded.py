@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedntd import masked_divergence, received_logits
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.feded import FedEDSettings
@@ -82,7 +82,7 @@ def suppression(logits: Tensor, rows: Rows, prior: Tensor) -> Tensor:
     return torch.where(used, terms, 0).sum(1)
 
 
-class FedEDClientApp(FedAvgTermsClientApp):
+class FedEDClientApp(FedAvgClientApp):
     """Train with FedED's three terms; the rest is FedAvg.
 
     Notes

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.stacked.group import Group, Rows, RowsLoss, cross_entropy
 from flower_fgl.methods.fedntd import FedNTDSettings
 from flower_fgl.nn import Backbone
@@ -66,7 +66,7 @@ def not_true_distillation(
     return tau**2 * masked_divergence(logits / tau, received / tau, used)
 
 
-class FedNTDClientApp(FedAvgTermsClientApp):
+class FedNTDClientApp(FedAvgClientApp):
     """Train with the not-true distillation; the rest is FedAvg."""
 
     stacked = True

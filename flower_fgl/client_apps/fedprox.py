@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.fedavg import FedAvgTermsClientApp
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods.fedprox import FedProxSettings
 from flower_fgl.nn import Backbone
@@ -38,7 +38,7 @@ def proximal_term(
     return 0.5 * mu * torch.stack(terms).sum(0)
 
 
-class FedProxClientApp(FedAvgTermsClientApp):
+class FedProxClientApp(FedAvgClientApp):
     """Train with the proximal term; the rest is FedAvg."""
 
     stacked = True
