@@ -26,7 +26,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.opfgl import GraphDownload
-from flower_fgl.protocols.secure_aggregation import client as client_side
+from flower_fgl.protocols.secure_aggregation import keys as key_functions
 from flower_fgl.protocols.secure_aggregation.client import Member
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.protocols.secure_aggregation.identities import Identity, load_identity
@@ -65,8 +65,8 @@ def more_than_half(clients: int, share: float) -> int:
 
 def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients accept any confirmation, and the former threshold."""
-    monkeypatch.setattr(client_side, "is_tag", lambda *_: True)
-    monkeypatch.setattr(client_side, "threshold", more_than_half)
+    monkeypatch.setattr(key_functions, "is_tag", lambda *_: True)
+    monkeypatch.setattr(key_functions, "threshold", more_than_half)
 
 
 # ------------------------------------------------------------- (a) different rosters
@@ -102,7 +102,7 @@ def test_control_different_rosters_open_an_upload(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     no_check(monkeypatch)
-    monkeypatch.setattr(client_side, "view_digest", lambda *_: bytes(32))
+    monkeypatch.setattr(key_functions, "view_digest", lambda *_: bytes(32))
     server = ActiveServer(6)
     server.describe()
     assert open_by_rosters(server) <= OPENED
@@ -174,12 +174,12 @@ def open_by_threshold(server: ActiveServer, need: int) -> float:
         seeds[pid + 1], keys[pid + 1] = both[:33], both[33:]
     total = server.unmasked(vectors[0], 0, rebuild(seeds, need), {})
     # the key of client 0 itself gives all its pairwise masks
-    agreement = client_side.KeyAgreement(rebuild(keys, need), 1)
+    agreement = key_functions.KeyAgreement(rebuild(keys, need), 1)
     for other in everyone[1:]:
         key = agreement.key(
             to_bytes(server.offers[other].mask_key), "mask", *sorted((0, other))
         )
-        client_side.add_masks(total, partition_id=other, pair_keys={0: key})
+        key_functions.add_masks(total, partition_id=other, pair_keys={0: key})
     return server.error(total, 0)
 
 
@@ -196,7 +196,7 @@ def test_two_of_six_clients_that_help_the_server_are_too_few() -> None:
 def test_control_a_lower_threshold_opens_an_upload_despite_the_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_side, "threshold", more_than_half)
+    monkeypatch.setattr(key_functions, "threshold", more_than_half)
     server = ActiveServer(6)
     server.describe()
     assert open_by_threshold(server, 4) <= OPENED
@@ -317,14 +317,14 @@ def summed(
     total = server.sum_of(vectors, revealed, alive, 3)
     for lost in set(roster) - set(alive):
         secret = rebuild({p + 1: revealed[p][lost] for p in alive}, 3)
-        agreement = client_side.KeyAgreement(secret, server_round)
+        agreement = key_functions.KeyAgreement(secret, server_round)
         keys = {
             pid: agreement.key(
                 to_bytes(server.offers[pid].mask_key), "mask", *sorted((lost, pid))
             )
             for pid in alive
         }
-        client_side.add_masks(total, partition_id=lost, pair_keys=keys)
+        key_functions.add_masks(total, partition_id=lost, pair_keys=keys)
     return total
 
 
