@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import zip_longest
+import math
+from collections.abc import Callable, Mapping
+from itertools import filterfalse, zip_longest
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_origin, get_type_hints
 
 import torch
 from flwr.app import RecordDict
@@ -15,10 +16,12 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
 
 __all__ = ["ANY", "ArrayPayload", "Field", "Layout", "check_ascending", "read_arrays"]
+__all__ += ["within"]
 
 Field = tuple[torch.dtype, *tuple[int | str | tuple[int, ...], ...]]
 """Type of a tensor, and its sizes: numbers, choices of numbers, names, or ``ANY``."""
 Layout = Mapping[str, Field]
+Check = Callable[[str, Tensor], None]
 ANY = "any"
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
@@ -57,17 +60,34 @@ def check_ascending(name: str, ids: Tensor) -> None:
         raise PayloadError(f'"{name}" must be strictly ascending.')
 
 
+def within(least: int, most: float = math.inf) -> Check:
+    """Return a check that refuses numbers below ``least`` or above ``most``."""
+
+    def check(name: str, tensor: Tensor) -> None:
+        if bool(((tensor < least) | (tensor > most)).any()):
+            raise PayloadError(f'"{name}" must hold numbers from {least} to {most:g}.')
+
+    return check
+
+
 class ArrayPayload(Payload):
     """Payload whose fields are the tensors of one array record.
 
-    The ``spec`` of :meth:`from_record` are the known sizes by name, see
-    :func:`read_arrays`. Fields that the layout lacks are not sent.
+    A field states type and sizes, see :data:`Field`, and functions of name and tensor that
+    refuse other values: ``ids: Annotated[Tensor, torch.int64, "N", check_ascending]``. A
+    field without them is not sent. The ``spec`` of :meth:`from_record` are the known sizes
+    by name, see :func:`read_arrays`.
     """
 
     layout: ClassVar[Layout]
-    """Type and sizes of each field."""
-    ascending: ClassVar[tuple[str, ...]] = ()
-    """Fields whose numbers must be distinct and sorted."""
+    checks: ClassVar[Mapping[str, list[Check]]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hints = get_type_hints(cls, include_extras=True).items()
+        parts = {n: h.__metadata__ for n, h in hints if get_origin(h) is Annotated}
+        cls.layout = {n: (*filterfalse(callable, p),) for n, p in parts.items()}
+        cls.checks = {n: [*filter(callable, p)] for n, p in parts.items()}
 
     def to_record(self) -> RecordDict:
         """Pack into one record."""
@@ -76,8 +96,9 @@ class ArrayPayload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack and check names, types, sizes and order."""
+        """Unpack and check names, types, sizes and values."""
         found = read_arrays(content, cls.records[0], cls.layout, spec or NO_SIZES)
-        for name in cls.ascending:
-            check_ascending(f"{cls.records[0]}/{name}", found[name])
+        for name, checks in cls.checks.items():
+            for check in checks:
+                check(f"{cls.records[0]}/{name}", found[name])
         return cls(**found)

@@ -6,7 +6,7 @@ Letters: d features, B nodes with a sum, b own and h outside nodes of one client
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import torch
 from flwr.app import RecordDict
@@ -15,9 +15,9 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.arrays import (
     ArrayPayload,
-    Layout,
     check_ascending,
     read_arrays,
+    within,
 )
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
@@ -50,33 +50,18 @@ class Boundary(ArrayPayload):
     other side, at least 1.
     """
 
-    own: Tensor
-    is_listed: Tensor
-    outside: Tensor
-    own_edges: Tensor
-    outside_edges: Tensor
+    own: Annotated[Tensor, torch.int64, "b", check_ascending]
+    is_listed: Annotated[Tensor, torch.uint8, "b", within(0, 1)]
+    outside: Annotated[Tensor, torch.int64, "h", check_ascending]
+    own_edges: Annotated[Tensor, torch.int32, "b", within(1)]
+    outside_edges: Annotated[Tensor, torch.int32, "h", within(1)]
     records = ("boundary",)
-    layout: ClassVar[Layout] = {
-        "own": (torch.int64, "b"),
-        "is_listed": (torch.uint8, "b"),
-        "outside": (torch.int64, "h"),
-        "own_edges": (torch.int32, "b"),
-        "outside_edges": (torch.int32, "h"),
-    }
-    ascending = ("own", "outside")
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; ``spec`` is the number of nodes that the client described."""
         found = super().from_record(content)
         _check_number("boundary/own", found.own, spec)
-        if bool((found.is_listed > 1).any()):
-            raise PayloadError('"boundary/is_listed" must hold 0 or 1 for each node.')
-        for name in ("own_edges", "outside_edges"):
-            if bool((getattr(found, name) < 1).any()):
-                raise PayloadError(
-                    f'"boundary/{name}" must hold at least 1 for each node.'
-                )
         return found
 
 
@@ -84,10 +69,8 @@ class Boundary(ArrayPayload):
 class ListedNodes(ArrayPayload):
     """Identifiers of all nodes with a sum, ascending, for every client: 8·B bytes."""
 
-    ids: Tensor
+    ids: Annotated[Tensor, torch.int64, "B", check_ascending]
     records = ("listed",)
-    layout: ClassVar[Layout] = {"ids": (torch.int64, "B")}
-    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
@@ -101,17 +84,12 @@ class NeighbourSums(AdditivePayload, ArrayPayload):
     entry.
     """
 
-    rows: Tensor
-    sums: Tensor
-    degrees: Tensor
+    rows: Annotated[Tensor, torch.int32, "r"]
+    sums: Annotated[Tensor, torch.float32, "r", "d"]
+    degrees: Annotated[Tensor, torch.float32, "r"]
     num_listed: int
     public_summands = frozenset()
     records = ("sums",)
-    layout: ClassVar[Layout] = {
-        "rows": (torch.int32, "r"),
-        "sums": (torch.float32, "r", "d"),
-        "degrees": (torch.float32, "r"),
-    }
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
@@ -147,13 +125,9 @@ class CompletedSums(ArrayPayload):
     listed outside nodes, whose d̃ are ``degrees`` (h,), empty with 1 hop.
     """
 
-    sums: Tensor
-    degrees: Tensor
+    sums: Annotated[Tensor, torch.float32, "n", "d"]
+    degrees: Annotated[Tensor, torch.float32, "h"]
     records = ("completed",)
-    layout: ClassVar[Layout] = {
-        "sums": (torch.float32, "n", "d"),
-        "degrees": (torch.float32, "h"),
-    }
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,9 +23,8 @@ class Coefficients(ArrayPayload):
     ``rows`` are (L, R, B); R is 0 without alignment.
     """
 
-    rows: Tensor
+    rows: Annotated[Tensor, torch.float32, "layers", ANY, "bases"]
     records = ("coefficients",)
-    layout = MappingProxyType({"rows": (torch.float32, "layers", ANY, "bases")})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.arrays import ArrayPayload, Layout
+from flower_fgl.protocols.arrays import ArrayPayload
 
 __all__ = ["BLIND", "CODES", "MULTIPLY", "POINT", "Points"]
 __all__ += ["codes_of", "hashed_points", "multiply"]
@@ -41,9 +41,8 @@ POINT = 32
 class Points(ArrayPayload):
     """Points (m, 32), uint8, of m identifiers: 32·m bytes."""
 
-    points: Tensor
+    points: Annotated[Tensor, torch.uint8, "m", POINT]
     records = ("points",)
-    layout: ClassVar[Layout] = {"points": (torch.uint8, "m", POINT)}
 
 
 def hashed_points(ids: Tensor) -> Tensor:

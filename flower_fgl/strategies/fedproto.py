@@ -12,6 +12,7 @@ C̄^(j)        ``FedProto.prototypes``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class FedProto(FglStrategy):
 
     down = Prototypes
     up = LocalPrototypes
-    kept = ("prototypes",)
+    kept: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     def prepare(self) -> None:
         """Start without prototypes."""

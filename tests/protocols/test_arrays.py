@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import pytest
 import torch
@@ -10,20 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.arrays import ArrayPayload, Layout
+from flower_fgl.protocols.arrays import ArrayPayload, check_ascending
 from flower_fgl.protocols.base import pack_bits, unpack_bits
 
 
 @dataclass(frozen=True)
 class Rows(ArrayPayload):
-    ids: Tensor
-    table: Tensor
+    ids: Annotated[Tensor, torch.int64, "n", check_ascending]
+    table: Annotated[Tensor, torch.uint8, "n", (2, 4)]
     records = ("rows",)
-    layout: ClassVar[Layout] = {
-        "ids": (torch.int64, "n"),
-        "table": (torch.uint8, "n", (2, 4)),
-    }
-    ascending = ("ids",)
 
 
 def rows(ids: list[int], *shape: int) -> Rows:

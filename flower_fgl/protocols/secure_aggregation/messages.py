@@ -6,13 +6,13 @@ Letters: n sampled clients, of which m sent shares and s are in the sum; L numbe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Annotated, Self
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.protocols.arrays import ArrayPayload, Layout
+from flower_fgl.protocols.arrays import ArrayPayload, check_ascending
 from flower_fgl.protocols.secure_aggregation.identities import CARD_BYTES
 from flower_fgl.protocols.secure_aggregation.keys import (
     DIGEST_BYTES,
@@ -68,9 +68,8 @@ class PublicKey(_Counted):
     A data owner with an identity sends :meth:`.identities.Identity.card`, 128 bytes.
     """
 
-    bytes_: Tensor
+    bytes_: Annotated[Tensor, torch.uint8, KEY_WIDTHS]
     records = ("secure-key",)
-    layout: ClassVar[Layout] = {"bytes_": (torch.uint8, KEY_WIDTHS)}
 
     @property
     def key(self) -> bytes:
@@ -91,14 +90,9 @@ class Roster(_Counted):
     filled up with zeros.
     """
 
-    ids: Tensor
-    keys: Tensor
+    ids: Annotated[Tensor, torch.int64, "N", check_ascending]
+    keys: Annotated[Tensor, torch.uint8, "N", KEY_WIDTHS]
     records = ("secure-roster",)
-    layout: ClassVar[Layout] = {
-        "ids": (torch.int64, "N"),
-        "keys": (torch.uint8, "N", KEY_WIDTHS),
-    }
-    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
@@ -109,73 +103,53 @@ class Offer(_Counted):
     key, and the public mask key. By the digests the server detects a wrong share or seed.
     """
 
-    mask_key: Tensor
-    seed_digest: Tensor
-    sealed: Tensor
-    digests: Tensor
+    mask_key: Annotated[Tensor, torch.uint8, KEY_BYTES]
+    seed_digest: Annotated[Tensor, torch.uint8, DIGEST_BYTES]
+    sealed: Annotated[Tensor, torch.uint8, "N", SEALED_BYTES]
+    digests: Annotated[Tensor, torch.uint8, "N", 2, DIGEST_BYTES]
     records = ("secure-offer",)
-    layout: ClassVar[Layout] = {
-        "mask_key": (torch.uint8, KEY_BYTES),
-        "seed_digest": (torch.uint8, DIGEST_BYTES),
-        "sealed": (torch.uint8, "N", SEALED_BYTES),
-        "digests": (torch.uint8, "N", 2, DIGEST_BYTES),
-    }
 
 
 @dataclass(frozen=True)
 class Peers(_Counted):
     """Clients that sent shares, and their shares for the receiver: 134·m bytes down."""
 
-    ids: Tensor
-    sealed: Tensor
+    ids: Annotated[Tensor, torch.int64, "N", check_ascending]
+    sealed: Annotated[Tensor, torch.uint8, "N", SEALED_BYTES]
     records = ("secure-peers",)
-    layout: ClassVar[Layout] = {
-        "ids": (torch.int64, "N"),
-        "sealed": (torch.uint8, "N", SEALED_BYTES),
-    }
-    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
 class MaskedUpload(_Counted):
     """A masked vector: 8·L bytes up for L numbers modulo 2^64, one of them the witness."""
 
-    vector: Tensor
+    vector: Annotated[Tensor, torch.int64, "N"]
     records = ("secure-sum",)
-    layout: ClassVar[Layout] = {"vector": (torch.int64, "N")}
 
 
 @dataclass(frozen=True)
 class Survivors(_Counted):
     """The clients whose masked vectors are in the sum: 8·s bytes down."""
 
-    ids: Tensor
+    ids: Annotated[Tensor, torch.int64, "N", check_ascending]
     records = ("secure-survivors",)
-    layout: ClassVar[Layout] = {"ids": (torch.int64, "N")}
-    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
 class Tags(_Counted):
     """Authentication codes of what a client has seen, one per survivor: 16·s bytes up."""
 
-    tags: Tensor
+    tags: Annotated[Tensor, torch.uint8, "N", TAG_BYTES]
     records = ("secure-tags",)
-    layout: ClassVar[Layout] = {"tags": (torch.uint8, "N", TAG_BYTES)}
 
 
 @dataclass(frozen=True)
 class Confirmations(_Counted):
     """The codes that the c clients ``ids`` made for the receiver: 24·c bytes down."""
 
-    ids: Tensor
-    tags: Tensor
+    ids: Annotated[Tensor, torch.int64, "N", check_ascending]
+    tags: Annotated[Tensor, torch.uint8, "N", TAG_BYTES]
     records = ("secure-confirmations",)
-    layout: ClassVar[Layout] = {
-        "ids": (torch.int64, "N"),
-        "tags": (torch.uint8, "N", TAG_BYTES),
-    }
-    ascending = ("ids",)
 
 
 @dataclass(frozen=True)
@@ -185,6 +159,5 @@ class Reveal(_Counted):
     It is of the seed for clients in the sum, of the mask key for clients that dropped out.
     """
 
-    shares: Tensor
+    shares: Annotated[Tensor, torch.uint8, "N", SHARE_BYTES]
     records = ("secure-reveal",)
-    layout: ClassVar[Layout] = {"shares": (torch.uint8, "N", SHARE_BYTES)}
