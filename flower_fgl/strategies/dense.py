@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.dense import DenseSettings
 from flower_fgl.nn import Backbone
@@ -58,8 +57,6 @@ class Dense(FedAvg):
         )
         self.log(**distiller.run())
         state = {n: t.detach().contiguous() for n, t in student.state_dict().items()}
-        if not all(tensor.isfinite().all() for tensor in state.values()):
-            raise PayloadError("the distilled model is not finite")
         self.weights = Weights(state)
 
     def network_of(self, state: Mapping[str, Tensor]) -> Backbone:

@@ -12,7 +12,6 @@ from flower_fgl.algorithms import fedtad
 from flower_fgl.algorithms.dense import nearest_neighbors
 from flower_fgl.algorithms.fedgen import diversity_loss
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedtad import FedTADSettings
 from flower_fgl.nn import Backbone, GraphInput, optimizers
@@ -86,8 +85,6 @@ class FedTAD(FedAvg):
         state = {
             name: t.detach().clone() for name, t in self.model.state_dict().items()
         }
-        if not all(bool(tensor.isfinite().all()) for tensor in state.values()):
-            raise PayloadError("the distilled model is not finite")
         self.weights = Weights(state)
 
     def distil(self, teachers: Ensemble, reliability: Tensor) -> None:
