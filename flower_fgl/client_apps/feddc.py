@@ -28,7 +28,7 @@ from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.feddc import FedDCSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import DescribedWeights
-from flower_fgl.protocols.scaffold import ControlledWeights
+from flower_fgl.protocols.weights import ControlledWeights
 
 __all__ = ["FedDCClientApp", "drift_penalty", "gradient_correction"]
 

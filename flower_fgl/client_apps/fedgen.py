@@ -21,7 +21,7 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedgen import GeneratorDownload
+from flower_fgl.protocols.weights import GeneratorDownload
 
 __all__ = ["FedGenClientApp"]
 

@@ -13,7 +13,7 @@ from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.fedgta import MomentWeights
+from flower_fgl.protocols.weights import MomentWeights
 
 __all__ = ["FedGTAClientApp"]
 

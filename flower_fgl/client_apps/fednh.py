@@ -11,8 +11,8 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import LocalPrototypes
+from flower_fgl.protocols.weights import ModelAndMeans
 
 __all__ = ["FedNHClientApp"]
 

@@ -29,8 +29,8 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedspray import FedSpraySettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import LocalPrototypes
+from flower_fgl.protocols.weights import ModelAndMeans
 
 __all__ = ["FedSprayClientApp"]
 

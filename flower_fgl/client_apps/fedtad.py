@@ -10,7 +10,7 @@ from flower_fgl.algorithms.fedtad import class_reliability, node_features
 from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.fedtad import ReliableWeights
+from flower_fgl.protocols.weights import ReliableWeights
 
 __all__ = ["FedTADClientApp"]
 

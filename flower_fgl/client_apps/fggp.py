@@ -35,8 +35,8 @@ from flower_fgl.methods.fggp import FGGPSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
+from flower_fgl.protocols.weights import ModelAndPrototypes
 
 __all__ = ["FGGPClientApp", "TwoViews"]
 

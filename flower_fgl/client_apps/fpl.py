@@ -28,8 +28,8 @@ from flower_fgl.client_apps.fggp import FGGPClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.methods.fpl import FPLSettings
 from flower_fgl.nn.backbone import RecordingBackbone
-from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
+from flower_fgl.protocols.weights import ModelAndPrototypes
 
 __all__ = ["FPLClientApp", "cluster_contrast", "consistency"]
 

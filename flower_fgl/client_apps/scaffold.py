@@ -24,7 +24,7 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.protocols.fedavg import DescribedWeights
-from flower_fgl.protocols.scaffold import ControlledWeights
+from flower_fgl.protocols.weights import ControlledWeights
 
 __all__ = ["ScaffoldClientApp", "control_term", "new_control"]
 

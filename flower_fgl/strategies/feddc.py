@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flower_fgl.protocols.scaffold import ControlledWeights
+from flower_fgl.protocols.weights import ControlledWeights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg

@@ -14,7 +14,7 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedgen import FedGenSettings
 from flower_fgl.nn import GraphInput, optimizers
 from flower_fgl.nn.stacked import Ensemble
-from flower_fgl.protocols.fedgen import GeneratorDownload
+from flower_fgl.protocols.weights import GeneratorDownload
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
 

@@ -11,7 +11,7 @@ from flower_fgl.algorithms.personal_mix import cosine_similarity, threshold_weig
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.fedgta import MomentWeights
+from flower_fgl.protocols.weights import MomentWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.personal_mix import PersonalMix
 

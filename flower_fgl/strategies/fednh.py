@@ -12,8 +12,8 @@ from flower_fgl.algorithms.fednh import PROTOTYPES, build_network, move_prototyp
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fednh import FedNHSettings
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import CountedTable, LocalPrototypes
+from flower_fgl.protocols.weights import ModelAndMeans
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, build_own
 

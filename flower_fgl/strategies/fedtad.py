@@ -17,7 +17,7 @@ from flower_fgl.methods.fedtad import FedTADSettings
 from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedtad import ReliableWeights
+from flower_fgl.protocols.weights import ReliableWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.graph_views import cluster_means
-from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
+from flower_fgl.protocols.weights import ModelAndPrototypes
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 

@@ -9,7 +9,7 @@ import torch
 
 from flower_fgl.methods.scaffold import ScaffoldSettings
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
-from flower_fgl.protocols.scaffold import ControlledWeights
+from flower_fgl.protocols.weights import ControlledWeights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg

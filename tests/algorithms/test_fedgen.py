@@ -22,7 +22,7 @@ from flower_fgl.algorithms.fedgen import (
 from flower_fgl.client_apps.fedgen import FedGenClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.fedgen import GeneratorDownload
+from flower_fgl.protocols.weights import GeneratorDownload
 from tests.support.random_clients import random_client
 
 LN3 = math.log(3)

@@ -14,7 +14,7 @@ from flower_fgl.algorithms.fedgta import (
     sharpen,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.protocols.fedgta import MomentWeights
+from flower_fgl.protocols.weights import MomentWeights
 
 PATH = GraphInput(torch.eye(3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
 START = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8]])

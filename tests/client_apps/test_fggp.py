@@ -20,7 +20,7 @@ from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fggp import ModelAndPrototypes
+from flower_fgl.protocols.weights import ModelAndPrototypes
 from tests.client_apps.test_fedpg import WIDTH, C, N, make_client
 
 EDGELESS = torch.empty(2, 0, dtype=torch.int64)

@@ -17,8 +17,8 @@ from flower_fgl.client_apps.fpl import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
+from flower_fgl.protocols.weights import ModelAndPrototypes
 from tests.client_apps.test_fedpg import make_client
 
 CLUSTERS = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])

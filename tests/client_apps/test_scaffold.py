@@ -12,7 +12,7 @@ from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.client_apps.scaffold import ScaffoldClientApp, control_term, new_control
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.scaffold import ControlledWeights
+from flower_fgl.protocols.weights import ControlledWeights
 from tests.support.random_clients import random_client
 
 

@@ -4,8 +4,8 @@ import torch
 
 from flower_fgl.algorithms.fednh import PROTOTYPES
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.fednh import ModelAndMeans
 from flower_fgl.protocols.prototypes import LocalPrototypes
+from flower_fgl.protocols.weights import ModelAndMeans
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fednh import FedNH
 from tests.support.clients import federation_of

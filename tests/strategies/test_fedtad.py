@@ -8,7 +8,7 @@ import torch
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.fedtad import ReliableWeights
+from flower_fgl.protocols.weights import ReliableWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedtad import FedTAD
 from flower_fgl.strategies.rounds.round_log import RoundLog

@@ -6,8 +6,8 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
+from flower_fgl.protocols.weights import ModelAndPrototypes
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fggp import FGGP, cluster_by_class
