@@ -66,7 +66,7 @@ from flower_fgl.methods.opfgl import VARIANTS, OPFGLSettings, Variant
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.sparse import SparseOperator
 from flower_fgl.protocols.base import Empty
-from flower_fgl.protocols.opfgl import MIN_COUNT, GraphDownload, LocalStatistics
+from flower_fgl.protocols.opfgl import GraphDownload, LocalStatistics
 
 __all__ = ["OPFGLClientApp"]
 
@@ -298,7 +298,6 @@ def local_statistics(client: Client) -> ClassStatistics:
         propagated_features(operator, inputs.x, method_config.depth),
         classes,
         client.data.num_classes,
-        min_count=MIN_COUNT,
         is_labelled=own >= 0,
     )
     kept = torch.ones_like(stats.count, dtype=torch.bool)

@@ -10,9 +10,9 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.algorithms.opfgl.class_statistics import (
+    MIN_COUNT,
     ClassStatistics,
     additive_sums,
-    check_statistics,
 )
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.core.errors import PayloadError
@@ -41,9 +41,6 @@ GRAPH_LAYOUT: Layout = {
     "features": (torch.float32, "s", "d"),
     "adjacency": (torch.float32, "s", "s"),
 }
-SUMMANDS = ("count", "sum", "squares", "owners", "labelled")
-MIN_COUNT = 2
-"""n_min, smallest number of nodes of a class whose statistics a client uploads."""
 
 
 class StatisticsSpec(NamedTuple):
@@ -86,15 +83,19 @@ class LocalStatistics(AdditivePayload):
 
     def summands(self, weight: float) -> dict[str, Tensor]:
         """Return N, Nμ, (N − 1)s² + Nμ², number of clients and labelled nodes per class."""
-        sums = additive_sums(self.statistics)
-        labelled = self.statistics.labelled_count.double()
-        return dict(zip(SUMMANDS, (*sums, labelled), strict=True))
+        return additive_sums(self.statistics)
 
     @classmethod
     def summand_shapes(cls, spec: StatisticsSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of :meth:`summands`."""
         one, wide = (spec.classes,), (spec.classes, spec.width)
-        return dict(zip(SUMMANDS, (one, wide, wide, one, one), strict=True))
+        return {
+            "count": one,
+            "sum": wide,
+            "squares": wide,
+            "owners": one,
+            "labelled": one,
+        }
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: StatisticsSpec) -> Self:
@@ -113,14 +114,15 @@ class LocalStatistics(AdditivePayload):
             check_tensor(f"{STATISTICS}/{name}", tensor, shape=(number, width))
             out[name] = torch.zeros((classes, width))
             out[name][held] = tensor
+        if bool((tensors["variance"] < 0).any()):
+            least = float(tensors["variance"].min())
+            raise PayloadError(f"Class variances must be at least 0, got {least}.")
         counts, shape = tensors["counts"], (number, 2)
         check_tensor(f"{STATISTICS}/counts", counts, shape=shape, dtype=torch.int32)
         _check_counts(counts, spec)
         both = torch.zeros((classes, 2), dtype=torch.int64)
         both[held] = counts.long()
-        found = ClassStatistics(out["mean"], out["variance"], *both.unbind(dim=1))
-        check_statistics(found.mean, found.variance, found.count)
-        return cls(found)
+        return cls(ClassStatistics(**out, count=both[:, 0], labelled_count=both[:, 1]))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove classes that are not shared, or have too few labelled nodes."""

@@ -26,14 +26,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.opfgl.class_statistics import (
     ClassStatistics,
-    Denominator,
     merge_statistics,
     statistics_of_sums,
 )
@@ -106,13 +104,7 @@ class OPFGL(FglStrategy):
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Merge the clients' statistics, Eq. (9), and generate the pseudo-graph."""
         every = [upload.payload.statistics for upload in uploads.values()]
-        statistics = merge_statistics(
-            [s.mean for s in every],
-            [s.variance for s in every],
-            [s.count for s in every],
-            denominator=cast(Denominator, self.config.method_config.denominator),
-            labelled_counts=[s.labelled_count for s in every],
-        )
+        statistics = merge_statistics(every, self.config.method_config.denominator)
         self.contributors = list(uploads)
         self.pseudo = GraphDownload(self.make_graph(statistics))
 
@@ -124,14 +116,7 @@ class OPFGL(FglStrategy):
     ) -> None:
         """Recover the pooled statistics, Eqs. (14) and (15), generate the pseudo-graph."""
         self.check_counts(sums, weights)
-        statistics = statistics_of_sums(
-            sums["count"],
-            sums["sum"],
-            sums["squares"],
-            sums["owners"],
-            denominator=cast(Denominator, self.config.method_config.denominator),
-            labelled_count=sums["labelled"].round().long(),
-        )
+        statistics = statistics_of_sums(sums, self.config.method_config.denominator)
         self.contributors = list(weights)
         self.pseudo = GraphDownload(self.make_graph(statistics))
 
@@ -158,6 +143,8 @@ class OPFGL(FglStrategy):
             )
         if bool((sums["labelled"].round() > sums["count"].round()).any()):
             raise PayloadError("A class has more labelled nodes than nodes.")
+        if float(sums["squares"].min()) < -0.5:  # they are rounded
+            raise PayloadError("Sums of squares must not be negative.")
 
     def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
         """Return the clients whose counts alone make the pseudo-graph too large."""

@@ -69,7 +69,10 @@ def with_tensors(record: str, content: RecordDict, **changes: Tensor) -> RecordD
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"variance": torch.full((2, WIDTH), -1.0)}, "variances must be .* at least 0"),
+        (
+            {"variance": torch.full((2, WIDTH), -1.0)},
+            "at least 0, got -1",
+        ),
         ({"variance": torch.full((2, WIDTH), math.nan)}, "non-finite"),
         ({"mean": torch.full((2, WIDTH), math.inf)}, "non-finite"),
         ({"mean": torch.ones((2, WIDTH + 1))}, "6 wide, got 7.*opfgl.depth"),

@@ -81,6 +81,7 @@ SUMS = {
         ("labelled", [8.0, 1.0, 0.0], "sums of labelled .* 8"),
         ("labelled", [3.0, 5.0, 0.0], "more labelled nodes than nodes"),
         ("owners", [3.0, 1.0, 0.0], "0 to 2 owners"),
+        ("squares", [10.0, -1.0, 0.0], "squares must not be negative"),
     ],
 )
 def test_sums_beyond_the_descriptions_are_refused(
@@ -472,7 +473,7 @@ def test_two_nodes_are_not_reconstructed_from_their_statistics(
 ) -> None:
     """The mean and variance of two rows are these rows: m ± √(s²/2), exactly."""
     rows = torch.tensor([[1.0, -2.0], [3.0, 5.0]])
-    stats = class_statistics(rows, torch.tensor([0, 0]), 1, min_count=2)
+    stats = class_statistics(rows, torch.tensor([0, 0]), 1)
     half = (stats.variance[0] / 2).sqrt()
     found = torch.stack([stats.mean[0] - half, stats.mean[0] + half])
     torch.testing.assert_close(found, rows)

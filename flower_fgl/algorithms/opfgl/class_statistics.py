@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import PayloadError
 from flower_fgl.nn.sparse import SparseOperator, index_sum
 
 __all__ = [
+    "MIN_COUNT",
     "ClassStatistics",
-    "Denominator",
     "additive_sums",
-    "check_statistics",
     "class_statistics",
     "merge_statistics",
     "outside_shares",
@@ -24,8 +21,9 @@ __all__ = [
     "statistics_of_sums",
 ]
 
-Denominator = Literal["n-1", "n-mc"]
-"""Divisor of the pooled sum of squares; m_c is the number of clients with the class."""
+MIN_COUNT = 2
+"""n_min, the smallest class with statistics. One node has no variance, and its mean would
+reveal the node's features."""
 
 ROWS = 65_536
 """Nodes read at once: 65,536 × 256 features × 8 bytes = 134 MB."""
@@ -64,50 +62,21 @@ def propagated_features(adjacency: SparseOperator, x: Tensor, depth: int) -> Ten
 
 
 def class_statistics(
-    x: Tensor,
-    classes: Tensor,
-    num_classes: int,
-    *,
-    min_count: int = 2,
-    is_labelled: Tensor | None = None,
+    x: Tensor, classes: Tensor, num_classes: int, *, is_labelled: Tensor | None = None
 ) -> ClassStatistics:
     """Estimate mean and unbiased variance of each class, O-pFGL Eqs. (6) and (8).
 
     Sums run in float64, in blocks of nodes; the variance is computed from deviations from
-    the mean. The mean of a class with a single node would be that node's features, and
-    its variance is undefined. Therefore ``min_count`` is at least 2.
+    the mean. A class with fewer than ``MIN_COUNT`` nodes is omitted.
 
-    Parameters
-    ----------
-    x : Tensor of shape (N, D), float32
-        Propagated features.
-    classes : Tensor of shape (N,), int64
-        Label, or inferred class of a reliable node; −1 excludes the node.
-    num_classes : int
-    min_count : int, at least 2
-        n_min: classes with fewer nodes are omitted.
-    is_labelled : Tensor of shape (N,), bool, optional
-        Whether the class is the node's own label; by default for all nodes.
-
-    Raises
-    ------
-    ValueError
-        If ``min_count`` is below 2, or ``classes`` does not fit ``x``.
+    ``x`` (N, D) are propagated features, ``classes`` (N,) the labels, or inferred classes
+    of reliable nodes; −1 excludes the node. ``is_labelled`` (N,) says whether the class is
+    the node's own label, by default that of all.
     """
-    if min_count < 2:
-        raise ValueError(
-            f"min_count must be at least 2, got {min_count}: one node has no variance, "
-            "and its mean reveals the node's features."
-        )
-    if classes.shape != x.shape[:1]:
-        raise ValueError(
-            f"classes must have one entry for each of the {x.shape[0]} nodes, "
-            f"got shape {tuple(classes.shape)}."
-        )
     known = classes >= 0
     own = known if is_labelled is None else known & is_labelled
     count = torch.bincount(classes[known], minlength=num_classes)
-    kept = count >= min_count
+    kept = count >= MIN_COUNT
     labelled = torch.bincount(classes[own], minlength=num_classes)
     node = known.nonzero()[:, 0]
     blocks = [(n, classes[n]) for n in torch.split(node, ROWS)]
@@ -157,34 +126,13 @@ def outside_shares(
 
 
 def merge_statistics(
-    means: Tensor | Sequence[Tensor],
-    variances: Tensor | Sequence[Tensor],
-    counts: Tensor | Sequence[Tensor],
-    *,
-    denominator: Denominator = "n-1",
-    labelled_counts: Tensor | Sequence[Tensor] | None = None,
+    stats: Sequence[ClassStatistics], denominator: str
 ) -> ClassStatistics:
     """Pool the statistics of clients, O-pFGL Eq. (9); zero where no client has the class.
 
-    ``s² = [Σ (N_k − 1) s_k² + Σ N_k (μ_k − μ)²] / q``.
-
-    Parameters
-    ----------
-    means, variances : Tensor of shape (K, C, D), or K tensors of shape (C, D)
-        μ_k and s_k²; ignored where ``counts == 0``.
-    counts : Tensor of shape (K, C), int64, or K tensors of shape (C,)
-        N_k; 0 marks a missing class.
-    denominator : {"n-1", "n-mc"}
-        q: N − 1, or N minus the number of clients that have the class; at least 1.
-    labelled_counts : like ``counts``, optional
-        Numbers of labelled nodes; by default ``counts``.
-
-    Raises
-    ------
-    PayloadError
-        If clients disagree on shapes, or as in :func:`check_statistics`.
-    ValueError
-        If ``denominator`` is unknown.
+    ``s² = [Σ (N_k − 1) s_k² + Σ N_k (μ_k − μ)²] / q``. q is N − 1 for the
+    ``denominator`` "n-1", and N minus the number of clients that have the class for
+    "n-mc"; at least 1.
 
     Notes
     -----
@@ -192,14 +140,10 @@ def merge_statistics(
        is the total sum of squares; with N − 1 the result is the variance of the pooled
        sample.
     """
-    mean, variance = _stack(means, "means"), _stack(variances, "variances")
-    count = _stack(counts, "counts")
-    own = count if labelled_counts is None else _stack(labelled_counts, "counts")
-    check_statistics(mean, variance, count)
-    held = (count > 0)[..., None]
+    mean = torch.stack([s.mean for s in stats]).double()
+    variance = torch.stack([s.variance for s in stats]).double()
+    count = torch.stack([s.count for s in stats])
     n = count.double()[..., None]
-    mean = mean.double().masked_fill(~held, 0.0)
-    variance = variance.double().masked_fill(~held, 0.0)
     total = n.sum(dim=0)
     centre = (n * mean).sum(dim=0) / total.clamp(min=1)
     squares = ((n - 1).clamp(min=0) * variance).sum(dim=0)
@@ -209,136 +153,56 @@ def merge_statistics(
         mean=centre.float(),
         variance=(squares / divisor[:, None]).float(),
         count=count.sum(dim=0),
-        labelled_count=own.sum(dim=0),
+        labelled_count=torch.stack([s.labelled_count for s in stats]).sum(dim=0),
     )
 
 
-def check_statistics(mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Refuse statistics (..., C, D) and counts (..., C) that no sample can have.
-
-    Raises
-    ------
-    PayloadError
-        If shapes differ, a count or variance is negative, or, where the count is not 0, a
-        mean or variance is not finite.
-    """
-    if mean.shape != variance.shape or mean.shape[:-1] != count.shape:
-        raise PayloadError(
-            "Statistics must be means and variances (..., classes, width) and counts "
-            f"(..., classes), got {tuple(mean.shape)}, {tuple(variance.shape)} and "
-            f"{tuple(count.shape)}: all clients must have the same features and depth."
-        )
-    if bool((count < 0).any()):
-        raise PayloadError(
-            f"Class counts must not be negative, got {int(count.min())}."
-        )
-    for name, value in (("mean", mean), ("variance", variance)):
-        value = value[count > 0]
-        is_bad = ~value.isfinite()
-        if name == "variance":
-            is_bad |= value < 0
-        if bool(is_bad.any()):
-            held, row = (count > 0).nonzero(), is_bad.any(dim=-1).nonzero()[0, 0]
-            raise PayloadError(
-                f"Class {name}s must be finite{' and at least 0' * (name[0] == 'v')}, "
-                f"got {float(value[is_bad][0])} for class "
-                f"{int(held[row, -1])}: check the client's features for missing values."
-            )
-
-
-def additive_sums(stats: ClassStatistics) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def additive_sums(stats: ClassStatistics) -> dict[str, Tensor]:
     """Convert a client's statistics to summable quantities, O-pFGL Eqs. (14) and (15).
 
-    Returns S0 = N (C,), S1 = Nμ and S2 = (N − 1)s² + Nμ², (C, D), and the owners (C,): 1
-    where the client has the class, else 0; all float64. Errors are those of
-    :func:`check_statistics`.
+    ``count`` is S0 = N (C,), ``sum`` S1 = Nμ and ``squares`` S2 = (N − 1)s² + Nμ², (C, D),
+    ``owners`` (C,) 1 where the client has the class, else 0, and ``labelled`` (C,) the
+    number of labelled nodes; all float64.
     """
-    check_statistics(stats.mean, stats.variance, stats.count)
-    held = stats.count > 0
     n = stats.count.double()[:, None]
-    mean = stats.mean.double().masked_fill(~held[:, None], 0.0)
-    variance = stats.variance.double().masked_fill(~held[:, None], 0.0)
-    s2 = (n - 1).clamp(min=0) * variance + n * mean.square()
-    return n[:, 0], n * mean, s2, held.double()
+    mean, variance = stats.mean.double(), stats.variance.double()
+    return {
+        "count": n[:, 0],
+        "sum": n * mean,
+        "squares": (n - 1).clamp(min=0) * variance + n * mean.square(),
+        "owners": (stats.count > 0).double(),
+        "labelled": stats.labelled_count.double(),
+    }
 
 
-def statistics_of_sums(
-    s0: Tensor,
-    s1: Tensor,
-    s2: Tensor,
-    owners: Tensor,
-    *,
-    denominator: Denominator = "n-1",
-    labelled_count: Tensor | None = None,
-) -> ClassStatistics:
+def statistics_of_sums(sums: Mapping[str, Tensor], denominator: str) -> ClassStatistics:
     """Recover the pooled statistics from sums over clients, O-pFGL Eqs. (14), (15).
 
     ``μ = S1 / S0``, ``s² = max(S2 − S1² / S0, 0) / q``; zero where no client has the
-    class.
-
-    Parameters
-    ----------
-    s0, owners : Tensor of shape (C,), float64
-        ΣN, and the number of clients that have the class.
-    s1, s2 : Tensor of shape (C, D), float64
-        Σ Nμ, and Σ ((N − 1)s² + Nμ²).
-    denominator : {"n-1", "n-mc"}
-        q, see :func:`merge_statistics`.
-    labelled_count : Tensor of shape (C,), int64, optional
-        Number of labelled nodes; by default S0.
-
-    Raises
-    ------
-    PayloadError
-        If shapes do not fit, a sum is not finite, or S0, S2 or ``owners`` is below −0.5.
-    ValueError
-        If ``denominator`` is unknown.
+    class. The sums are those of :func:`additive_sums`, q is that of
+    :func:`merge_statistics`.
 
     Notes
     -----
     1. Eq. (15) prints N Σ_k μ_k² where its third term is N μ².
-    2. S0 and ``owners`` are rounded, because fixed-point sums have a rounding error.
+    2. Numbers of nodes and owners are rounded, because fixed-point sums have a rounding
+       error.
     """
-    if s1.shape != s2.shape or s0.shape != s1.shape[:1] or owners.shape != s0.shape:
-        raise PayloadError(
-            "Sums must be S0 and owners (classes,), S1 and S2 (classes, width), got "
-            f"{[tuple(s.shape) for s in (s0, owners, s1, s2)]}."
-        )
-    if not all(bool(s.isfinite().all()) for s in (s0, s1, s2, owners)):
-        raise PayloadError("Sums of class statistics must be finite, got NaN or inf.")
-    for name, value in (("S0", s0), ("owners", owners), ("S2", s2)):
-        if value.numel() and float(value.min()) < -0.5:
-            raise PayloadError(
-                f"{name} must not be negative, got {float(value.min())}: the sums do "
-                "not match each other, or the fixed-point encoding overflowed."
-            )
-    count, held_by = s0.double().round().long(), owners.double().round().long()
+    count, owners, labelled = (
+        sums[name].round().long() for name in ("count", "owners", "labelled")
+    )
     held = (count > 0)[:, None]
     n = count.double().clamp(min=1)[:, None]
-    mean = (s1.double() / n).masked_fill(~held, 0.0)
-    squares = (s2.double() - n * mean.square()).clamp(min=0).masked_fill(~held, 0.0)
-    divisor = _divisor(count, held_by, denominator)
+    mean = (sums["sum"] / n).masked_fill(~held, 0.0)
+    squares = (sums["squares"] - n * mean.square()).clamp(min=0)
+    divisor = _divisor(count, owners, denominator)
     return ClassStatistics(
         mean=mean.float(),
-        variance=(squares / divisor[:, None]).float(),
+        variance=(squares.masked_fill(~held, 0.0) / divisor[:, None]).float(),
         count=count,
-        labelled_count=count if labelled_count is None else labelled_count,
+        labelled_count=labelled,
     )
 
 
-def _divisor(count: Tensor, owners: Tensor, denominator: Denominator) -> Tensor:
-    if denominator not in ("n-1", "n-mc"):
-        raise ValueError(f'denominator must be "n-1" or "n-mc", got "{denominator}".')
+def _divisor(count: Tensor, owners: Tensor, denominator: str) -> Tensor:
     return (count - (owners if denominator == "n-mc" else 1)).clamp(min=1)
-
-
-def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
-    if isinstance(parts, Tensor):
-        return parts
-    shapes = {tuple(p.shape) for p in parts}
-    if len(shapes) != 1:
-        raise PayloadError(
-            f"All clients must upload {name} of one shape, got {sorted(shapes)}: they "
-            "must have the same features, classes and depth."
-        )
-    return torch.stack(list(parts))

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.opfgl.class_statistics import check_statistics
 from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores, smoothness_loss
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import seeded
@@ -287,8 +286,8 @@ class PseudoGraphGenerator:
     ``mean`` and ``variance`` (C, D) are μ and s² of propagated features, D = (h + 1)·d
     with h = ``depth``; ``counts`` (C,) is N, 0 omits a class, and ``num_nodes`` (C,)
     the numbers of pseudo-nodes, see :func:`pseudo_counts`. ``generator`` draws X' ~
-    N(0, 1) and the initial weights of g_θ. PayloadError if the statistics are
-    impossible, do not have width D, or no client has any class.
+    N(0, 1) and the initial weights of g_θ. PayloadError if no
+    client has any class.
     """
 
     def __init__(
@@ -303,13 +302,6 @@ class PseudoGraphGenerator:
         settings: OPFGLSettings,
         generator: torch.Generator,
     ) -> None:
-        check_statistics(mean, variance, counts)
-        if mean.shape[1] != (depth + 1) * num_features:
-            raise PayloadError(
-                f"Statistics must be {(depth + 1) * num_features} wide, {depth + 1} hops "
-                f"of {num_features} features, got {mean.shape[1]}: clients and server "
-                "must use the same depth."
-            )
         number = num_nodes * (counts > 0)
         if not int(number.sum()):
             raise PayloadError(
@@ -318,16 +310,10 @@ class PseudoGraphGenerator:
                 "fewer clients, or a smaller min-class-count."
             )
         self.settings, self.depth = settings, depth
-        held = (counts > 0)[:, None]
         self.labels = torch.repeat_interleave(
             torch.arange(len(number), device=number.device), number
         )
-        self.targets = ClassTargets.of(
-            self.labels,
-            mean.masked_fill(~held, 0.0),
-            variance.masked_fill(~held, 0.0).sqrt(),
-            counts,
-        )
+        self.targets = ClassTargets.of(self.labels, mean, variance.sqrt(), counts)
         shape = (len(self.labels), num_features)
         start = torch.randn(shape, generator=generator).to(mean)
         self.features = nn.Parameter(start)

@@ -16,7 +16,6 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
     propagated_features,
     statistics_of_sums,
 )
-from flower_fgl.core.errors import PayloadError
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.sparse import SparseOperator
@@ -31,19 +30,13 @@ def of_list(*values: float) -> ClassStatistics:
 
 
 def merged(parts: list[ClassStatistics], denominator: str = "n-1") -> ClassStatistics:
-    return merge_statistics(
-        [p.mean for p in parts],
-        [p.variance for p in parts],
-        [p.count for p in parts],
-        denominator=denominator,  # type: ignore[arg-type]
-        labelled_counts=[p.labelled_count for p in parts],
-    )
+    return merge_statistics(parts, denominator)
 
 
 def summed(parts: list[ClassStatistics], denominator: str = "n-1") -> ClassStatistics:
     sums = [additive_sums(p) for p in parts]
-    total = [torch.stack(column).sum(dim=0) for column in zip(*sums, strict=True)]
-    return statistics_of_sums(*total, denominator=denominator)  # type: ignore[arg-type]
+    total = {name: torch.stack([s[name] for s in sums]).sum(dim=0) for name in sums[0]}
+    return statistics_of_sums(total, denominator)
 
 
 @pytest.fixture
@@ -174,16 +167,6 @@ def test_a_hub_stands_out_in_the_statistics_of_its_leaves():
     assert outside_shares(star(8, []), classes[:9], 1, depth=0).tolist() == [0.0]
 
 
-def test_a_min_count_below_two_is_rejected():
-    with pytest.raises(ValueError, match="at least 2, got 1"):
-        class_statistics(torch.ones(1, 1), torch.zeros(1).long(), 1, min_count=1)
-
-
-def test_classes_that_do_not_fit_the_features_are_rejected():
-    with pytest.raises(ValueError, match="each of the 3 nodes"):
-        class_statistics(torch.ones(3, 1), torch.zeros(2).long(), 1)
-
-
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_propagated_features_are_concatenated(
     toy: NodeDataset, generator: torch.Generator, is_sparse: bool
@@ -205,55 +188,6 @@ def test_no_hops_leave_the_features():
     )
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert torch.equal(propagated_features(eye, x, 0), x)
-
-
-@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
-@pytest.mark.parametrize("pool", [merged, summed])
-def test_a_negative_variance_is_rejected(pool, value, parts):
-    parts[1].variance[2, 3] = value
-    with pytest.raises(PayloadError, match=r"variances must be finite.*for class 2"):
-        pool(parts)
-
-
-def test_a_nan_mean_is_rejected(parts):
-    parts[0].mean[1, 0] = math.nan
-    with pytest.raises(PayloadError, match=r"means must be finite.*nan for class 1"):
-        merged(parts)
-
-
-def test_values_of_a_missing_class_are_ignored(parts):
-    want = merged(parts)
-    parts[4].variance[2] = math.nan
-    torch.testing.assert_close(merged(parts).variance, want.variance)
-
-
-def test_a_negative_count_is_rejected(parts):
-    parts[0].count[0] = -3
-    with pytest.raises(PayloadError, match="Class counts must not be negative, got -3"):
-        merged(parts)
-
-
-def test_clients_of_different_width_are_rejected(parts):
-    short = ClassStatistics(
-        parts[1].mean[:, :3], parts[1].variance[:, :3], parts[1].count, parts[1].count
-    )
-    with pytest.raises(PayloadError, match=r"means of one shape.*features"):
-        merged([parts[0], short])
-
-
-def test_sums_that_are_not_finite_or_negative_are_rejected(parts):
-    s0, s1, s2, owners = additive_sums(parts[0])
-    with pytest.raises(PayloadError, match="finite"):
-        statistics_of_sums(s0, s1 * math.inf, s2, owners)
-    with pytest.raises(PayloadError, match="S2 must not be negative"):
-        statistics_of_sums(s0, s1, -s2, owners)
-    with pytest.raises(PayloadError, match="Sums must be S0"):
-        statistics_of_sums(s0, s1[:, :2], s2, owners)
-
-
-def test_an_unknown_denominator_is_rejected(parts):
-    with pytest.raises(ValueError, match='"n-1" or "n-mc", got "n"'):
-        merged(parts, "n")
 
 
 def test_a_class_that_no_client_has_is_zero_in_both_forms():
