@@ -261,11 +261,11 @@ def settings(
         return
 
     table = make_table("key", "default", "meaning")
-    for key, field, _ in all_settings():
+    for key, field, _, text in all_settings():
         if method is None or key.startswith(f"{method}."):
             mark = " (auto)" if field.metadata["auto"] else ""
             choices = ", ".join(field.metadata["choices"])
-            text = field.metadata["text"] + (f": {choices}" if choices else "")
+            text += f": {choices}" if choices else ""
             table.add_row(key, f"{field.default!r}{mark}", text)
     for key, value in METHODS[method].defaults.items() if method else ():
         table.add_row(key, f"{value!r}", "general setting, with this method's default")

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import kebab
+from flower_fgl.core.options import help_texts, kebab
 from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.core.unused_settings import NEEDED
 from flower_fgl.methods import METHODS
@@ -22,7 +22,7 @@ KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text
 
 def explain_setting(name: str) -> str:
     """Explain settings: ``lr``, ``fedprox.mu``, or ``mu`` of each method that has it."""
-    declared = {key: (field, kind) for key, field, kind in all_settings()}
+    declared = {one[0]: one[1:] for one in all_settings()}
     key = kebab(name)
     found = [key] if key in declared else []
     found = found or [full for full in declared if full.rpartition(".")[2] == key]
@@ -31,14 +31,15 @@ def explain_setting(name: str) -> str:
     return "\n\n".join(_explain(full, *declared[full]) for full in found)
 
 
-def all_settings() -> Iterator[tuple[str, Field[Any], type]]:
-    """Yield key, declaration and type of every setting."""
+def all_settings() -> Iterator[tuple[str, Field[Any], type, str]]:
+    """Yield key, declaration, type and help text of every setting."""
     tables: dict[str, Any] = {"": GeneralSettings, "synthetic.": SyntheticSettings}
     tables |= {f"{name}.": METHODS[name].settings for name in sorted(METHODS)}
     for prefix, cls in tables.items():
         kinds = get_type_hints(cls) if cls else {}
         for field in fields(cls) if cls else ():
-            yield prefix + kebab(field.name), field, kinds[field.name]
+            name = field.name
+            yield prefix + kebab(name), field, kinds[name], help_texts(cls)[name]
 
 
 def _unknown(name: str, known: list[str]) -> str:
@@ -54,11 +55,11 @@ def _unknown(name: str, known: list[str]) -> str:
     )
 
 
-def _explain(key: str, field: Field[Any], kind: type) -> str:
+def _explain(key: str, field: Field[Any], kind: type, text: str) -> str:
     """Return the explanation of one setting."""
     table, dot, name = key.rpartition(".")
     facts, default = field.metadata, field.default
-    lines = [f"{key}: {facts['text']}", f"  value: {_values(facts, kind)}"]
+    lines = [f"{key}: {text}", f"  value: {_values(facts, kind)}"]
     if key == "partition":
         # loads METIS
         from flower_fgl.datasets.partition.partition import describe_rules

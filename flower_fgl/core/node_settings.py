@@ -41,75 +41,48 @@ ABSOLUTE = ("state-dir", "identity", "peers", "id-key")
 class NodeSettings:
     """Keys of a SuperNode's ``--node-config``."""
 
-    graph: str = option(
-        "", "absolute path of the .npz file or the CSV folder", is_path=True
-    )
-    name: str = option(
-        "",
-        "the owner's name in logs and in the run folder; by default the file's name "
-        "without its ending",
-    )
-    about: str = option(
-        "",
-        "what the card of the model is to say of the owner's data, e.g. their time span; "
-        "the server and all readers of the card see it",
-        keeps_commas=True,
-    )
-    partition_id: int = option(
-        -1, "the owner's number, or that of its partition of `dataset`", ge=0
-    )
+    graph: str = option("", is_path=True)
+    """absolute path of the .npz file or the CSV folder"""
+    name: str = option("")
+    """the owner's name in logs and in the run folder; by default the file's name without
+    its ending"""
+    about: str = option("", keeps_commas=True)
+    """what the card of the model is to say of the owner's data, e.g. their time span; the
+    server and all readers of the card see it"""
+    partition_id: int = option(-1, ge=0)
+    """the owner's number, or that of its partition of `dataset`"""
     num_partitions: int = option(0, "number of owners or partitions", ge=1)
     model_dir: str = option("", "folder for the owner's models", is_path=True)
-    state_dir: str = option(
-        "",
-        "folder for optimizer moments and other client state; by default the SuperNode "
-        "keeps it in memory",
-        is_path=True,
-    )
-    worker_idle: float = option(
-        0.0, "seconds without a message after which the owner's worker stops", ge=0
-    )
-    identity: str = option(
-        "", "file with the owner's identity key, for secure aggregation", is_path=True
-    )
-    peers: str = option(
-        "",
-        "file with the keys of the other owners, for secure aggregation",
-        is_path=True,
-    )
-    id_key: str = option(
-        "",
-        "file with a secret of the owners, which the server has not: identifiers of nodes "
-        "travel as hashes with this key; the same file at all owners",
-        is_path=True,
-    )
-    max_message_mb: float = option(
-        math.inf,
-        "message size in 10⁶ bytes above which this node refuses a message",
-        gt=0,
-    )
+    state_dir: str = option("", is_path=True)
+    """folder for optimizer moments and other client state; by default the SuperNode keeps
+    it in memory"""
+    worker_idle: float = option(0.0, ge=0)
+    """seconds without a message after which the owner's worker stops"""
+    identity: str = option("", is_path=True)
+    """file with the owner's identity key, for secure aggregation"""
+    peers: str = option("", is_path=True)
+    """file with the keys of the other owners, for secure aggregation"""
+    id_key: str = option("", is_path=True)
+    """file with a secret of the owners, which the server has not: identifiers of nodes
+    travel as hashes with this key; the same file at all owners"""
+    max_message_mb: float = option(math.inf, gt=0)
+    """message size in 10⁶ bytes above which this node refuses a message"""
     # FLOORS are the fields from here on
-    min_class_count: int = option(
-        1, "smallest min-class-count of a run that this node takes part in", ge=1
-    )
+    min_class_count: int = option(1, ge=1)
+    """smallest min-class-count of a run that this node takes part in"""
     min_target_count: int = option(
         1, 'smallest min-target-count of a run with target-scale = "shared"', ge=1
     )
-    upload_clip: float = option(
-        math.inf,
-        "largest upload-clip of a run; a run without clipping is refused",
-        gt=0,
-    )
+    upload_clip: float = option(math.inf, gt=0)
+    """largest upload-clip of a run; a run without clipping is refused"""
     upload_noise: float = option(0.0, "smallest upload-noise of a run", ge=0)
-    share_class_counts: bool = option(
-        True, "false: refuse a run with share-class-counts = true"
-    )
+    share_class_counts: bool = option(True)
+    """false: refuse a run with share-class-counts = true"""
     share_target_statistics: bool = option(
         True, 'false: refuse a run that predicts numbers with target-scale = "shared"'
     )
-    share_feature_names: bool = option(
-        True, "false: refuse a run with share-feature-names = true"
-    )
+    share_feature_names: bool = option(True)
+    """false: refuse a run with share-feature-names = true"""
     share_type_names: bool = option(
         True, 'false: refuse a run on typed graphs with schema-align = "name"'
     )
@@ -118,50 +91,30 @@ class NodeSettings:
         "false: refuse a run in which other owners see the coefficients of this owner's "
         'relations, such as one with fedhgn.alignment = "peers"',
     )
-    secure_aggregation: bool = option(
-        False, "true: refuse a run without secure aggregation"
-    )
-    secure_threshold: float = option(
-        0.0, "smallest secure-threshold of a run with secure aggregation", gt=0.5, le=1
-    )
-    fixed_roster: bool = option(
-        False,
-        "true: help to open only sums over all clients of the first sum; needs "
-        "secure-aggregation and state-dir",
-    )
-    max_releases: int = option(
-        0,
-        "number of replies with uploads or scores that this node sends in all runs "
-        "together; needs state-dir, where they are counted",
-        ge=1,
-    )
-    own_split: bool = option(
-        True,
-        "false: a run may draw another split than the one in the graph file, or than that "
-        "of the first run",
-    )
-    min_train_nodes: int = option(
-        0, "least number of training items; a run that leaves fewer is refused", ge=1
-    )
-    min_scored_nodes: int = option(
-        0, "least number of items of a set whose scores this node sends", ge=1
-    )
-    scores: str = option(
-        "all",
-        "scores and losses that this node sends; rounded: scores to 0.01, losses to 0.1 "
-        "within -10 to 10, none: none",
-        choices="all rounded none",
-    )
-    methods: str = option(
-        "",
-        "methods that a run may use (fedavg,fedpg); by default all",
-        keeps_commas=True,
-    )
-    settings: str = option(
-        "",
-        "values of setting that a run may use (transductive,inductive); by default all",
-        keeps_commas=True,
-    )
+    secure_aggregation: bool = option(False)
+    """true: refuse a run without secure aggregation"""
+    secure_threshold: float = option(0.0, gt=0.5, le=1)
+    """smallest secure-threshold of a run with secure aggregation"""
+    fixed_roster: bool = option(False)
+    """true: help to open only sums over all clients of the first sum; needs
+    secure-aggregation and state-dir"""
+    max_releases: int = option(0, ge=1)
+    """number of replies with uploads or scores that this node sends in all runs together;
+    needs state-dir, where they are counted"""
+    own_split: bool = option(True)
+    """false: a run may draw another split than the one in the graph file, or than that of
+    the first run"""
+    min_train_nodes: int = option(0, ge=1)
+    """least number of training items; a run that leaves fewer is refused"""
+    min_scored_nodes: int = option(0, ge=1)
+    """least number of items of a set whose scores this node sends"""
+    scores: str = option("all", choices="all rounded none")
+    """scores and losses that this node sends; rounded: scores to 0.01, losses to 0.1 within
+    -10 to 10, none: none"""
+    methods: str = option("", keeps_commas=True)
+    """methods that a run may use (fedavg,fedpg); by default all"""
+    settings: str = option("", keeps_commas=True)
+    """values of setting that a run may use (transductive,inductive); by default all"""
 
     @cached_property
     def hides_numbers(self) -> bool:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import json
 import math
 import operator
 import os
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, field, fields
 from functools import cache
-from typing import Any, get_type_hints
+from itertools import pairwise
+from typing import Any, cast, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = ["AUTO", "Scalar", "drop_removed", "fields_by_key", "kebab", "listed"]
-__all__ += ["load_toml", "nearest", "option", "parse_settings", "removed_settings"]
+__all__ = ["AUTO", "Scalar", "drop_removed", "fields_by_key", "help_texts", "kebab"]
+__all__ += [
+    "listed",
+    "load_toml",
+    "nearest",
+    "option",
+    "parse_settings",
+    "removed_settings",
+]
 
 Scalar = bool | int | float | str
 AUTO = "auto"
@@ -37,7 +48,7 @@ def listed(values: Mapping[str, Scalar]) -> str:
 
 def option(
     default: Scalar,
-    text: str,
+    text: str = "",
     *,
     ge: float | None = None,
     gt: float | None = None,
@@ -56,8 +67,9 @@ def option(
     ----------
     default : bool, int, float or str
         Value if the user gives none.
-    text : str
-        Help text: meaning, unit, special values and source.
+    text : str, optional
+        Help text: meaning, unit, special values and source. By default it is the string
+        below the field, see :func:`help_texts`.
     ge, gt, le, lt : float, optional
         Bounds of a number.
     choices : str
@@ -88,6 +100,29 @@ def option(
         "holds_numbers": holds_numbers,
     }
     return field(default=default, metadata=metadata)
+
+
+@cache
+def help_texts(cls: Any) -> Mapping[str, str]:
+    """Return the help text of each field of a settings dataclass, by the field's name.
+
+    A string below a field is read from the source code; without that it is empty.
+    """
+    texts = {}
+    for base in reversed(cls.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError):  # typed in a shell, or object itself
+            continue
+        for declared, below in pairwise(cast(ast.ClassDef, tree.body[0]).body):
+            match declared, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    texts[name] = " ".join(text.split())
+    own = {field.name: field.metadata["text"] for field in fields(cls)}
+    return {name: text or texts.get(name, "") for name, text in own.items()}
 
 
 def kebab(name: str) -> str:
@@ -137,8 +172,9 @@ def _shown(bound: float) -> str:
     return f"{bound:g}" if bound < 10**5 else f"{bound:,}"
 
 
-def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
-    """Return ``value`` converted to ``kind``, or raise ConfigError."""
+def _check(cls: Any, field: Field[Any], key: str, value: Any) -> Scalar:
+    """Return ``value`` converted to the type of the field, or raise ConfigError."""
+    kind, metadata = _types_of(cls)[field.name], field.metadata
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     takes_bool = kind is bool or "true" in metadata["choices"]
     if takes_bool and str(value) in BOOLEANS:  # a TOML file holds true without quotes
@@ -157,7 +193,7 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
         finite = "finite and " if is_number and not math.isfinite(value) else ""
         raise ConfigError(
             f"{key} must be {finite}of type {kind.__name__}{hint}, got {value!r} "
-            f"({type(value).__name__}). {key}: {metadata['text']}."
+            f"({type(value).__name__}). {key}: {help_texts(cls)[field.name]}."
         )
     bounds = {n: metadata[n] for n in BOUNDS if metadata[n] is not None}
     if not all(getattr(operator, n)(value, bound) for n, bound in bounds.items()):
@@ -222,12 +258,9 @@ def parse_settings(cls: Any, values: Mapping[str, Any], *, prefix: str = "") -> 
         raise ConfigError(
             f'Unknown setting "{dot}{unknown[0]}". {nearest(dot + unknown[0], names)}'
         )
-    kinds = _types_of(cls)
     return cls(
         **{
-            known[key].name: _check(
-                dot + key, value, kinds[known[key].name], known[key].metadata
-            )
+            known[key].name: _check(cls, known[key], dot + key, value)
             for key, value in values.items()
         }
     )

@@ -113,670 +113,352 @@ class SyntheticSettings:
     classes: int = option(5, "number of classes", ge=2, le=10_000)
     features: int = option(64, "number of features of a node", ge=1, le=10_000_000)
     degree: float = option(8.0, "expected number of neighbours of a node", ge=0)
-    homophily: float = option(
-        0.7, "share of edges that join two nodes of the same class", ge=0, le=1
-    )
-    feature_noise: float = option(
-        5.0, "standard deviation of the features around the mean of their class", ge=0
-    )
-    blocks: int = option(
-        20, "number of latent communities, each with its own class distribution", ge=1
-    )
-    block_skew: float = option(
-        0.7,
-        "class skew of a community; 0: the same class distribution everywhere, 1: a "
-        "single class per community",
-        ge=0,
-        le=1,
-    )
+    homophily: float = option(0.7, ge=0, le=1)
+    """share of edges that join two nodes of the same class"""
+    feature_noise: float = option(5.0, ge=0)
+    """standard deviation of the features around the mean of their class"""
+    blocks: int = option(20, ge=1)
+    """number of latent communities, each with its own class distribution"""
+    block_skew: float = option(0.7, ge=0, le=1)
+    """class skew of a community; 0: the same class distribution everywhere, 1: a single
+    class per community"""
 
 
 @dataclass(frozen=True)
 class GeneralSettings:
     """Settings that all methods share."""
 
-    method: str = option(
-        "fedavg", "federated learning method; `flower-fgl methods` lists all names"
-    )
-    dataset: str = option(
-        "synthetic",
-        "dataset name (`flower-fgl datasets` lists them), `tu:NAME` for a TUDataset, "
-        "`twitch:NAME` for a country of Twitch, or the path of a graph file",
-    )
-    owners: str = option(
-        "",
-        "natural owners instead of the partitions of a dataset: a folder of graph files, "
-        "or a comma-separated list of datasets and graph files, one client each; empty: "
-        "partition the dataset (docs/owners.md)",
-        keeps_commas=True,
-    )
-    without_owners: str = option(
-        "",
-        "names of owners that take no part, separated by commas: the run is as if they "
-        "had never been there",
-        keeps_commas=True,
-    )
-    target: str = option(
-        "",
-        "name of the one label that is predicted, of a dataset whose nodes or graphs may "
-        'have several at once: classes are "no <target>" and "<target>"; all: every '
-        "label at once; of numbers, the one that is predicted, all and empty: every one; "
-        "empty: the dataset has one label (docs/data.md)",
-        keeps_commas=True,
-        may_be_number=True,
-    )
-    target_kind: str = option(
-        "auto",
-        "what is predicted; classes: one class of each item, labels: any of several "
-        "labels, numbers: one or several numbers, auto: as the dataset says, of graph "
-        "files classes (docs/data.md)",
-        choices="auto classes labels numbers",
-    )
-    feature_align: str = option(
-        "name",
-        "how the features of owners become one input; name: all have the same features, "
-        "found by name, project: widths may differ, and the first layer of each owner "
-        "stays local",
-        choices="name project",
-    )
-    class_align: str = option(
-        "default",
-        "how the classes of owners become one output; name: classes of the same name are "
-        "one class, local: each owner has its own classes, and its head stays local, "
-        "default: name, but local for sets of graphs of different datasets",
-        choices="default name local",
-    )
-    clients: int = option(
-        0,
-        "number of clients in the federation; 0: the number of partitions of the "
-        "Flower federation, or of owners",
-        ge=0,
-    )
-    clients_per_node: int = option(
-        1,
-        "clients that a node of Flower's simulation, or a SuperNode, hosts at most: it "
-        "trains them together, and their messages travel as one; clients must be set. "
-        "The local engine hosts all clients in any case",
-        ge=1,
-    )
-    min_clients: int = option(
-        0,
-        "number of clients with which the run starts once join-timeout is over; later "
-        "clients may join between rounds; 0: all clients must be connected",
-        ge=0,
-    )
-    data_dir: str = option(
-        "",
-        "folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, "
-        "or else the user's cache folder",
-        keeps_commas=True,
-        is_path=True,
-    )
-    partition: str = option(
-        "metis",
-        "rule that partitions the dataset among the clients; auto: metis, and uniform for "
-        "a set of graphs",
-        choices=PARTITIONS,
-        auto=True,
-    )
-    partition_seed: int = option(
-        42, "random seed of the partition and of the train/val/test split", ge=0
-    )
-    dirichlet_alpha: float = option(
-        0.5,
-        "concentration parameter of partition = dirichlet; smaller values give more "
-        "skewed label distributions",
-        gt=0,
-    )
-    split: str = option(
-        "default",
-        "train/val/test shares in percent per class, e.g. 20/40/40; `default`: those "
-        "of the setting and dataset; `public`: the dataset's published split",
-    )
-    split_by: str = option(
-        "auto",
-        "what decides the part of the split that an item falls into; random: a shuffle "
-        "per client, id: a hash of the identifier, the same for all owners, inchikey, "
-        "skeleton: a hash of the molecule's InChIKey, or of its first 14 characters; auto: "
-        "skeleton for SMILES, id for an owner's set of graphs with ids, else random",
-        choices="auto random id inchikey skeleton",
-    )
-    graph_features: str = option(
-        "given",
-        "features of nodes in a set of graphs; given: those of the set, degree: the number "
-        "of neighbours, as one of max-degree + 2 columns",
-        choices="given degree",
-    )
-    max_degree: int = option(
-        64, "largest degree with a column of its own", ge=1, le=10_000
-    )
-    feature_norm: str = option(
-        "default",
-        "feature scaling; rows: divide each node's features by their absolute sum, "
-        "columns: standardise each feature over the client's training nodes (features of "
-        "edges over its training edges), none: "
-        "unchanged, default: as in the paper of the setting",
-        choices="default none rows columns",
-    )
-    feature_sparsity: float = option(
-        0.0, "share of features hidden on nodes outside the training set", ge=0, lt=1
-    )
-    edge_sparsity: float = option(
-        0.0, "share of each client's edges that is removed", ge=0, lt=1
-    )
-    label_sparsity: float = option(
-        0.0,
-        "share of each client's training labels that is removed, per class",
-        ge=0,
-        lt=1,
-    )
+    method: str = option("fedavg")
+    """federated learning method; `flower-fgl methods` lists all names"""
+    dataset: str = option("synthetic")
+    """dataset name (`flower-fgl datasets` lists them), `tu:NAME` for a TUDataset,
+    `twitch:NAME` for a country of Twitch, or the path of a graph file"""
+    owners: str = option("", keeps_commas=True)
+    """natural owners instead of the partitions of a dataset: a folder of graph files, or a
+    comma-separated list of datasets and graph files, one client each; empty: partition the
+    dataset (docs/owners.md)"""
+    without_owners: str = option("", keeps_commas=True)
+    """names of owners that take no part, separated by commas: the run is as if they had
+    never been there"""
+    target: str = option("", keeps_commas=True, may_be_number=True)
+    """name of the one label that is predicted, of a dataset whose nodes or graphs may have
+    several at once: classes are "no <target>" and "<target>"; all: every label at once; of
+    numbers, the one that is predicted, all and empty: every one; empty: the dataset has one
+    label (docs/data.md)"""
+    target_kind: str = option("auto", choices="auto classes labels numbers")
+    """what is predicted; classes: one class of each item, labels: any of several labels,
+    numbers: one or several numbers, auto: as the dataset says, of graph files classes
+    (docs/data.md)"""
+    feature_align: str = option("name", choices="name project")
+    """how the features of owners become one input; name: all have the same features, found
+    by name, project: widths may differ, and the first layer of each owner stays local"""
+    class_align: str = option("default", choices="default name local")
+    """how the classes of owners become one output; name: classes of the same name are one
+    class, local: each owner has its own classes, and its head stays local, default: name,
+    but local for sets of graphs of different datasets"""
+    clients: int = option(0, ge=0)
+    """number of clients in the federation; 0: the number of partitions of the Flower
+    federation, or of owners"""
+    clients_per_node: int = option(1, ge=1)
+    """clients that a node of Flower's simulation, or a SuperNode, hosts at most: it trains
+    them together, and their messages travel as one; clients must be set. The local engine
+    hosts all clients in any case"""
+    min_clients: int = option(0, ge=0)
+    """number of clients with which the run starts once join-timeout is over; later clients
+    may join between rounds; 0: all clients must be connected"""
+    data_dir: str = option("", keeps_commas=True, is_path=True)
+    """folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, or else
+    the user's cache folder"""
+    partition: str = option("metis", choices=PARTITIONS, auto=True)
+    """rule that partitions the dataset among the clients; auto: metis, and uniform for a
+    set of graphs"""
+    partition_seed: int = option(42, ge=0)
+    """random seed of the partition and of the train/val/test split"""
+    dirichlet_alpha: float = option(0.5, gt=0)
+    """concentration parameter of partition = dirichlet; smaller values give more skewed
+    label distributions"""
+    split: str = option("default")
+    """train/val/test shares in percent per class, e.g. 20/40/40; `default`: those of the
+    setting and dataset; `public`: the dataset's published split"""
+    split_by: str = option("auto", choices="auto random id inchikey skeleton")
+    """what decides the part of the split that an item falls into; random: a shuffle per
+    client, id: a hash of the identifier, the same for all owners, inchikey, skeleton: a
+    hash of the molecule's InChIKey, or of its first 14 characters; auto: skeleton for
+    SMILES, id for an owner's set of graphs with ids, else random"""
+    graph_features: str = option("given", choices="given degree")
+    """features of nodes in a set of graphs; given: those of the set, degree: the number of
+    neighbours, as one of max-degree + 2 columns"""
+    max_degree: int = option(64, ge=1, le=10_000)
+    """largest degree with a column of its own"""
+    feature_norm: str = option("default", choices="default none rows columns")
+    """feature scaling; rows: divide each node's features by their absolute sum, columns:
+    standardise each feature over the client's training nodes (features of edges over its
+    training edges), none: unchanged, default: as in the paper of the setting"""
+    feature_sparsity: float = option(0.0, ge=0, lt=1)
+    """share of features hidden on nodes outside the training set"""
+    edge_sparsity: float = option(0.0, ge=0, lt=1)
+    """share of each client's edges that is removed"""
+    label_sparsity: float = option(0.0, ge=0, lt=1)
+    """share of each client's training labels that is removed, per class"""
     setting: str = option(
         "transductive",
-        "task and what clients know while they train; `graph` classifies whole "
-        "graphs, `link` predicts edges, `edge` classifies edges, all others classify nodes "
-        "(docs/settings.md)",
         choices="transductive inductive closed-set open-set few-shot graph link edge",
     )
-    link_decoder: str = option(
-        "dot",
-        "score of a pair of nodes in link prediction; dot: the dot product of their "
-        "embeddings, mlp: two layers on the product of the embeddings (docs/links.md)",
-        choices="dot mlp",
-    )
-    link_features: str = option(
-        "default",
-        "features in link prediction; given: those of the graph, degree: the degree over "
-        "training edges, default: degree for a graph without features, else given",
-        choices="default given degree",
-    )
-    link_k: int = option(
-        10,
-        "K of Hits@K: an edge counts if its rank among the negatives is at most K",
-        ge=1,
-    )
-    time_cuts: str = option(
-        "",
-        "times of edges at which validation and test begin, the same for all clients "
-        "(400,500), if the edges have times; empty: each client's own, by `split` "
-        "(docs/links.md)",
-        keeps_commas=True,
-    )
-    class_weights: str = option(
-        "none",
-        "weights of the classes in the cross-entropy; balanced: inversely proportional "
-        "to the number of training items of the class on the client",
-        choices="none balanced",
-    )
-    positive_class: str = option(
-        "",
-        "name of the class that is sought, usually a rare one; adds AUPRC, Precision@K "
-        "and scores at a threshold chosen on validation; empty: none, or target",
-        keeps_commas=True,
-        may_be_number=True,
-    )
-    precision_k: int = option(
-        20,
-        "K of Precision@K: share of the positive class among the K items with the "
-        "highest score",
-        ge=1,
-    )
-    target_scale: str = option(
-        "shared",
-        "scale that standardises the numbers to predict; shared: mean and standard "
-        "deviation of the training values of all clients, given: target-mean and "
-        "target-std, own: each client's own (no global model then predicts in their "
-        "units), none: unchanged (docs/numbers.md)",
-        choices="shared given own none",
-    )
-    target_mean: str = option(
-        "",
-        "with target-scale = given, the mean of each target in its unit, separated by "
-        "commas (-3.1,2.4), in the order of the targets' names",
-        keeps_commas=True,
-        holds_numbers=True,
-    )
-    target_std: str = option(
-        "",
-        "with target-scale = given, the standard deviation of each target, as target-mean",
-        keeps_commas=True,
-        holds_numbers=True,
-    )
-    loss: str = option(
-        "mse",
-        "loss of the standardised numbers; mse: squared error, mae: absolute error, huber: "
-        "squared up to huber-delta and linear beyond",
-        choices="mse huber mae",
-    )
-    huber_delta: float = option(
-        1.0, "error, in standard deviations, from which loss = huber is linear", gt=0
-    )
-    target_weight: str = option(
-        "entries",
-        "what counts equally in the loss of several numbers; entries: every known number, "
-        "targets: every target, however many of its numbers are known",
-        choices="entries targets",
-    )
-    expansion_hops: int = option(
-        0,
-        "radius in hops around a client within which closed-set and open-set score "
-        "unseen nodes; 0: the dataset's own value (Cora 2, CiteSeer 3, others 1)",
-        ge=0,
-    )
+    """task and what clients know while they train; `graph` classifies whole graphs, `link`
+    predicts edges, `edge` classifies edges, all others classify nodes (docs/settings.md)"""
+    link_decoder: str = option("dot", choices="dot mlp")
+    """score of a pair of nodes in link prediction; dot: the dot product of their
+    embeddings, mlp: two layers on the product of the embeddings (docs/links.md)"""
+    link_features: str = option("default", choices="default given degree")
+    """features in link prediction; given: those of the graph, degree: the degree over
+    training edges, default: degree for a graph without features, else given"""
+    link_k: int = option(10, ge=1)
+    """K of Hits@K: an edge counts if its rank among the negatives is at most K"""
+    time_cuts: str = option("", keeps_commas=True)
+    """times of edges at which validation and test begin, the same for all clients
+    (400,500), if the edges have times; empty: each client's own, by `split`
+    (docs/links.md)"""
+    class_weights: str = option("none", choices="none balanced")
+    """weights of the classes in the cross-entropy; balanced: inversely proportional to the
+    number of training items of the class on the client"""
+    positive_class: str = option("", keeps_commas=True, may_be_number=True)
+    """name of the class that is sought, usually a rare one; adds AUPRC, Precision@K and
+    scores at a threshold chosen on validation; empty: none, or target"""
+    precision_k: int = option(20, ge=1)
+    """K of Precision@K: share of the positive class among the K items with the highest
+    score"""
+    target_scale: str = option("shared", choices="shared given own none")
+    """scale that standardises the numbers to predict; shared: mean and standard deviation
+    of the training values of all clients, given: target-mean and target-std, own: each
+    client's own (no global model then predicts in their units), none: unchanged
+    (docs/numbers.md)"""
+    target_mean: str = option("", keeps_commas=True, holds_numbers=True)
+    """with target-scale = given, the mean of each target in its unit, separated by commas
+    (-3.1,2.4), in the order of the targets' names"""
+    target_std: str = option("", keeps_commas=True, holds_numbers=True)
+    """with target-scale = given, the standard deviation of each target, as target-mean"""
+    loss: str = option("mse", choices="mse huber mae")
+    """loss of the standardised numbers; mse: squared error, mae: absolute error, huber:
+    squared up to huber-delta and linear beyond"""
+    huber_delta: float = option(1.0, gt=0)
+    """error, in standard deviations, from which loss = huber is linear"""
+    target_weight: str = option("entries", choices="entries targets")
+    """what counts equally in the loss of several numbers; entries: every known number,
+    targets: every target, however many of its numbers are known"""
+    expansion_hops: int = option(0, ge=0)
+    """radius in hops around a client within which closed-set and open-set score unseen
+    nodes; 0: the dataset's own value (Cora 2, CiteSeer 3, others 1)"""
     shots: int = option(3, "training nodes per class in the few-shot setting", ge=1)
-    model: str = option(
-        "gcn",
-        "backbone, or a comma-separated list assigned to the clients in turn "
-        "(gcn,gin); sizes may follow the name: gcn:3x512 has 3 layers of width 512, "
-        "gcn:linear has a linear classifier",
-        auto=True,
-        keeps_commas=True,
-    )
-    hidden_channels: int = option(
-        64,
-        "width of the hidden layers and of the embedding",
-        ge=1,
-        le=MOST_CHANNELS,
-        auto=True,
-    )
-    num_layers: int = option(
-        2, "number of layers or propagation steps", ge=1, le=MOST_LAYERS, auto=True
-    )
+    model: str = option("gcn", auto=True, keeps_commas=True)
+    """backbone, or a comma-separated list assigned to the clients in turn (gcn,gin); sizes
+    may follow the name: gcn:3x512 has 3 layers of width 512, gcn:linear has a linear
+    classifier"""
+    hidden_channels: int = option(64, ge=1, le=MOST_CHANNELS, auto=True)
+    """width of the hidden layers and of the embedding"""
+    num_layers: int = option(2, ge=1, le=MOST_LAYERS, auto=True)
+    """number of layers or propagation steps"""
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
-    readout: str = option(
-        "default",
-        "how the nodes of a graph become its embedding with setting = graph; sum: grows "
-        "with the graph, mean: does not, default: sum for gin, gine and FedStar, else mean",
-        choices="default sum mean",
-    )
-    initial_model: str = option(
-        "",
-        "folder of a run, or of a saved model, from whose weights the server starts; "
-        "empty: from random weights",
-        keeps_commas=True,
-        is_path=True,
-    )
+    readout: str = option("default", choices="default sum mean")
+    """how the nodes of a graph become its embedding with setting = graph; sum: grows with
+    the graph, mean: does not, default: sum for gin, gine and FedStar, else mean"""
+    initial_model: str = option("", keeps_commas=True, is_path=True)
+    """folder of a run, or of a saved model, from whose weights the server starts; empty:
+    from random weights"""
     rounds: int = option(100, "number of federated rounds", ge=1, auto=True)
-    round_patience: int = option(
-        0,
-        "number of evaluated rounds without a better validation score after which the "
-        "run ends; 0: all rounds run",
-        ge=0,
-    )
-    local_epochs: int = option(
-        3, "epochs that a sampled client trains per round", ge=1, auto=True
-    )
-    check_every: int = option(
-        0,
-        "local epochs between two evaluations on the validation nodes; training keeps "
-        "the best weights of the round; 0: no check, training keeps the last weights",
-        ge=0,
-        auto=True,
-    )
-    patience: int = option(
-        0,
-        "number of checks without improvement after which local training stops; 0: "
-        "never stop early",
-        ge=0,
-        auto=True,
-    )
-    batch_size: int = option(
-        0,
-        "training nodes (or graphs) per optimizer step; 0: all of them (full batch)",
-        ge=0,
-        auto=True,
-    )
-    edge_direction: str = option(
-        "default",
-        "how gcn, gine and graphsage pass messages along directed edges; both: each edge "
-        "both ways, separate: both ways with weights of their own, forward: from source to "
-        'target only, default: separate for gine with setting = "edge", else both',
-        choices="default both separate forward",
-    )
-    types: str = option(
-        "use",
-        "what to do with the kinds of nodes and the relations of a typed graph; use: they "
-        "need a model that reads them, ignore: one plain graph of all nodes and edges",
-        choices="use ignore",
-    )
-    target_node: str = option(
-        "",
-        "kind of the nodes to predict in a typed graph; empty: the only kind with labels. "
-        "In a set of typed graphs the kind whose nodes are pooled; empty: all",
-    )
-    target_relation: str = option(
-        "",
-        "relation of a typed graph whose links or edges are predicted: its name, or "
-        "SOURCE:NAME:TARGET; empty: the only one, of edges the only one with labels",
-    )
-    schema_align: str = option(
-        "same",
-        "how data owners agree on kinds and relations; same: all have the same, name: "
-        "compared by name, what an owner lacks is averaged among those that have it, "
-        "private: nothing is told, and what belongs to one kind or relation stays local",
-        choices="same name private",
-        auto=True,
-    )
-    num_bases: int = option(
-        8,
-        "bases of the weights of relations in rgcn and rgcn-mean; 0: each relation of rgcn "
-        "has a matrix of its own",
-        ge=0,
-    )
-    node_embedding: bool = option(
-        False,
-        "whether each node of a typed graph has a learned vector of its own, which never "
-        "leaves the client; the model can then score no other graph",
-    )
-    reverse_relations: bool = option(
-        True,
-        "whether backbones of typed graphs pass messages backwards along each relation, "
-        "too, with weights of their own",
-    )
-    num_neighbors: str = option(
-        "",
-        "most neighbors per node that a batch reads in each layer, those of the last layer "
-        "first (10,10), drawn anew in each step; needs batch-size; empty: all neighbors",
-        keeps_commas=True,
-    )
-    optimizer: str = option(
-        "adam", "optimizer of the clients", choices="adam adamw sgd", auto=True
-    )
+    round_patience: int = option(0, ge=0)
+    """number of evaluated rounds without a better validation score after which the run
+    ends; 0: all rounds run"""
+    local_epochs: int = option(3, ge=1, auto=True)
+    """epochs that a sampled client trains per round"""
+    check_every: int = option(0, ge=0, auto=True)
+    """local epochs between two evaluations on the validation nodes; training keeps the best
+    weights of the round; 0: no check, training keeps the last weights"""
+    patience: int = option(0, ge=0, auto=True)
+    """number of checks without improvement after which local training stops; 0: never stop
+    early"""
+    batch_size: int = option(0, ge=0, auto=True)
+    """training nodes (or graphs) per optimizer step; 0: all of them (full batch)"""
+    edge_direction: str = option("default", choices="default both separate forward")
+    """how gcn, gine and graphsage pass messages along directed edges; both: each edge both
+    ways, separate: both ways with weights of their own, forward: from source to target
+    only, default: separate for gine with setting = "edge", else both"""
+    types: str = option("use", choices="use ignore")
+    """what to do with the kinds of nodes and the relations of a typed graph; use: they need
+    a model that reads them, ignore: one plain graph of all nodes and edges"""
+    target_node: str = option("")
+    """kind of the nodes to predict in a typed graph; empty: the only kind with labels. In a
+    set of typed graphs the kind whose nodes are pooled; empty: all"""
+    target_relation: str = option("")
+    """relation of a typed graph whose links or edges are predicted: its name, or
+    SOURCE:NAME:TARGET; empty: the only one, of edges the only one with labels"""
+    schema_align: str = option("same", choices="same name private", auto=True)
+    """how data owners agree on kinds and relations; same: all have the same, name: compared
+    by name, what an owner lacks is averaged among those that have it, private: nothing is
+    told, and what belongs to one kind or relation stays local"""
+    num_bases: int = option(8, ge=0)
+    """bases of the weights of relations in rgcn and rgcn-mean; 0: each relation of rgcn has
+    a matrix of its own"""
+    node_embedding: bool = option(False)
+    """whether each node of a typed graph has a learned vector of its own, which never
+    leaves the client; the model can then score no other graph"""
+    reverse_relations: bool = option(True)
+    """whether backbones of typed graphs pass messages backwards along each relation, too,
+    with weights of their own"""
+    num_neighbors: str = option("", keeps_commas=True)
+    """most neighbors per node that a batch reads in each layer, those of the last layer
+    first (10,10), drawn anew in each step; needs batch-size; empty: all neighbors"""
+    optimizer: str = option("adam", choices="adam adamw sgd", auto=True)
+    """optimizer of the clients"""
     lr: float = option(0.01, "learning rate of the clients", gt=0, auto=True)
     weight_decay: float = option(5e-4, "weight decay of the clients", ge=0, auto=True)
-    clip_gradient: float = option(
-        0.0,
-        "largest L2 norm of the gradient of a client's optimizer step, to which a larger "
-        "one is scaled; 0: no clipping",
-        ge=0,
-    )
-    optimizer_state: str = option(
-        "keep",
-        "whether a client keeps its optimizer's moments between rounds",
-        choices="keep reset",
-        auto=True,
-    )
+    clip_gradient: float = option(0.0, ge=0)
+    """largest L2 norm of the gradient of a client's optimizer step, to which a larger one
+    is scaled; 0: no clipping"""
+    optimizer_state: str = option("keep", choices="keep reset", auto=True)
+    """whether a client keeps its optimizer's moments between rounds"""
     weight_by: str = option(
-        "train-nodes",
-        "weight of a client's model in the average: its number of training nodes, its "
-        "number of nodes, its number of known training labels or numbers (entries), or "
-        "equal",
-        choices="train-nodes nodes entries equal",
-        auto=True,
+        "train-nodes", choices="train-nodes nodes entries equal", auto=True
     )
-    aggregation: str = option(
-        "mean",
-        "how the server combines the clients' weights; all but mean limit what a few "
-        "malicious clients can do (docs/robust-aggregation.md)",
-        choices="mean median trimmed-mean krum norm-clip",
-    )
-    trimmed_share: float = option(
-        0.2,
-        "share of the largest, and of the smallest, values of each weight that "
-        "trimmed-mean drops, rounded up",
-        gt=0,
-        lt=0.5,
-    )
-    krum_attackers: int = option(
-        1,
-        "number f of malicious clients that krum assumes; a round needs 2·f + 3 uploads",
-        ge=1,
-    )
-    krum_keep: int = option(
-        0,
-        "number of uploads that krum averages, at most n − f − 2 of n; 1: Krum, 0: "
-        "n − f − 2 (Multi-Krum)",
-        ge=0,
-    )
-    norm_bound: float = option(
-        0.0,
-        "L2 norm to which norm-clip shortens each client's change of the weights; 0: the "
-        "median of the norms in the round",
-        ge=0,
-    )
-    server_optimizer: str = option(
-        "none",
-        "what the server does with the mean of the clients' weights; none: it is the new "
-        "global model, else the mean change is a gradient for FedAvgM (momentum), FedAdam, "
-        "FedYogi or FedAdagrad",
-        choices="none momentum adam yogi adagrad",
-    )
-    server_lr: float = option(
-        0.0,
-        "step size η of the server optimizer; 0: 1 with momentum, 0.1 with adam and "
-        "adagrad, 0.01 with yogi",
-        ge=0,
-    )
-    server_momentum: float = option(
-        0.9, "decay β1 of the mean change of the weights", ge=0, lt=1
-    )
-    server_beta2: float = option(
-        0.99, "decay β2 of the squared mean change", ge=0, lt=1
-    )
-    server_tau: float = option(
-        1e-3, "adaptivity τ, added to the root of the squared change", gt=0
-    )
-    server_moments: str = option(
-        "paper",
-        "paper: the squared change starts at τ² and no bias is corrected; flower: it "
-        "starts at 0, and FedAdam's step has the factor of Flower",
-        choices="paper flower",
-    )
-    participation: float = option(
-        1.0,
-        "share of the trainable clients that a round samples, rounded up; 1: all",
-        gt=0,
-        le=1,
-        auto=True,
-    )
-    participants: int = option(
-        0,
-        "number of trainable clients that a round samples (all, if there are fewer); "
-        "0: use participation instead",
-        ge=0,
-        auto=True,
-    )
-    min_replies: int = option(
-        1, "minimum number of usable replies; a round with fewer fails", ge=1
-    )
-    round_timeout: float = option(
-        600.0, "seconds that the server waits for the replies of a round", gt=0
-    )
-    join_timeout: float = option(
-        120.0, "seconds that the server waits for clients before round 1", gt=0
-    )
-    max_message_mb: float = option(
-        1000.0,
-        "largest accepted message in megabytes (10⁶ bytes); clients and server drop "
-        "larger ones",
-        gt=0,
-    )
-    evaluate: str = option(
-        "local",
-        "models that are evaluated on each client: its personalized model (local), "
-        "the global model (global), or both; mixed: its download of the next round, "
-        "before it trains, with methods that mix a model for each client",
-        choices="local global both mixed",
-        auto=True,
-    )
+    """weight of a client's model in the average: its number of training nodes, its number
+    of nodes, its number of known training labels or numbers (entries), or equal"""
+    aggregation: str = option("mean", choices="mean median trimmed-mean krum norm-clip")
+    """how the server combines the clients' weights; all but mean limit what a few malicious
+    clients can do (docs/robust-aggregation.md)"""
+    trimmed_share: float = option(0.2, gt=0, lt=0.5)
+    """share of the largest, and of the smallest, values of each weight that trimmed-mean
+    drops, rounded up"""
+    krum_attackers: int = option(1, ge=1)
+    """number f of malicious clients that krum assumes; a round needs 2·f + 3 uploads"""
+    krum_keep: int = option(0, ge=0)
+    """number of uploads that krum averages, at most n − f − 2 of n; 1: Krum, 0: n − f − 2
+    (Multi-Krum)"""
+    norm_bound: float = option(0.0, ge=0)
+    """L2 norm to which norm-clip shortens each client's change of the weights; 0: the
+    median of the norms in the round"""
+    server_optimizer: str = option("none", choices="none momentum adam yogi adagrad")
+    """what the server does with the mean of the clients' weights; none: it is the new
+    global model, else the mean change is a gradient for FedAvgM (momentum), FedAdam,
+    FedYogi or FedAdagrad"""
+    server_lr: float = option(0.0, ge=0)
+    """step size η of the server optimizer; 0: 1 with momentum, 0.1 with adam and adagrad,
+    0.01 with yogi"""
+    server_momentum: float = option(0.9, ge=0, lt=1)
+    """decay β1 of the mean change of the weights"""
+    server_beta2: float = option(0.99, ge=0, lt=1)
+    """decay β2 of the squared mean change"""
+    server_tau: float = option(1e-3, gt=0)
+    """adaptivity τ, added to the root of the squared change"""
+    server_moments: str = option("paper", choices="paper flower")
+    """paper: the squared change starts at τ² and no bias is corrected; flower: it starts at
+    0, and FedAdam's step has the factor of Flower"""
+    participation: float = option(1.0, gt=0, le=1, auto=True)
+    """share of the trainable clients that a round samples, rounded up; 1: all"""
+    participants: int = option(0, ge=0, auto=True)
+    """number of trainable clients that a round samples (all, if there are fewer); 0: use
+    participation instead"""
+    min_replies: int = option(1, ge=1)
+    """minimum number of usable replies; a round with fewer fails"""
+    round_timeout: float = option(600.0, gt=0)
+    """seconds that the server waits for the replies of a round"""
+    join_timeout: float = option(120.0, gt=0)
+    """seconds that the server waits for clients before round 1"""
+    max_message_mb: float = option(1000.0, gt=0)
+    """largest accepted message in megabytes (10⁶ bytes); clients and server drop larger
+    ones"""
+    evaluate: str = option("local", choices="local global both mixed", auto=True)
+    """models that are evaluated on each client: its personalized model (local), the global
+    model (global), or both; mixed: its download of the next round, before it trains, with
+    methods that mix a model for each client"""
     evaluate_every: int = option(1, "number of rounds between two evaluations", ge=1)
-    eval_policy: str = option(
-        "stale",
-        "personalized model that a client not sampled in the round is evaluated with; "
-        "stale: the last one it trained, refresh: a copy of the newest download, "
-        "trained for final-local-epochs; refresh-all: such a copy for all clients",
-        choices="stale refresh refresh-all",
-        auto=True,
-    )
-    final_local_epochs: int = option(
-        5,
-        "local epochs of the copy that eval-policy = refresh and refresh-all train",
-        ge=0,
-        auto=True,
-    )
-    absent_classes: str = option(
-        "ignore",
-        "contribution to the macro means of a class that is neither a label nor a "
-        "prediction on the client; ignore: none, zero: a score of 0",
-        choices="ignore zero",
-        auto=True,
-    )
-    calibration: str = option(
-        "none",
-        "whether validation items calibrate probabilities and give conformal sets or "
-        "intervals; owner: those of each client, for its personalized model, shared: sums "
-        "over all clients, for the aggregated model (docs/acting-on-scores.md)",
-        choices="none owner shared",
-    )
-    calibrator: str = option(
-        "temperature",
-        "what calibrates probabilities; temperature: one number, which changes no "
-        "predicted class, isotonic: in addition an increasing map of each class, from half "
-        'of the items (calibration = "owner")',
-        choices="temperature isotonic",
-    )
-    coverage: float = option(
-        0.9,
-        "share of the items whose conformal set, or interval of a number, is to hold the "
-        "truth",
-        gt=0,
-        lt=1,
-    )
-    conformal_score: str = option(
-        "aps",
-        "score of conformal sets of classes; lac: smallest sets, aps: larger ones for "
-        "uncertain items, raps: aps with a penalty on many classes, daps: aps of nodes, "
-        'mixed with the neighbours\' mean (calibration = "owner"). Of numbers, scaled: '
-        'intervals are wide where errors are large (calibration = "owner")',
-        choices="lac aps raps daps scaled",
-    )
-    share_class_counts: bool = option(
-        True,
-        "whether clients report their number of training nodes per class to the server",
-    )
-    share_target_statistics: bool = option(
-        True,
-        "whether clients report number, mean and spread of their training values of each "
-        "target, which target-scale = shared needs",
-    )
-    share_feature_names: bool = option(
-        False,
-        "whether clients report the names of their features, by which columns are put "
-        "into one order; false: only a hash of the names, and clients with another hash "
-        "are rejected",
-    )
-    min_class_count: int = option(
-        1,
-        "smallest number of training nodes (or graphs) of a class for which a client "
-        "uploads anything about the class (count, prototype or statistic)",
-        ge=1,
-        auto=True,
-    )
-    min_target_count: int = option(
-        5,
-        "smallest number of known training values of a target for which a client reports "
-        "their mean and spread",
-        ge=1,
-    )
-    upload_clip: float = option(
-        0.0,
-        "L2 norm to which each upload is clipped (for weights: their change in the "
-        "round); 0: no clipping",
-        ge=0,
-    )
-    upload_noise: float = option(
-        0.0,
-        "standard deviation of the Gaussian noise added to every upload, as a "
-        "multiple of upload-clip; 0: no noise",
-        ge=0,
-    )
-    upload_noise_model: str = option(
-        "local",
-        "who adds the noise; local: each client all of it, so that no one needs to be "
-        "trusted, distributed: each client a share, so that the sum of secure "
-        "aggregation has it once",
-        choices="local distributed",
-    )
-    upload_delta: float = option(
-        1e-5, "δ of differential privacy for which ε is reported", gt=0, lt=1
-    )
-    secure_aggregation: bool = option(
-        False,
-        "whether uploads are masked so that the server only sees their sum (Bonawitz "
-        "et al., CCS 2017)",
-    )
-    secure_threshold: float = option(
-        0.67,
-        "share of the sampled clients that must stay until the end of a round for its "
-        "sum to be unmasked; above 2/3",
-        gt=0.5,
-        le=1,
-    )
-    secure_fraction_bits: int = option(
-        24,
-        "fractional bits of the fixed-point numbers that secure aggregation sums; the "
-        "step is 2^-bits",
-        ge=1,
-        le=40,
-    )
+    eval_policy: str = option("stale", choices="stale refresh refresh-all", auto=True)
+    """personalized model that a client not sampled in the round is evaluated with; stale:
+    the last one it trained, refresh: a copy of the newest download, trained for
+    final-local-epochs; refresh-all: such a copy for all clients"""
+    final_local_epochs: int = option(5, ge=0, auto=True)
+    """local epochs of the copy that eval-policy = refresh and refresh-all train"""
+    absent_classes: str = option("ignore", choices="ignore zero", auto=True)
+    """contribution to the macro means of a class that is neither a label nor a prediction
+    on the client; ignore: none, zero: a score of 0"""
+    calibration: str = option("none", choices="none owner shared")
+    """whether validation items calibrate probabilities and give conformal sets or
+    intervals; owner: those of each client, for its personalized model, shared: sums over
+    all clients, for the aggregated model (docs/acting-on-scores.md)"""
+    calibrator: str = option("temperature", choices="temperature isotonic")
+    """what calibrates probabilities; temperature: one number, which changes no predicted
+    class, isotonic: in addition an increasing map of each class, from half of the items
+    (calibration = "owner")"""
+    coverage: float = option(0.9, gt=0, lt=1)
+    """share of the items whose conformal set, or interval of a number, is to hold the
+    truth"""
+    conformal_score: str = option("aps", choices="lac aps raps daps scaled")
+    """score of conformal sets of classes; lac: smallest sets, aps: larger ones for
+    uncertain items, raps: aps with a penalty on many classes, daps: aps of nodes, mixed
+    with the neighbours' mean (calibration = "owner"). Of numbers, scaled: intervals are
+    wide where errors are large (calibration = "owner")"""
+    share_class_counts: bool = option(True)
+    """whether clients report their number of training nodes per class to the server"""
+    share_target_statistics: bool = option(True)
+    """whether clients report number, mean and spread of their training values of each
+    target, which target-scale = shared needs"""
+    share_feature_names: bool = option(False)
+    """whether clients report the names of their features, by which columns are put into one
+    order; false: only a hash of the names, and clients with another hash are rejected"""
+    min_class_count: int = option(1, ge=1, auto=True)
+    """smallest number of training nodes (or graphs) of a class for which a client uploads
+    anything about the class (count, prototype or statistic)"""
+    min_target_count: int = option(5, ge=1)
+    """smallest number of known training values of a target for which a client reports their
+    mean and spread"""
+    upload_clip: float = option(0.0, ge=0)
+    """L2 norm to which each upload is clipped (for weights: their change in the round); 0:
+    no clipping"""
+    upload_noise: float = option(0.0, ge=0)
+    """standard deviation of the Gaussian noise added to every upload, as a multiple of
+    upload-clip; 0: no noise"""
+    upload_noise_model: str = option("local", choices="local distributed")
+    """who adds the noise; local: each client all of it, so that no one needs to be trusted,
+    distributed: each client a share, so that the sum of secure aggregation has it once"""
+    upload_delta: float = option(1e-5, gt=0, lt=1)
+    """δ of differential privacy for which ε is reported"""
+    secure_aggregation: bool = option(False)
+    """whether uploads are masked so that the server only sees their sum (Bonawitz et al.,
+    CCS 2017)"""
+    secure_threshold: float = option(0.67, gt=0.5, le=1)
+    """share of the sampled clients that must stay until the end of a round for its sum to
+    be unmasked; above 2/3"""
+    secure_fraction_bits: int = option(24, ge=1, le=40)
+    """fractional bits of the fixed-point numbers that secure aggregation sums; the step is
+    2^-bits"""
     seed: int = option(0, "random seed of the run", ge=0)
-    device: str = option(
-        "auto",
-        "device of the clients, and of O-pFGL's server: auto (a GPU if there is one), cpu, "
-        "cuda, or one GPU such as cuda:0",
-    )
+    device: str = option("auto")
+    """device of the clients, and of O-pFGL's server: auto (a GPU if there is one), cpu,
+    cuda, or one GPU such as cuda:0"""
     threads: int = option(1, "number of PyTorch threads per client", ge=1, le=1024)
-    stacked: str = option(
-        "auto",
-        "whether clients in one process train together, as one stack of graphs and "
-        "weights (local engine; equal to one by one up to rounding); auto: where it is "
-        "faster, true: refuse a run that cannot be stacked, false: one by one",
-        choices="auto true false",
-    )
-    output_dir: str = option(
-        "runs",
-        "folder in which run folders are created",
-        keeps_commas=True,
-        is_path=True,
-    )
-    run_dir: str = option(
-        "",
-        "folder of this run; empty: a new folder in output-dir",
-        keeps_commas=True,
-        is_path=True,
-    )
-    state_dir: str = option(
-        "",
-        "folder in which clients keep large state between rounds; empty: in Flower's "
-        "context",
-        keeps_commas=True,
-        is_path=True,
-    )
-    checkpoint_every: int = option(
-        10,
-        "rounds between two checkpoints, from which an interrupted run can resume; 0: "
-        "no checkpoints",
-        ge=0,
-    )
-    keep_checkpoint: bool = option(
-        False,
-        "whether a completed run keeps a checkpoint of its last round, which more rounds "
-        "(`--resume RUN --rounds N`) and `flower-fgl embeddings` of FedPANO need",
-    )
-    keep_client_models: bool = option(
-        False,
-        "whether a simulation keeps each client's best model in the folder clients of the "
-        "run, for `flower-fgl predict`; SuperNodes keep theirs in model-dir",
-    )
-    track: str = option(
-        "",
-        "experiment trackers that get the scores of every round: tensorboard, mlflow, "
-        "wandb, or several of them separated by commas; empty: none",
-        keeps_commas=True,
-    )
-    resume: bool = option(
-        False,
-        "whether to resume the interrupted run in run-dir from its last checkpoint",
-    )
+    stacked: str = option("auto", choices="auto true false")
+    """whether clients in one process train together, as one stack of graphs and weights
+    (local engine; equal to one by one up to rounding); auto: where it is faster, true:
+    refuse a run that cannot be stacked, false: one by one"""
+    output_dir: str = option("runs", keeps_commas=True, is_path=True)
+    """folder in which run folders are created"""
+    run_dir: str = option("", keeps_commas=True, is_path=True)
+    """folder of this run; empty: a new folder in output-dir"""
+    state_dir: str = option("", keeps_commas=True, is_path=True)
+    """folder in which clients keep large state between rounds; empty: in Flower's
+    context"""
+    checkpoint_every: int = option(10, ge=0)
+    """rounds between two checkpoints, from which an interrupted run can resume; 0: no
+    checkpoints"""
+    keep_checkpoint: bool = option(False)
+    """whether a completed run keeps a checkpoint of its last round, which more rounds
+    (`--resume RUN --rounds N`) and `flower-fgl embeddings` of FedPANO need"""
+    keep_client_models: bool = option(False)
+    """whether a simulation keeps each client's best model in the folder clients of the run,
+    for `flower-fgl predict`; SuperNodes keep theirs in model-dir"""
+    track: str = option("", keeps_commas=True)
+    """experiment trackers that get the scores of every round: tensorboard, mlflow, wandb,
+    or several of them separated by commas; empty: none"""
+    resume: bool = option(False)
+    """whether to resume the interrupted run in run-dir from its last checkpoint"""
 
     @property
     def predicts(self) -> TargetKind:

@@ -12,28 +12,17 @@ __all__ = ["METHOD", "AdaFGLSettings"]
 class AdaFGLSettings:
     """Settings of AdaFGL."""
 
-    finetune_epochs: int = option(
-        200,
-        "epochs of the second step, which each client trains alone after the last round; "
-        "0: FedAvg",
-        ge=0,
-    )
+    finetune_epochs: int = option(200, ge=0)
+    """epochs of the second step, which each client trains alone after the last round; 0:
+    FedAvg"""
     finetune_lr: float = option(0.01, "learning rate (Adam) of the second step", gt=0)
     finetune_weight_decay: float = option(5e-4, "weight decay of the second step", ge=0)
-    alpha: float = option(
-        0.5,
-        "α, share of the graph in the propagation matrix, the rest are pairs of nodes with "
-        "alike predictions; the published code: 0.05, OpenFGL: 0.5",
-        ge=0,
-        le=1,
-    )
-    beta: float = option(
-        0.2,
-        "β, share of these pairs in the signed messages, the rest is learned; the "
-        "published code: 0.2, OpenFGL: 0",
-        ge=0,
-        le=1,
-    )
+    alpha: float = option(0.5, ge=0, le=1)
+    """α, share of the graph in the propagation matrix, the rest are pairs of nodes with
+    alike predictions; the published code: 0.05, OpenFGL: 0.5"""
+    beta: float = option(0.2, ge=0, le=1)
+    """β, share of these pairs in the signed messages, the rest is learned; the published
+    code: 0.2, OpenFGL: 0"""
     steps: int = option(3, "k, propagation steps of the features", ge=1)
     width: int = option(64, "width of the hidden layers of the second step", ge=1)
 

@@ -27,124 +27,64 @@ class ADPFedGNNSettings:
         "agent-width": 128,
     }
 
-    decouple: bool = option(
-        True,
-        "whether local and global knowledge are decoupled by masks, mutual "
-        "information and Eqs. (14), (15); false: the paper's ablations -r and (with "
-        "rl = false) -n",
-    )
-    rl: bool = option(
-        True,
-        "whether a reinforcement-learning agent selects the neighbours; false: the "
-        "paper's ablations -d and (with decouple = false) -n",
-    )
-    selection: str = option(
-        "dqn",
-        "neighbours that are kept: those the agent selects (dqn), the same number at "
-        "random (random-drop), or all",
-        choices="dqn random-drop all",
-    )
-    eval_actions: str = option(
-        "expected",
-        "neighbours at prediction: weighted by their probability in Eq. (2) "
-        "(expected), or the action with the larger Q-value (greedy)",
-        choices="expected greedy",
-    )
-    beta: float = option(
-        0.5,
-        "β, weight of the global branch's logits in Eq. (11); the paper: 0.1 to 0.9",
-        ge=0,
-        le=1,
-    )
-    k: int = option(
-        10, "k, neighbours sampled per node and layer in training", ge=1, le=1000
-    )
-    eval_fanout: int = option(
-        50, "largest number of neighbours per node at prediction", ge=1, le=1000
-    )
-    q: float = option(
-        0.5, "q, share of the weights of each tensor that a mask selects", ge=0, le=1
-    )
-    mask_score: str = option(
-        "product",
-        "score by which the global mask compares the gradient with the global "
-        "direction: their product, or the negative absolute difference",
-        choices="product neg-abs-diff",
-    )
-    overlap: str = option(
-        "excluded",
-        "whether a weight may be in both masks: the local mask selects among the weights "
-        "outside the global mask, which are fewer than q if q is above 0.5 (excluded), or "
-        "among all (allowed)",
-        choices="excluded allowed",
-    )
-    masked_agg: str = option(
-        "per-position",
-        "divisor of each entry in Eq. (14): the weights of the clients that share the "
-        "entry (per-position), or of all clients as printed (literal)",
-        choices="per-position literal",
-    )
-    mi: bool = option(
-        True, "whether the loss contains the mutual information of Eq. (6)"
-    )
-    club_norm: str = option(
-        "mean",
-        "form of Eq. (6): CLUB's estimate (mean), or as printed (literal)",
-        choices="mean literal",
-    )
-    lambda_mi: float = option(
-        0.3,
-        "λ_mi, weight of the mutual information in Eq. (13); the paper: 0.1 to 0.9",
-        ge=0,
-    )
-    lambda_reg: float = option(
-        0.003,
-        "λ_reg, weight of the regularisation in Eq. (13); the paper: 0.001 to 0.009",
-        ge=0,
-    )
-    reg_step: str = option(
-        "decoupled",
-        "how λ_reg is applied: shrink the weights directly as in AdamW (decoupled), "
-        "or add to the gradient that Adam rescales (gradient)",
-        choices="decoupled gradient",
-    )
-    gamma_rl: float = option(
-        0.9,
-        "γ, discount factor of the agent; 0: each choice counts by itself",
-        ge=0,
-        lt=1,
-    )
-    reward_sign: str = option(
-        "corrected",
-        "sign of Eq. (3): reward a loss below the former ones (corrected), or above "
-        "them as printed (literal)",
-        choices="corrected literal",
-    )
-    reward_scale: str = option(
-        "batch",
-        "former losses that Eq. (3) compares with: of single batches, or means of "
-        "rounds",
-        choices="batch round",
-    )
+    decouple: bool = option(True)
+    """whether local and global knowledge are decoupled by masks, mutual information and
+    Eqs. (14), (15); false: the paper's ablations -r and (with rl = false) -n"""
+    rl: bool = option(True)
+    """whether a reinforcement-learning agent selects the neighbours; false: the paper's
+    ablations -d and (with decouple = false) -n"""
+    selection: str = option("dqn", choices="dqn random-drop all")
+    """neighbours that are kept: those the agent selects (dqn), the same number at random
+    (random-drop), or all"""
+    eval_actions: str = option("expected", choices="expected greedy")
+    """neighbours at prediction: weighted by their probability in Eq. (2) (expected), or the
+    action with the larger Q-value (greedy)"""
+    beta: float = option(0.5, ge=0, le=1)
+    """β, weight of the global branch's logits in Eq. (11); the paper: 0.1 to 0.9"""
+    k: int = option(10, ge=1, le=1000)
+    """k, neighbours sampled per node and layer in training"""
+    eval_fanout: int = option(50, ge=1, le=1000)
+    """largest number of neighbours per node at prediction"""
+    q: float = option(0.5, ge=0, le=1)
+    """q, share of the weights of each tensor that a mask selects"""
+    mask_score: str = option("product", choices="product neg-abs-diff")
+    """score by which the global mask compares the gradient with the global direction: their
+    product, or the negative absolute difference"""
+    overlap: str = option("excluded", choices="excluded allowed")
+    """whether a weight may be in both masks: the local mask selects among the weights
+    outside the global mask, which are fewer than q if q is above 0.5 (excluded), or among
+    all (allowed)"""
+    masked_agg: str = option("per-position", choices="per-position literal")
+    """divisor of each entry in Eq. (14): the weights of the clients that share the entry
+    (per-position), or of all clients as printed (literal)"""
+    mi: bool = option(True)
+    """whether the loss contains the mutual information of Eq. (6)"""
+    club_norm: str = option("mean", choices="mean literal")
+    """form of Eq. (6): CLUB's estimate (mean), or as printed (literal)"""
+    lambda_mi: float = option(0.3, ge=0)
+    """λ_mi, weight of the mutual information in Eq. (13); the paper: 0.1 to 0.9"""
+    lambda_reg: float = option(0.003, ge=0)
+    """λ_reg, weight of the regularisation in Eq. (13); the paper: 0.001 to 0.009"""
+    reg_step: str = option("decoupled", choices="decoupled gradient")
+    """how λ_reg is applied: shrink the weights directly as in AdamW (decoupled), or add to
+    the gradient that Adam rescales (gradient)"""
+    gamma_rl: float = option(0.9, ge=0, lt=1)
+    """γ, discount factor of the agent; 0: each choice counts by itself"""
+    reward_sign: str = option("corrected", choices="corrected literal")
+    """sign of Eq. (3): reward a loss below the former ones (corrected), or above them as
+    printed (literal)"""
+    reward_scale: str = option("batch", choices="batch round")
+    """former losses that Eq. (3) compares with: of single batches, or means of rounds"""
     reward_window: int = option(10, "number of former losses in Eq. (3)", ge=1)
-    reward_norm: str = option(
-        "running",
-        "scale of the rewards: divided by their running standard deviation (running), or "
-        "as in Eq. (3) (none)",
-        choices="running none",
-    )
+    reward_norm: str = option("running", choices="running none")
+    """scale of the rewards: divided by their running standard deviation (running), or as in
+    Eq. (3) (none)"""
     buffer: int = option(10_000, "capacity of the replay buffer in steps", ge=1)
-    steps_per_batch: int = option(
-        256,
-        "steps of a batch that the replay buffer stores, drawn at random; all steps of a "
-        "batch have one reward; 0: all",
-        ge=0,
-    )
-    network_lr: float = option(
-        1e-3,
-        "learning rate (Adam) of the agent and the mutual-information estimator",
-        gt=0,
-    )
+    steps_per_batch: int = option(256, ge=0)
+    """steps of a batch that the replay buffer stores, drawn at random; all steps of a batch
+    have one reward; 0: all"""
+    network_lr: float = option(1e-3, gt=0)
+    """learning rate (Adam) of the agent and the mutual-information estimator"""
 
     def __post_init__(self) -> None:
         """Reject a selection without effect."""

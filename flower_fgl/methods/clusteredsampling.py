@@ -13,12 +13,9 @@ __all__ = ["METHOD", "ClusteredSamplingSettings"]
 class ClusteredSamplingSettings(FedAvgSettings):
     """Settings of clustered sampling."""
 
-    clusters: str = option(
-        "similarity",
-        "how clients are clustered: by the similarity of their updates (Algorithm 2), "
-        "or by their number of training nodes (Algorithm 1)",
-        choices="similarity size",
-    )
+    clusters: str = option("similarity", choices="similarity size")
+    """how clients are clustered: by the similarity of their updates (Algorithm 2), or by
+    their number of training nodes (Algorithm 1)"""
 
 
 METHOD = Method(

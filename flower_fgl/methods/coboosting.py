@@ -13,26 +13,18 @@ __all__ = ["METHOD", "CoBoostingSettings"]
 class CoBoostingSettings(DenseSettings):
     """Settings of Co-Boosting."""
 
-    hardness: float = option(
-        1.0, "power of (1 − p) by which hard nodes count in the generator's loss", ge=0
-    )
-    perturbation: float = option(
-        0.03, "ε, length of the random step that perturbs a generated node; ours", ge=0
-    )
-    weight_step: float = option(
-        0.01, "μ, step of the clients' weights in the ensemble", ge=0
-    )
-    step_decay: float = option(
-        0.99, "factor by which that step falls in each epoch", gt=0, le=1
-    )
-    tau: float = option(
-        4.0,
-        "temperature of the student's distillation; the published code: 4 (DENSE: 20)",
-        gt=0,
-    )
-    adversarial_tau: float = option(
-        3.0, "temperature of the disagreement of ensemble and student", gt=0
-    )
+    hardness: float = option(1.0, ge=0)
+    """power of (1 − p) by which hard nodes count in the generator's loss"""
+    perturbation: float = option(0.03, ge=0)
+    """ε, length of the random step that perturbs a generated node; ours"""
+    weight_step: float = option(0.01, ge=0)
+    """μ, step of the clients' weights in the ensemble"""
+    step_decay: float = option(0.99, gt=0, le=1)
+    """factor by which that step falls in each epoch"""
+    tau: float = option(4.0, gt=0)
+    """temperature of the student's distillation; the published code: 4 (DENSE: 20)"""
+    adversarial_tau: float = option(3.0, gt=0)
+    """temperature of the disagreement of ensemble and student"""
 
 
 METHOD = replace(

@@ -13,36 +13,25 @@ __all__ = ["METHOD", "ONE_SHOT", "DenseSettings"]
 class DenseSettings:
     """Settings of DENSE."""
 
-    finetune_epochs: int = option(
-        20,
-        "local epochs on the distilled model; keeps the best of the epochs that "
-        "check-every compares by validation accuracy",
-        ge=1,
-    )
-    server_epochs: int = option(
-        200, "epochs of the server; each adds a batch of generated nodes", ge=0
-    )
+    finetune_epochs: int = option(20, ge=1)
+    """local epochs on the distilled model; keeps the best of the epochs that check-every
+    compares by validation accuracy"""
+    server_epochs: int = option(200, ge=0)
+    """epochs of the server; each adds a batch of generated nodes"""
     generator_steps: int = option(30, "steps of the generator per epoch", ge=1)
-    generator_lr: float = option(
-        1e-3, "learning rate (Adam) of the generator and its noise", gt=0
-    )
-    generator_channels: int = option(
-        256, "width of the generator's hidden layers; ours", ge=1
-    )
-    feature_length: float = option(
-        1.0,
-        "length of the features of a generated node; choose that of the clients' "
-        "nodes; ours",
-        gt=0,
-    )
+    generator_lr: float = option(1e-3, gt=0)
+    """learning rate (Adam) of the generator and its noise"""
+    generator_channels: int = option(256, ge=1)
+    """width of the generator's hidden layers; ours"""
+    feature_length: float = option(1.0, gt=0)
+    """length of the features of a generated node; choose that of the clients' nodes;
+    ours"""
     noise_channels: int = option(256, "width of its noise", ge=1)
     batch: int = option(256, "generated nodes in a batch", ge=2)
-    neighbors: int = option(
-        5, "edges from each generated node to its nearest ones", ge=1
-    )
-    adversarial_weight: float = option(
-        1.0, "weight of the disagreement of ensemble and student", ge=0
-    )
+    neighbors: int = option(5, ge=1)
+    """edges from each generated node to its nearest ones"""
+    adversarial_weight: float = option(1.0, ge=0)
+    """weight of the disagreement of ensemble and student"""
     student_lr: float = option(0.005, "learning rate (SGD) of the student", gt=0)
     tau: float = option(20.0, "temperature of the student's distillation", gt=0)
 

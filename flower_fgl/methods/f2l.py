@@ -21,31 +21,20 @@ class F2LSettings:
 
     episodes: int = option(4, "number of episodes per local step", ge=1)
     ways: int = option(5, "N, largest number of classes in an episode", ge=1)
-    shots: int = option(
-        3, "largest number of support nodes per class in an episode", ge=1
-    )
-    queries: int = option(
-        15, "largest number of query nodes per class in an episode", ge=1
-    )
-    support: int = option(
-        32,
-        "largest number of training nodes per class to which the model adapts before "
-        "it predicts",
-        ge=1,
-    )
-    inner_steps: int = option(
-        5, "gradient steps of the adaptation to a support set; 0: no adaptation", ge=0
-    )
+    shots: int = option(3, ge=1)
+    """largest number of support nodes per class in an episode"""
+    queries: int = option(15, ge=1)
+    """largest number of query nodes per class in an episode"""
+    support: int = option(32, ge=1)
+    """largest number of training nodes per class to which the model adapts before it
+    predicts"""
+    inner_steps: int = option(5, ge=0)
+    """gradient steps of the adaptation to a support set; 0: no adaptation"""
     tau: float = option(0.5, "τ, temperature of the contrastive loss", gt=0)
-    contrast_weight: float = option(
-        0.1,
-        "weight of the contrastive loss between the two representations of a support "
-        "set",
-        ge=0,
-    )
-    distillation_weight: float = option(
-        0.1, "weight of the distillation from the classifier of all classes", ge=0
-    )
+    contrast_weight: float = option(0.1, ge=0)
+    """weight of the contrastive loss between the two representations of a support set"""
+    distillation_weight: float = option(0.1, ge=0)
+    """weight of the distillation from the classifier of all classes"""
 
 
 METHOD = Method(

@@ -17,18 +17,11 @@ class FedALASettings(FedAvgSettings):
 
     REMOVED: ClassVar[Mapping[str, Scalar]] = {"weight-lr": 1.0}
 
-    layers: int = option(
-        1,
-        "p, number of last layers whose weights are blended one by one; the other "
-        "layers are copied from the global model",
-        ge=1,
-    )
-    sample: float = option(
-        80.0,
-        "s, percent of the training nodes on which the blending weights W are learned",
-        gt=0,
-        le=100,
-    )
+    layers: int = option(1, ge=1)
+    """p, number of last layers whose weights are blended one by one; the other layers are
+    copied from the global model"""
+    sample: float = option(80.0, gt=0, le=100)
+    """s, percent of the training nodes on which the blending weights W are learned"""
 
 
 METHOD = Method(

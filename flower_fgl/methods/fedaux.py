@@ -13,27 +13,17 @@ __all__ = ["METHOD", "FedAuxSettings"]
 class FedAuxSettings(PersonalMixSettings):
     """Settings of FedAux."""
 
-    alpha: float = option(
-        10.0,
-        "α, sharpness of the similarity of two clients' directions; 0: equal weights; "
-        "the paper's ablation: 0.1, 1, 10",
-        ge=0,
-    )
-    sigma: float = option(
-        1.0, "σ, width of the kernel that smooths nodes with near scores", gt=0
-    )
-    score: str = option(
-        "longest",
-        "scale of the embeddings in a node's score: the longest embedding of the graph, "
-        "as the paper prints, or each embedding's own length (cosine), as the published "
-        "code has it",
-        choices="longest cosine",
-    )
-    mask: bool = option(
-        True,
-        "whether a private mask that never leaves the client multiplies its weights, as "
-        "in the backbone of the paper's tables",
-    )
+    alpha: float = option(10.0, ge=0)
+    """α, sharpness of the similarity of two clients' directions; 0: equal weights; the
+    paper's ablation: 0.1, 1, 10"""
+    sigma: float = option(1.0, gt=0)
+    """σ, width of the kernel that smooths nodes with near scores"""
+    score: str = option("longest", choices="longest cosine")
+    """scale of the embeddings in a node's score: the longest embedding of the graph, as the
+    paper prints, or each embedding's own length (cosine), as the published code has it"""
+    mask: bool = option(True)
+    """whether a private mask that never leaves the client multiplies its weights, as in the
+    backbone of the paper's tables"""
 
 
 METHOD = Method(

@@ -12,12 +12,9 @@ __all__ = ["METHOD", "FedAvgSettings"]
 class FedAvgSettings:
     """Settings of FedAvg."""
 
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round (fine-tuning); keeps the epoch with the "
-        "best validation accuracy; 0: no fine-tuning",
-        ge=0,
-    )
+    finetune_epochs: int = option(0, ge=0)
+    """local epochs after the last round (fine-tuning); keeps the epoch with the best
+    validation accuracy; 0: no fine-tuning"""
 
 
 METHOD = Method(

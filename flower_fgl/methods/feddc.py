@@ -13,9 +13,8 @@ __all__ = ["METHOD", "FedDCSettings"]
 class FedDCSettings(FedAvgSettings):
     """Settings of FedDC."""
 
-    alpha: float = option(
-        0.1, "α, weight of the distance to w − h_i; typical: 0.01, 0.1", ge=0
-    )
+    alpha: float = option(0.1, ge=0)
+    """α, weight of the distance to w − h_i; typical: 0.01, 0.1"""
 
 
 METHOD = Method(

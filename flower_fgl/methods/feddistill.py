@@ -12,9 +12,8 @@ __all__ = ["METHOD", "FedDistillSettings"]
 class FedDistillSettings:
     """Settings of FedDistill."""
 
-    distill_weight: float = option(
-        1.0, "λ, weight of the distance to the mean logits of the own class", ge=0
-    )
+    distill_weight: float = option(1.0, ge=0)
+    """λ, weight of the distance to the mean logits of the own class"""
 
 
 METHOD = Method(

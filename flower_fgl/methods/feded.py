@@ -13,12 +13,10 @@ __all__ = ["METHOD", "FedEDSettings"]
 class FedEDSettings(FedAvgSettings):
     """Settings of FedED."""
 
-    distill_weight: float = option(
-        0.1, "λ, weight of the distillation of the classes that the client lacks", ge=0
-    )
-    suppress_weight: float = option(
-        0.005, "κ, weight of the suppression of non-label logits", ge=0
-    )
+    distill_weight: float = option(0.1, ge=0)
+    """λ, weight of the distillation of the classes that the client lacks"""
+    suppress_weight: float = option(0.005, ge=0)
+    """κ, weight of the suppression of non-label logits"""
 
 
 METHOD = Method(

@@ -13,28 +13,18 @@ __all__ = ["METHOD", "FedGCNSettings"]
 class FedGCNSettings(FedAvgSettings):
     """Settings of FedGCN."""
 
-    hops: int = option(
-        2,
-        "distance of the sums that clients exchange before round 1; 0: none, as FedAvg; "
-        "1: sums of the own nodes, the first layer is exact; 2: also sums of the outside "
-        "neighbours, two layers are exact",
-        ge=0,
-        le=2,
-    )
-    min_outside: int = option(
-        1,
-        "number of other clients' nodes in a sum below which it is left out; with two hops "
-        "also the least number of the owner's nodes in it; above 1 the layers are no "
-        "longer exact",
-        ge=1,
-    )
-    ids: str = option(
-        "private",
-        "how the server compares data owners' ids of nodes; private: by codes that only "
-        "all owners together can compute, guessable: as they are or as hashes without a "
-        "key, which anybody who guesses ids can compare (unless the owners have id-key)",
-        choices="private guessable",
-    )
+    hops: int = option(2, ge=0, le=2)
+    """distance of the sums that clients exchange before round 1; 0: none, as FedAvg; 1:
+    sums of the own nodes, the first layer is exact; 2: also sums of the outside neighbours,
+    two layers are exact"""
+    min_outside: int = option(1, ge=1)
+    """number of other clients' nodes in a sum below which it is left out; with two hops
+    also the least number of the owner's nodes in it; above 1 the layers are no longer
+    exact"""
+    ids: str = option("private", choices="private guessable")
+    """how the server compares data owners' ids of nodes; private: by codes that only all
+    owners together can compute, guessable: as they are or as hashes without a key, which
+    anybody who guesses ids can compare (unless the owners have id-key)"""
 
 
 METHOD = Method(

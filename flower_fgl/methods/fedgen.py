@@ -13,28 +13,19 @@ __all__ = ["METHOD", "FedGenSettings"]
 class FedGenSettings(FedAvgSettings):
     """Settings of FedGen."""
 
-    label_weight: float = option(
-        10.0,
-        "weight of the cross-entropy of the client's head on generated embeddings",
-        ge=0,
-    )
-    latent_weight: float = option(
-        10.0,
-        "weight of the divergence between predictions for nodes and for generated "
-        "embeddings of their class",
-        ge=0,
-    )
-    decay: float = option(
-        0.98, "factor by which both weights fall in each round", gt=0, le=1
-    )
-    diversity_weight: float = option(
-        1.0, "weight of the generator's diversity loss", ge=0
-    )
+    label_weight: float = option(10.0, ge=0)
+    """weight of the cross-entropy of the client's head on generated embeddings"""
+    latent_weight: float = option(10.0, ge=0)
+    """weight of the divergence between predictions for nodes and for generated embeddings
+    of their class"""
+    decay: float = option(0.98, gt=0, le=1)
+    """factor by which both weights fall in each round"""
+    diversity_weight: float = option(1.0, ge=0)
+    """weight of the generator's diversity loss"""
     noise_channels: int = option(32, "width of the generator's noise", ge=1)
     generator_channels: int = option(256, "width of its hidden layer", ge=1)
-    generated: int = option(
-        128, "embeddings that are generated in a step, on server and clients", ge=2
-    )
+    generated: int = option(128, ge=2)
+    """embeddings that are generated in a step, on server and clients"""
     server_steps: int = option(50, "steps of the generator per round", ge=0)
     server_lr: float = option(3e-4, "learning rate (Adam) of the generator", gt=0)
 

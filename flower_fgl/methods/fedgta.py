@@ -13,31 +13,18 @@ __all__ = ["METHOD", "FedGTASettings"]
 class FedGTASettings(PersonalMixSettings):
     """Settings of FedGTA."""
 
-    orders: int = option(
-        10,
-        "n, highest order of the moments; the published code: Cora 6, CiteSeer 20, "
-        "PubMed 13, others 10",
-        ge=1,
-    )
-    moments: str = option(
-        "hybrid",
-        "moments that describe a client: raw, central, or both (hybrid); the published "
-        "code: PubMed raw, others hybrid",
-        choices="raw central hybrid",
-    )
-    threshold: float = option(
-        0.5,
-        "ε, cosine of the moments from which two clients are averaged; the published "
-        "code: CiteSeer 0.6, PubMed 0.65, others 0.5",
-        ge=-1,
-        le=1,
-    )
-    propagation: str = option(
-        "reset",
-        "training nodes after each step of label propagation: reset to their class, or "
-        "added to as in the published code",
-        choices="reset add",
-    )
+    orders: int = option(10, ge=1)
+    """n, highest order of the moments; the published code: Cora 6, CiteSeer 20, PubMed 13,
+    others 10"""
+    moments: str = option("hybrid", choices="raw central hybrid")
+    """moments that describe a client: raw, central, or both (hybrid); the published code:
+    PubMed raw, others hybrid"""
+    threshold: float = option(0.5, ge=-1, le=1)
+    """ε, cosine of the moments from which two clients are averaged; the published code:
+    CiteSeer 0.6, PubMed 0.65, others 0.5"""
+    propagation: str = option("reset", choices="reset add")
+    """training nodes after each step of label propagation: reset to their class, or added
+    to as in the published code"""
 
 
 METHOD = Method(

@@ -14,15 +14,11 @@ __all__ = ["METHOD", "FedHGNSettings"]
 class FedHGNSettings:
     """Settings of FedHGN."""
 
-    alignment: str = option(
-        "none",
-        "whether owners' coefficients are drawn to the nearest ones of other owners, which "
-        "then see them without the owner's name; peers is the paper's form",
-        choices="none peers",
-    )
-    weight: float = option(
-        0.5, "λ, weight of the alignment of coefficients (alignment = peers)", ge=0
-    )
+    alignment: str = option("none", choices="none peers")
+    """whether owners' coefficients are drawn to the nearest ones of other owners, which
+    then see them without the owner's name; peers is the paper's form"""
+    weight: float = option(0.5, ge=0)
+    """λ, weight of the alignment of coefficients (alignment = peers)"""
 
 
 METHOD = replace(

@@ -13,18 +13,13 @@ __all__ = ["METHOD", "FedIIHSettings"]
 class FedIIHSettings(PersonalMixSettings):
     """Settings of FedIIH."""
 
-    factors: int = option(
-        2,
-        "F, latent factors; each has hidden-channels numbers; the published code: Cora "
-        "and CiteSeer 2, PubMed 4, Computers and Photo 6",
-        ge=1,
-    )
-    iterations: int = option(
-        6, "R, iterations of a routing layer; the published code: mostly 6", ge=1
-    )
-    scale: float = option(
-        10.0, "sharpness of the similarity of two clients; 0: equal weights", ge=0
-    )
+    factors: int = option(2, ge=1)
+    """F, latent factors; each has hidden-channels numbers; the published code: Cora and
+    CiteSeer 2, PubMed 4, Computers and Photo 6"""
+    iterations: int = option(6, ge=1)
+    """R, iterations of a routing layer; the published code: mostly 6"""
+    scale: float = option(10.0, ge=0)
+    """sharpness of the similarity of two clients; 0: equal weights"""
 
 
 METHOD = Method(

@@ -12,21 +12,14 @@ __all__ = ["METHOD", "FedKDSettings"]
 class FedKDSettings:
     """Settings of FedKD."""
 
-    student: str = option(
-        "gcn",
-        "backbone of the shared student, the same for all clients; sizes may follow the "
-        "name, as in model: gcn:2x32",
-    )
-    energy_start: float = option(
-        0.95,
-        "T_start, share of a matrix's squared singular values that the first messages "
-        "keep; with both shares at 1 messages hold whole matrices",
-        gt=0,
-        le=1,
-    )
-    energy_end: float = option(
-        0.98, "T_end, the share that the last messages keep", gt=0, le=1
-    )
+    student: str = option("gcn")
+    """backbone of the shared student, the same for all clients; sizes may follow the name,
+    as in model: gcn:2x32"""
+    energy_start: float = option(0.95, gt=0, le=1)
+    """T_start, share of a matrix's squared singular values that the first messages keep;
+    with both shares at 1 messages hold whole matrices"""
+    energy_end: float = option(0.98, gt=0, le=1)
+    """T_end, the share that the last messages keep"""
 
 
 METHOD = Method(

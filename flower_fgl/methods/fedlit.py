@@ -16,18 +16,12 @@ class FedLITSettings(FedAvgSettings):
     """Settings of FedLIT."""
 
     types: int = option(4, "M, latent types of edges", ge=1, le=1000)
-    em_steps: int = option(
-        1,
-        "steps of each epoch that assign the edges to types and move the centroids",
-        ge=1,
-    )
-    edge: str = option(
-        "ordered",
-        "vector of an edge u, v with u < v; ordered: both embeddings, so that the types "
-        "depend on the numbers of the nodes, as in the published code; symmetric: sum "
-        "and absolute difference of the embeddings",
-        choices="ordered symmetric",
-    )
+    em_steps: int = option(1, ge=1)
+    """steps of each epoch that assign the edges to types and move the centroids"""
+    edge: str = option("ordered", choices="ordered symmetric")
+    """vector of an edge u, v with u < v; ordered: both embeddings, so that the types depend
+    on the numbers of the nodes, as in the published code; symmetric: sum and absolute
+    difference of the embeddings"""
 
 
 METHOD = Method(

@@ -13,15 +13,11 @@ __all__ = ["METHOD", "FedNHSettings"]
 class FedNHSettings(FedAvgSettings):
     """Settings of FedNH."""
 
-    rho: float = option(
-        0.9, "ρ, share of a class prototype that a round keeps", ge=0, le=1
-    )
-    scale: float = option(
-        20.0,
-        "initial s, factor of the cosines; the published code: 20, in a small network 1, "
-        "or 30 fixed",
-        gt=0,
-    )
+    rho: float = option(0.9, ge=0, le=1)
+    """ρ, share of a class prototype that a round keeps"""
+    scale: float = option(20.0, gt=0)
+    """initial s, factor of the cosines; the published code: 20, in a small network 1, or 30
+    fixed"""
     train_scale: bool = option(True, "whether clients train s")
 
 

@@ -14,12 +14,8 @@ class FedNTDSettings(FedAvgSettings):
     """Settings of FedNTD."""
 
     beta: float = option(1.0, "β, weight of the not-true distillation", ge=0)
-    tau: float = option(
-        1.0,
-        "τ, temperature of the distillation; the published code also has a default of "
-        "3",
-        gt=0,
-    )
+    tau: float = option(1.0, gt=0)
+    """τ, temperature of the distillation; the published code also has a default of 3"""
 
 
 METHOD = Method(

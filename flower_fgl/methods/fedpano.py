@@ -32,52 +32,28 @@ class FedPANOSettings:
     }
 
     m: int = option(5, "m, synthetic nodes per training node", ge=1)
-    noise_std: float = option(
-        1.0, "standard deviation of the noise ε in Eq. (6); the paper: 1", ge=0
-    )
-    noise_on: str = option(
-        "both",
-        "representations to which Eq. (6) adds ε: the node's and its neighbours' "
-        "(both), or its neighbours' only (agg)",
-        choices="both agg",
-    )
-    rep_norm: str = option(
-        "tanh",
-        "bound on the representations: tanh, unit length (l2), or none",
-        choices="tanh l2 none",
-    )
-    use_client_classifier: bool = option(
-        True,
-        "whether each client has its own classifier; false: ablation nT of Table 3",
-    )
-    use_shared_classifier: bool = option(
-        True,
-        "whether a shared classifier of all classes is trained, Eq. (5); false: "
-        "ablation nS of Table 3",
-    )
-    use_generator: bool = option(
-        True,
-        "whether synthetic nodes are generated, Eqs. (6)-(8); false: ablation nN of "
-        "Table 3",
-    )
-    classifier_steps: int = option(
-        1,
-        "steps on the client's classifier per epoch without generator (ablation nN of "
-        "Table 3); 2: as many as the full method takes",
-        ge=1,
-        le=2,
-    )
-    aggregate_generator: bool = option(
-        True,
-        "whether the server averages the clients' generators; false: ablation nF of "
-        "Table 3",
-    )
-    augment: str = option(
-        "generator",
-        "source of the synthetic nodes: the generator φ, or Gaussian noise on the "
-        "training nodes (gaussian, ablation nG of Table 3)",
-        choices="generator gaussian",
-    )
+    noise_std: float = option(1.0, ge=0)
+    """standard deviation of the noise ε in Eq. (6); the paper: 1"""
+    noise_on: str = option("both", choices="both agg")
+    """representations to which Eq. (6) adds ε: the node's and its neighbours' (both), or
+    its neighbours' only (agg)"""
+    rep_norm: str = option("tanh", choices="tanh l2 none")
+    """bound on the representations: tanh, unit length (l2), or none"""
+    use_client_classifier: bool = option(True)
+    """whether each client has its own classifier; false: ablation nT of Table 3"""
+    use_shared_classifier: bool = option(True)
+    """whether a shared classifier of all classes is trained, Eq. (5); false: ablation nS of
+    Table 3"""
+    use_generator: bool = option(True)
+    """whether synthetic nodes are generated, Eqs. (6)-(8); false: ablation nN of Table 3"""
+    classifier_steps: int = option(1, ge=1, le=2)
+    """steps on the client's classifier per epoch without generator (ablation nN of Table
+    3); 2: as many as the full method takes"""
+    aggregate_generator: bool = option(True)
+    """whether the server averages the clients' generators; false: ablation nF of Table 3"""
+    augment: str = option("generator", choices="generator gaussian")
+    """source of the synthetic nodes: the generator φ, or Gaussian noise on the training
+    nodes (gaussian, ablation nG of Table 3)"""
 
     def __post_init__(self) -> None:
         """Reject settings without a classifier, or without effect."""

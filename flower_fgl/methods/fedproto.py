@@ -12,11 +12,8 @@ __all__ = ["METHOD", "FedProtoSettings"]
 class FedProtoSettings:
     """Settings of FedProto."""
 
-    proto_weight: float = option(
-        1.0,
-        "λ, weight of the distance to the global prototypes; typical: 0.1, 1, 10",
-        ge=0,
-    )
+    proto_weight: float = option(1.0, ge=0)
+    """λ, weight of the distance to the global prototypes; typical: 0.1, 1, 10"""
 
 
 METHOD = Method(

@@ -13,9 +13,8 @@ __all__ = ["METHOD", "FedProxSettings"]
 class FedProxSettings(FedAvgSettings):
     """Settings of FedProx."""
 
-    mu: float = option(
-        1e-3, "μ, weight of the proximal term (μ/2)‖θ − w‖²; typical: 1e-4 to 1", ge=0
-    )
+    mu: float = option(1e-3, ge=0)
+    """μ, weight of the proximal term (μ/2)‖θ − w‖²; typical: 1e-4 to 1"""
 
 
 METHOD = replace(

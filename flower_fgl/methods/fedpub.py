@@ -13,20 +13,13 @@ __all__ = ["METHOD", "FedPubSettings"]
 class FedPubSettings(PersonalMixSettings):
     """Settings of FED-PUB."""
 
-    tau: float = option(
-        10.0,
-        "τ, sharpness of the attention between clients; 0: equal weights; the paper: "
-        "3 to 10",
-        ge=0,
-    )
-    l1: float = option(
-        1e-3,
-        "λ_1, weight of ‖ν‖_1; mask entries with a smaller magnitude are pruned",
-        ge=0,
-    )
-    l2: float = option(
-        1e-3, "λ_2, weight of the distance ‖θ − w‖_2 to the received weights", ge=0
-    )
+    tau: float = option(10.0, ge=0)
+    """τ, sharpness of the attention between clients; 0: equal weights; the paper: 3 to
+    10"""
+    l1: float = option(1e-3, ge=0)
+    """λ_1, weight of ‖ν‖_1; mask entries with a smaller magnitude are pruned"""
+    l2: float = option(1e-3, ge=0)
+    """λ_2, weight of the distance ‖θ − w‖_2 to the received weights"""
 
 
 METHOD = Method(

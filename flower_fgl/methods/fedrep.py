@@ -12,12 +12,9 @@ __all__ = ["METHOD", "FedRepSettings"]
 class FedRepSettings:
     """Settings of FedRep."""
 
-    head_epochs: int = option(
-        5,
-        "local epochs on the head, before local-epochs on the body; 5 as in FedPANO's "
-        "experiments",
-        ge=0,
-    )
+    head_epochs: int = option(5, ge=0)
+    """local epochs on the head, before local-epochs on the body; 5 as in FedPANO's
+    experiments"""
 
 
 METHOD = replace(

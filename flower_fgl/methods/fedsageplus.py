@@ -21,30 +21,20 @@ class FedSagePlusSettings(FedAvgSettings):
         "hide-share": 0.5,
     }
 
-    gen_rounds: int = option(
-        10,
-        "rounds of generator training before round 1; 0: no generator, graphs stay as "
-        "they are",
-        ge=0,
-    )
-    gen_channels: int = option(
-        256, "width of the first hidden layer of the feature generator fGen", ge=1
-    )
-    gen_wide_channels: int = option(
-        2048, "width of the second hidden layer of the feature generator fGen", ge=1
-    )
-    max_neighbours: int = option(
-        5, "largest number of neighbours generated for a node", ge=1
-    )
-    peers: int = option(
-        1,
-        "number of other clients that judge each generator per round, in turn; 0: all "
-        "others",
-        ge=0,
-    )
-    peer_weight: float = option(
-        1.0, "α, weight of the gradients from other clients", ge=0
-    )
+    gen_rounds: int = option(10, ge=0)
+    """rounds of generator training before round 1; 0: no generator, graphs stay as they
+    are"""
+    gen_channels: int = option(256, ge=1)
+    """width of the first hidden layer of the feature generator fGen"""
+    gen_wide_channels: int = option(2048, ge=1)
+    """width of the second hidden layer of the feature generator fGen"""
+    max_neighbours: int = option(5, ge=1)
+    """largest number of neighbours generated for a node"""
+    peers: int = option(1, ge=0)
+    """number of other clients that judge each generator per round, in turn; 0: all
+    others"""
+    peer_weight: float = option(1.0, ge=0)
+    """α, weight of the gradients from other clients"""
 
 
 METHOD = Method(

@@ -17,12 +17,8 @@ __all__ = ["METHOD", "FedSEMSettings"]
 class FedSEMSettings(FedAvgSettings):
     """Settings of FedSEM."""
 
-    centers: int = option(
-        2,
-        "K, number of cluster models on the server, at most one per client; typical: "
-        "2 to 4",
-        ge=1,
-    )
+    centers: int = option(2, ge=1)
+    """K, number of cluster models on the server, at most one per client; typical: 2 to 4"""
 
 
 METHOD = Method(

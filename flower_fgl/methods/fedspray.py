@@ -12,15 +12,11 @@ __all__ = ["METHOD", "FedSpraySettings"]
 class FedSpraySettings:
     """Settings of FedSpray."""
 
-    distill_weight: float = option(
-        1.0,
-        "λ, weight of the distillation from the encoder into the network; the published "
-        "code: 1 or 5",
-        ge=0,
-    )
-    confidence: float = option(
-        0.7, "softmax of the encoder from which an unlabelled node is distilled", ge=0
-    )
+    distill_weight: float = option(1.0, ge=0)
+    """λ, weight of the distillation from the encoder into the network; the published code:
+    1 or 5"""
+    confidence: float = option(0.7, ge=0)
+    """softmax of the encoder from which an unlabelled node is distilled"""
     proxy_lr: float = option(0.02, "learning rate of the node proxies", gt=0)
     width: int = option(64, "width of the encoder and of the proxies", ge=1)
 

@@ -12,15 +12,11 @@ __all__ = ["METHOD", "FedStarSettings"]
 class FedStarSettings:
     """Settings of FedStar."""
 
-    walks: int = option(
-        16, "k_1, longest random walk of the structure encoding, in steps", ge=1
-    )
-    degrees: int = option(
-        16,
-        "k_2, width of the one-hot degree in the structure encoding; larger degrees "
-        "count as this one",
-        ge=1,
-    )
+    walks: int = option(16, ge=1)
+    """k_1, longest random walk of the structure encoding, in steps"""
+    degrees: int = option(16, ge=1)
+    """k_2, width of the one-hot degree in the structure encoding; larger degrees count as
+    this one"""
 
 
 METHOD = Method(

@@ -20,17 +20,11 @@ class FedTGPSettings:
 
     REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-lr": 0.01, "margin-limit": 100.0}
 
-    proto_weight: float = option(
-        1.0,
-        "λ, weight of the distance to the global prototypes; typical: 1 to 10",
-        ge=0,
-    )
-    server_epochs: int = option(
-        10,
-        "epochs per round in which the server trains the global prototypes; typical: "
-        "10 to 100",
-        ge=0,
-    )
+    proto_weight: float = option(1.0, ge=0)
+    """λ, weight of the distance to the global prototypes; typical: 1 to 10"""
+    server_epochs: int = option(10, ge=0)
+    """epochs per round in which the server trains the global prototypes; typical: 10 to
+    100"""
 
 
 METHOD = replace(

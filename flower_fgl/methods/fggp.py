@@ -17,20 +17,15 @@ class FGGPSettings(FedAvgSettings):
 
     REMOVED: ClassVar[Mapping[str, Scalar]] = {"edge-tau": 0.5}
 
-    neighbors: int = option(
-        3,
-        "k, nearest nodes (by cosine similarity) to which the second view connects "
-        "each node",
-        ge=1,
-    )
+    neighbors: int = option(3, ge=1)
+    """k, nearest nodes (by cosine similarity) to which the second view connects each
+    node"""
     tau: float = option(0.5, "τ, temperature of the prototype contrastive loss", gt=0)
-    view_weight: float = option(
-        1.0, "weight of the cross-entropy on the second view", ge=0
-    )
+    view_weight: float = option(1.0, ge=0)
+    """weight of the cross-entropy on the second view"""
     edge_weight: float = option(1.0, "weight of the edge predictor's loss", ge=0)
-    contrast_weight: float = option(
-        1.0, "weight of the prototype contrastive loss", ge=0
-    )
+    contrast_weight: float = option(1.0, ge=0)
+    """weight of the prototype contrastive loss"""
 
 
 METHOD = Method(

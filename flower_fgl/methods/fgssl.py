@@ -13,28 +13,21 @@ __all__ = ["METHOD", "FGSSLSettings"]
 class FGSSLSettings(FedAvgSettings):
     """Settings of FGSSL."""
 
-    contrast_weight: float = option(
-        0.1, "weight of the contrast between nodes of both views; ours", ge=0
-    )
-    structure_weight: float = option(
-        0.1, "weight of the distillation of the edges", ge=0
-    )
+    contrast_weight: float = option(0.1, ge=0)
+    """weight of the contrast between nodes of both views; ours"""
+    structure_weight: float = option(0.1, ge=0)
+    """weight of the distillation of the edges"""
     tau: float = option(0.1, "τ, temperature of the contrast", gt=0)
-    structure_tau: float = option(
-        0.1, "ω, temperature of the distillation of the edges", gt=0
-    )
-    local_edge_drop: float = option(
-        0.8, "share of the edges that the local view loses", ge=0, lt=1
-    )
-    local_feature_mask: float = option(
-        0.5, "share of the features that the local view loses", ge=0, lt=1
-    )
-    global_edge_drop: float = option(
-        0.3, "share of the edges that the received model's view loses", ge=0, lt=1
-    )
-    global_feature_mask: float = option(
-        0.3, "share of the features that the received model's view loses", ge=0, lt=1
-    )
+    structure_tau: float = option(0.1, gt=0)
+    """ω, temperature of the distillation of the edges"""
+    local_edge_drop: float = option(0.8, ge=0, lt=1)
+    """share of the edges that the local view loses"""
+    local_feature_mask: float = option(0.5, ge=0, lt=1)
+    """share of the features that the local view loses"""
+    global_edge_drop: float = option(0.3, ge=0, lt=1)
+    """share of the edges that the received model's view loses"""
+    global_feature_mask: float = option(0.3, ge=0, lt=1)
+    """share of the features that the received model's view loses"""
 
 
 METHOD = Method(

@@ -15,23 +15,14 @@ __all__ = ["METHOD", "FLITSettings"]
 class FLITSettings(FedAvgSettings):
     """Settings of FLIT and FLIT+."""
 
-    variant: str = option(
-        "flit",
-        "flit: items are weighed by their loss; flit+: also by how much a small shift of "
-        "the hidden features changes their prediction",
-        choices="flit flit+",
-    )
-    gamma: float = option(
-        0.5,
-        "γ, power of an item's weight; 0: equal weights; the paper: 0.5, 1, 2",
-        ge=0,
-    )
-    virtual_weight: float = option(
-        0.5,
-        "λ, weight of the change of the prediction in an item's difficulty (flit+); the "
-        "paper: 0.01, 0.1, 1",
-        ge=0,
-    )
+    variant: str = option("flit", choices="flit flit+")
+    """flit: items are weighed by their loss; flit+: also by how much a small shift of the
+    hidden features changes their prediction"""
+    gamma: float = option(0.5, ge=0)
+    """γ, power of an item's weight; 0: equal weights; the paper: 0.5, 1, 2"""
+    virtual_weight: float = option(0.5, ge=0)
+    """λ, weight of the change of the prediction in an item's difficulty (flit+); the paper:
+    0.01, 0.1, 1"""
 
 
 METHOD = replace(

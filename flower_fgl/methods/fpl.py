@@ -14,12 +14,10 @@ class FPLSettings(FedAvgSettings):
     """Settings of FPL."""
 
     tau: float = option(0.02, "τ, temperature of the contrast with the clusters", gt=0)
-    contrast_weight: float = option(
-        1.0, "weight of the contrast with the cluster prototypes", ge=0
-    )
-    consistency_weight: float = option(
-        1.0, "weight of the distance to the mean of the own class's clusters", ge=0
-    )
+    contrast_weight: float = option(1.0, ge=0)
+    """weight of the contrast with the cluster prototypes"""
+    consistency_weight: float = option(1.0, ge=0)
+    """weight of the distance to the mean of the own class's clusters"""
 
 
 METHOD = Method(

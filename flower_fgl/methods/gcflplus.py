@@ -12,32 +12,20 @@ __all__ = ["METHOD", "GCFLPlusSettings"]
 class GCFLPlusSettings:
     """Settings of GCFL+."""
 
-    eps1: float = option(
-        0.05,
-        "ε_1, norm of a cluster's mean update below which it may split; the published "
-        "code: PROTEINS 0.03, IMDB-BINARY 0.025, NCI1 0.04, mixes of datasets 0.07",
-        ge=0,
-    )
-    eps2: float = option(
-        0.1,
-        "ε_2, norm of a client's update above which its cluster may split; the "
-        "published code: PROTEINS 0.06, IMDB-BINARY 0.045, NCI1 0.08, molecules 0.28, "
-        "molecules and proteins 0.35",
-        ge=0,
-    )
-    length: int = option(
-        5,
-        "rounds of the series by which clients are compared; the published code: "
-        "PROTEINS 10, others 5",
-        ge=1,
-    )
+    eps1: float = option(0.05, ge=0)
+    """ε_1, norm of a cluster's mean update below which it may split; the published code:
+    PROTEINS 0.03, IMDB-BINARY 0.025, NCI1 0.04, mixes of datasets 0.07"""
+    eps2: float = option(0.1, ge=0)
+    """ε_2, norm of a client's update above which its cluster may split; the published code:
+    PROTEINS 0.06, IMDB-BINARY 0.045, NCI1 0.08, molecules 0.28, molecules and proteins
+    0.35"""
+    length: int = option(5, ge=1)
+    """rounds of the series by which clients are compared; the published code: PROTEINS 10,
+    others 5"""
     warmup: int = option(20, "rounds after which a cluster may split", ge=0)
-    series: str = option(
-        "gradient",
-        "norm that the series hold: of the last mini-batch's gradient as in the "
-        "published code, or of the round's update as in the paper",
-        choices="gradient update",
-    )
+    series: str = option("gradient", choices="gradient update")
+    """norm that the series hold: of the last mini-batch's gradient as in the published
+    code, or of the round's update as in the paper"""
 
 
 METHOD = Method(

@@ -13,16 +13,11 @@ __all__ = ["METHOD", "MoonSettings"]
 class MoonSettings(FedAvgSettings):
     """Settings of MOON."""
 
-    mu: float = option(
-        1.0, "μ, weight of the contrastive loss; typical: 0.1, 1, 5", ge=0
-    )
+    mu: float = option(1.0, ge=0)
+    """μ, weight of the contrastive loss; typical: 0.1, 1, 5"""
     tau: float = option(0.5, "τ, temperature of the contrastive loss", gt=0)
-    nodes: str = option(
-        "all",
-        "nodes whose embeddings are contrasted: all local nodes, or the training "
-        "nodes only",
-        choices="all train",
-    )
+    nodes: str = option("all", choices="all train")
+    """nodes whose embeddings are contrasted: all local nodes, or the training nodes only"""
 
 
 METHOD = Method(

@@ -51,85 +51,50 @@ class OPFGLSettings:
 
     REMOVED: ClassVar[Mapping[str, Scalar]] = {"link-threshold": 0.01}
 
-    variant: str = option(
-        "ours",
-        "the method (ours), or one of the ablations in Sec. V of the paper",
-        choices=" ".join(VARIANTS),
-    )
+    variant: str = option("ours", choices=" ".join(VARIANTS))
+    """the method (ours), or one of the ablations in Sec. V of the paper"""
     depth: int = option(1, "h, propagation steps in the class statistics", ge=0)
     propagation_steps: int = option(2, "number of label propagation steps", ge=0)
-    propagation_share: float = option(
-        0.9, "a, weight of the neighbours in label propagation", ge=0, le=1
-    )
-    reliable_confidence: float = option(
-        0.95, "f_th, soft label from which a node is reliable, Eq. (7)", ge=0, le=1
-    )
-    reliable_degree: int = option(
-        20, "d_th, number of neighbours from which a node is reliable, Eq. (7)", ge=0
-    )
-    reliable_classes: int = option(
-        1,
-        "K, number of classes (those of largest homophily) with reliable nodes, Eq. "
-        "(7)",
-        ge=0,
-    )
-    denominator: str = option(
-        "n-1",
-        "divisor of the pooled sum of squares in Eq. (9): N - 1 (n-1), or N minus the "
-        "number of clients that hold the class (n-mc)",
-        choices="n-1 n-mc",
-    )
-    node_share: float = option(
-        0.0,
-        "p, pseudo-nodes per labelled node of a class; 0: one pseudo-node per class",
-        ge=0,
-        le=1,
-    )
-    server_steps: int = option(
-        3000, "T_c, training steps of the pseudo-graph generator", ge=0
-    )
-    lr_features: float = option(
-        5e-3, "learning rate of the generated features X'", gt=0
-    )
+    propagation_share: float = option(0.9, ge=0, le=1)
+    """a, weight of the neighbours in label propagation"""
+    reliable_confidence: float = option(0.95, ge=0, le=1)
+    """f_th, soft label from which a node is reliable, Eq. (7)"""
+    reliable_degree: int = option(20, ge=0)
+    """d_th, number of neighbours from which a node is reliable, Eq. (7)"""
+    reliable_classes: int = option(1, ge=0)
+    """K, number of classes (those of largest homophily) with reliable nodes, Eq. (7)"""
+    denominator: str = option("n-1", choices="n-1 n-mc")
+    """divisor of the pooled sum of squares in Eq. (9): N - 1 (n-1), or N minus the number
+    of clients that hold the class (n-mc)"""
+    node_share: float = option(0.0, ge=0, le=1)
+    """p, pseudo-nodes per labelled node of a class; 0: one pseudo-node per class"""
+    server_steps: int = option(3000, ge=0)
+    """T_c, training steps of the pseudo-graph generator"""
+    lr_features: float = option(5e-3, gt=0)
+    """learning rate of the generated features X'"""
     lr_links: float = option(1e-3, "learning rate of the link predictor g_θ", gt=0)
-    link_channels: int = option(
-        128,
-        "hidden width of the link predictor; the paper's code: 256 for ogbn-arxiv, "
-        "Flickr and Reddit",
-        ge=1,
-    )
-    links: str = option(
-        "soft",
-        "weights of the generated links: their probability (soft), or 1 for all (hard)",
-        choices="soft hard",
-    )
-    alignment_weight: float = option(
-        10.0, "weight of the alignment loss, Eq. (11)", ge=0
-    )
-    smoothness_weight: float = option(
-        0.1, "weight of the smoothness loss, Eq. (12)", ge=0
-    )
-    smoothness: str = option(
-        "separate",
-        "direction of Eq. (12): minimised as printed, which separates linked nodes "
-        "(separate), or maximised as in graph condensation (attract)",
-        choices="separate attract",
-    )
-    lr_global: float = option(
-        1e-4, "client learning rate of stage 1 (global model)", gt=0
-    )
-    lr_personal: float = option(
-        5e-5, "client learning rate of stage 2 (personalized model)", gt=0
-    )
-    beta: float = option(
-        0.2, "β of Eq. (19); for variant = ft-dist: the constant γ", ge=0
-    )
-    gamma_min: float = option(
-        0.0, "smallest distillation weight γ of a node, Eq. (19)", ge=0
-    )
-    gamma_max: float = option(
-        0.15, "largest distillation weight γ of a node, Eq. (19)", ge=0
-    )
+    link_channels: int = option(128, ge=1)
+    """hidden width of the link predictor; the paper's code: 256 for ogbn-arxiv, Flickr and
+    Reddit"""
+    links: str = option("soft", choices="soft hard")
+    """weights of the generated links: their probability (soft), or 1 for all (hard)"""
+    alignment_weight: float = option(10.0, ge=0)
+    """weight of the alignment loss, Eq. (11)"""
+    smoothness_weight: float = option(0.1, ge=0)
+    """weight of the smoothness loss, Eq. (12)"""
+    smoothness: str = option("separate", choices="separate attract")
+    """direction of Eq. (12): minimised as printed, which separates linked nodes (separate),
+    or maximised as in graph condensation (attract)"""
+    lr_global: float = option(1e-4, gt=0)
+    """client learning rate of stage 1 (global model)"""
+    lr_personal: float = option(5e-5, gt=0)
+    """client learning rate of stage 2 (personalized model)"""
+    beta: float = option(0.2, ge=0)
+    """β of Eq. (19); for variant = ft-dist: the constant γ"""
+    gamma_min: float = option(0.0, ge=0)
+    """smallest distillation weight γ of a node, Eq. (19)"""
+    gamma_max: float = option(0.15, ge=0)
+    """largest distillation weight γ of a node, Eq. (19)"""
 
     def __post_init__(self) -> None:
         """Reject an empty range of γ."""

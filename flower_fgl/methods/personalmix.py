@@ -11,9 +11,6 @@ __all__ = ["PersonalMixSettings"]
 class PersonalMixSettings:
     """Settings of a server half that averages separately for each client."""
 
-    absent: str = option(
-        "mean",
-        "model that a client receives if it was not in the last round: the mean of that "
-        "round's uploads, or its own last mixture",
-        choices="mean last",
-    )
+    absent: str = option("mean", choices="mean last")
+    """model that a client receives if it was not in the last round: the mean of that
+    round's uploads, or its own last mixture"""

@@ -12,15 +12,11 @@ __all__ = ["METHOD", "PFedFSLSettings"]
 class PFedFSLSettings:
     """Settings of pFedFSL."""
 
-    candidates: int = option(
-        3, "q, models of other clients that a client evaluates per round; 0: none", ge=0
-    )
-    tau: float = option(
-        1.0,
-        "τ in the mixing weights softmax(−loss / τ); a small value selects the model with "
-        "the smallest loss",
-        gt=0,
-    )
+    candidates: int = option(3, ge=0)
+    """q, models of other clients that a client evaluates per round; 0: none"""
+    tau: float = option(1.0, gt=0)
+    """τ in the mixing weights softmax(−loss / τ); a small value selects the model with the
+    smallest loss"""
 
 
 METHOD = Method(

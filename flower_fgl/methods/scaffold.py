@@ -13,9 +13,8 @@ __all__ = ["METHOD", "ScaffoldSettings"]
 class ScaffoldSettings(FedAvgSettings):
     """Settings of SCAFFOLD."""
 
-    server_lr: float = option(
-        1.0, "η_g, step of the server along the mean change of the weights", gt=0
-    )
+    server_lr: float = option(1.0, gt=0)
+    """η_g, step of the server along the mean change of the weights"""
 
 
 METHOD = Method(

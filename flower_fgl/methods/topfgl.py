@@ -13,32 +13,19 @@ __all__ = ["METHOD", "TopFGLSettings"]
 class TopFGLSettings(PersonalMixSettings):
     """Settings of TopFGL."""
 
-    warmup: float = option(
-        0.3,
-        "r, share of the rounds that average as FedAvg, before the averages become "
-        "personalized; 1: always",
-        ge=0,
-        le=1,
-    )
-    augmentations: int = option(
-        3,
-        "A: of T rounds, a client adds edges in those divisible by ⌊T/(A + 1)⌋, but not in "
-        "the first or last; A times or, where A + 1 does not divide T, more often; the "
-        "published code: 5 on ogbn-arxiv; 0: never",
-        ge=0,
-    )
-    neighbors: int = option(
-        8,
-        "k, nearest nodes of which edges are chosen; the published code: 4 to 6 on "
-        "Cora and CiteSeer",
-        ge=1,
-    )
-    same_class: str = option(
-        "any",
-        "edges to add: between nodes of any predicted class, or only of the same "
-        "prediction of the topology learner (pseudo)",
-        choices="any pseudo",
-    )
+    warmup: float = option(0.3, ge=0, le=1)
+    """r, share of the rounds that average as FedAvg, before the averages become
+    personalized; 1: always"""
+    augmentations: int = option(3, ge=0)
+    """A: of T rounds, a client adds edges in those divisible by ⌊T/(A + 1)⌋, but not in the
+    first or last; A times or, where A + 1 does not divide T, more often; the published
+    code: 5 on ogbn-arxiv; 0: never"""
+    neighbors: int = option(8, ge=1)
+    """k, nearest nodes of which edges are chosen; the published code: 4 to 6 on Cora and
+    CiteSeer"""
+    same_class: str = option("any", choices="any pseudo")
+    """edges to add: between nodes of any predicted class, or only of the same prediction of
+    the topology learner (pseudo)"""
 
 
 METHOD = Method(

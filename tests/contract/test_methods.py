@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +11,7 @@ import pytest
 
 import flower_fgl
 from flower_fgl import METHODS
+from flower_fgl.core.options import help_texts
 from flower_fgl.testing import (
     ExchangeContract,
     RunContract,
@@ -32,9 +32,9 @@ def test_the_facts_are_those_of_methods_of_this_package() -> None:
 def test_every_weight_of_a_term_is_in_the_test_of_its_gradient(name: str) -> None:
     settings = METHODS[name].settings
     weights = {
-        entry.name
-        for entry in (fields(settings) if settings else ())
-        if re.search(r"(^|, )weight of ", entry.metadata["text"])
+        name
+        for name, text in (help_texts(settings) if settings else {}).items()
+        if re.search(r"(^|, )weight of ", text)
     }
     known = WEIGHTED.get(name, {}).keys() | NO_TERM.get(name, {}).keys()
     assert weights <= known, "add them to WEIGHTED, or to NO_TERM with the reason"

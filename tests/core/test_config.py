@@ -15,8 +15,9 @@ from flower_fgl.core.checks.needs import NEEDS, Need, able_methods
 from flower_fgl.core.checks.training import num_sampled
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, kebab, removed_settings
-from flower_fgl.core.settings import DATASETS, GeneralSettings
+from flower_fgl.core.node_settings import NodeSettings
+from flower_fgl.core.options import Scalar, help_texts, kebab, removed_settings
+from flower_fgl.core.settings import DATASETS, GeneralSettings, SyntheticSettings
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, Method, drop_removed, parse_config
 from flower_fgl.runs.files import flatten_config
@@ -276,9 +277,9 @@ def test_a_users_value_wins_even_if_it_equals_the_general_default() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    for cls in [GeneralSettings, *(m.settings for m in METHODS.values() if m.settings)]:
-        for f in fields(cls):
-            assert len(f.metadata["text"]) > 3
+    classes = [GeneralSettings, SyntheticSettings, NodeSettings]
+    for cls in [*classes, *(m.settings for m in METHODS.values() if m.settings)]:
+        assert min(map(len, help_texts(cls).values())) > 3
 
 
 def test_names_of_data_sets_are_those_of_the_sources() -> None:
