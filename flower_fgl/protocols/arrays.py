@@ -87,7 +87,9 @@ class ArrayPayload(Payload):
         hints = get_type_hints(cls, include_extras=True).items()
         parts = {n: h.__metadata__ for n, h in hints if get_origin(h) is Annotated}
         cls.layout = {n: (*filterfalse(callable, p),) for n, p in parts.items()}
-        cls.checks = {n: [*filter(callable, p)] for n, p in parts.items()}
+        cls.checks = {
+            n: [check for check in p if callable(check)] for n, p in parts.items()
+        }
 
     def to_record(self) -> RecordDict:
         """Pack into one record."""
