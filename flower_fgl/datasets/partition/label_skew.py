@@ -29,6 +29,7 @@ __all__ = [
     "deal_relations",
     "dirichlet_parts",
     "draw_networks",
+    "follow_neighbours",
 ]
 
 
@@ -153,6 +154,26 @@ def _dirichlet_owner(
         client = np.searchsorted(ends, np.arange(len(members)), side="right")
         owner[members] = client
         sizes += np.bincount(client, minlength=num_clients)
+    return owner
+
+
+def follow_neighbours(
+    edge_index: IntArray, owner: IntArray, num_clients: int
+) -> IntArray:
+    """Assign the nodes without a client to that of most of their assigned neighbours.
+
+    ``edge_index`` (2, 2E) has both directions of each edge, and ``owner`` (N,) is -1
+    without a client, in the result for nodes that no edge reaches. Nodes are assigned
+    breadth-first: those that are as far from the first ones at once; on a tie to the first
+    client.
+    """
+    owner, (source, target) = owner.copy(), edge_index
+    while (reached := (owner[source] >= 0) & (owner[target] < 0)).any():
+        votes = target[reached] * num_clients + owner[source[reached]]
+        votes, counts = np.unique(votes, return_counts=True)
+        # the last vote for a node wins
+        order = np.lexsort((-votes, counts, votes // num_clients))
+        owner[votes[order] // num_clients] = votes[order] % num_clients
     return owner
 
 

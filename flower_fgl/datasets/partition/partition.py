@@ -38,6 +38,7 @@ from flower_fgl.datasets.partition.label_skew import (
     deal_relations,
     dirichlet_parts,
     draw_networks,
+    follow_neighbours,
 )
 
 __all__ = [
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Increment this when a rule's result changes, to invalidate stored partitions."""
 LEAST_SHARING = 3
 """Minimum number of clients of which several, but not all, share an edge."""
@@ -144,7 +145,8 @@ UNEQUAL = "the sizes of the clients differ widely"
 _DIRICHLET = PartitionRule(
     "class shares from a Dirichlet distribution; small alpha, strong label skew",
     lambda g: dirichlet_parts(g.labels, g.num_clients, alpha=g.alpha, seed=g.seed),
-    f"each client gets at least {MIN_CLIENT_SIZE} nodes or graphs",
+    f"each client gets at least {MIN_CLIENT_SIZE} nodes or graphs; in a typed graph nodes "
+    "of other kinds follow their neighbours, and those that no edge reaches are dropped",
     options=("alpha",),
     libraries=("numpy",),
 )
@@ -258,10 +260,11 @@ def partition_nodes(
     ``rule`` is a name in ``NODE_RULES`` or ``NETWORK_RULES``, K lies in [1, N], ``seed``
     in [0, 2**31), and ``alpha``, above 0, is the concentration of ``dirichlet``. The
     ascending nodes of the K clients are disjoint and none is empty; they cover the graph,
-    except with ``network``. A ConfigError says that an argument is out of range, or that
-    the dataset has a single network. A DataError says that the rule leaves a client
-    without nodes, or cannot assign each client its minimum number of nodes or its own
-    network.
+    except with ``network``. In a typed graph ``dirichlet`` assigns the nodes of the kind to
+    predict, which others follow, see :func:`follow_neighbours`. A ConfigError says that an
+    argument is out of range, or that the dataset has a single network. A DataError says
+    that the rule leaves a client without nodes, or cannot assign each client its minimum
+    number of nodes or its own network.
     """
     rules, labels = NODE_RULES, dataset.y.numpy()
     if rule in NETWORK_RULES:
@@ -271,15 +274,23 @@ def partition_nodes(
                 f'{dataset.name} is one graph: use partition = "metis".'
             )
         rules, labels = NETWORK_RULES, dataset.network.numpy()
+    edge_index, kinds = dataset.edge_index.numpy(), dataset.node_type
+    chosen = np.arange(dataset.num_nodes)
+    is_of_kind = rule == "dirichlet" and dataset.schema is not None
+    if is_of_kind and dataset.schema is not None and kinds is not None:
+        of_kind = kinds == dataset.schema.node_types.index(dataset.schema.target)
+        chosen = of_kind.nonzero().flatten().numpy()
     given = PartitionInput(
-        dataset.edge_index.numpy(),
-        labels,
-        dataset.num_classes,
-        num_clients,
-        seed,
-        alpha,
+        edge_index, labels[chosen], dataset.num_classes, num_clients, seed, alpha
     )
-    return _partition(given, rule, rules, "nodes")
+    parts = _partition(given, rule, rules, "nodes")
+    if not is_of_kind:
+        return parts
+    owner = np.full(dataset.num_nodes, -1)
+    for client, part in enumerate(parts):
+        owner[chosen[part]] = client
+    owner = follow_neighbours(edge_index, owner, num_clients)
+    return [np.flatnonzero(owner == client) for client in range(num_clients)]
 
 
 def partition_graphs(
@@ -408,7 +419,7 @@ def partition_key(
 ) -> str:
     """Return a text key of everything that determines a partition except the dataset.
 
-    For example ``"rules=2 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
+    For example ``"rules=3 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
     """
     row = _find(rule, rules)
     words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]

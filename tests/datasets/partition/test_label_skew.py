@@ -25,8 +25,10 @@ from flower_fgl.datasets.partition.label_skew import (
     deal_evenly_by_class,
     deal_relations,
     dirichlet_parts,
+    follow_neighbours,
     share_out,
 )
+from flower_fgl.datasets.partition.partition import partition_nodes
 from flower_fgl.methods import parse_config
 from tests.datasets.partition.summary import describe_partition
 from tests.support.typed_graphs import hetero, typed_bank
@@ -330,6 +332,41 @@ def test_without_types_the_clients_are_the_same(tmp_path: Path) -> None:
         assert torch.equal(one.node_ids, other.node_ids)
         assert torch.equal(one.graph.edge_index, other.graph.edge_index)
         assert other.schema is None
+
+
+def test_nodes_follow_most_of_their_neighbours_breadth_first() -> None:
+    draw = np.random.default_rng(0)
+    ends = draw.integers(0, 60, (2, 90))
+    edge_index = np.concatenate([ends, ends[::-1]], axis=1)
+    owner = np.full(60, -1)
+    owner[:12] = draw.integers(0, 4, 12)
+    expected = owner.copy()
+    while True:
+        found = {}
+        for node in np.flatnonzero(expected < 0):
+            near = edge_index[1, edge_index[0] == node]
+            votes = np.bincount(expected[near[expected[near] >= 0]], minlength=4)
+            if votes.any():
+                found[node] = int(votes.argmax())  # the first on a tie
+        if not found:
+            break
+        expected[list(found)] = list(found.values())
+    found_all = follow_neighbours(edge_index, owner, 4)
+    assert found_all.tolist() == expected.tolist()
+    assert (found_all < 0).any()
+    assert (owner[12:] == -1).all()
+
+
+def test_dirichlet_assigns_the_kind_to_predict_and_others_follow() -> None:
+    bank = typed_bank(0)
+    assert bank.node_type is not None
+    cards = (bank.node_type == 1).numpy()
+    parts = partition_nodes(bank, "dirichlet", 3, seed=1)
+    of_cards = dirichlet_parts(bank.y[cards].numpy(), 3, alpha=0.5, seed=1)
+    for part, own in zip(parts, of_cards, strict=True):
+        assert part[cards[part]].tolist() == np.flatnonzero(cards)[own].tolist()
+    has_edge = np.unique(bank.edge_index)
+    assert sorted(np.concatenate(parts).tolist()) == has_edge.tolist()
 
 
 @pytest.mark.parametrize("align", ["same", "name"])

@@ -414,7 +414,7 @@ def test_the_hash_changes_when_a_boundary_or_the_order_of_clients_moves():
 def test_the_key_contains_everything_that_determines_a_partition():
     words = partition_key("metis", 10, seed=42).split()
     assert words[:5] == [
-        "rules=2",
+        "rules=3",
         "metis",
         "clients=10",
         "seed=42",
