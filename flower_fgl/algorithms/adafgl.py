@@ -34,20 +34,9 @@ from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.sparse import Operator
 
-__all__ = [
-    "AdaFGLNet",
-    "Outputs",
-    "adafgl_loss",
-    "alike_pairs",
-    "combine",
-    "homophily_confidence",
-    "likeness",
-    "propagated",
-    "propagated_linear",
-    "propagation_matrix",
-    "signed_messages",
-    "signed_products",
-]
+__all__ = ["AdaFGLNet", "Outputs", "adafgl_loss", "alike_pairs", "combine"]
+__all__ += ["homophily_confidence", "likeness", "propagated", "propagated_linear"]
+__all__ += ["propagation_matrix", "signed_messages", "signed_products"]
 
 ALIKE = 0.999
 """Cosine of two predictions above which their nodes count as neighbours."""

@@ -19,13 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-__all__ = [
-    "FeatureGenerator",
-    "disagreement",
-    "ensemble_logits",
-    "nearest_neighbors",
-    "student_loss",
-]
+__all__ = ["FeatureGenerator", "disagreement", "ensemble_logits", "nearest_neighbors"]
+__all__ += ["student_loss"]
 
 SLOPE = 0.2
 """Slope of the generator's activation below 0."""

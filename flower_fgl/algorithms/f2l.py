@@ -18,17 +18,8 @@ from flower_fgl.methods.f2l import F2LSettings
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
 
-__all__ = [
-    "INNER_LR",
-    "Adaptation",
-    "AdaptedModel",
-    "adapt",
-    "attend",
-    "contrast",
-    "episode_losses",
-    "masked_cross_entropy",
-    "teacher_divergence",
-]
+__all__ = ["INNER_LR", "Adaptation", "AdaptedModel", "adapt", "attend", "contrast"]
+__all__ += ["episode_losses", "masked_cross_entropy", "teacher_divergence"]
 
 Parameters = Mapping[str, Tensor]
 INNER_LR = 0.1

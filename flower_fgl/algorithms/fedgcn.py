@@ -26,15 +26,8 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.nn import GraphInput, SparseOperator, Topology
 from flower_fgl.nn.topology import OperatorKind
 
-__all__ = [
-    "OwnedEdges",
-    "SummedGraph",
-    "degrees",
-    "listed_nodes",
-    "partial_sums",
-    "readable_nodes",
-    "summed_graph",
-]
+__all__ = ["OwnedEdges", "SummedGraph", "degrees", "listed_nodes", "partial_sums"]
+__all__ += ["readable_nodes", "summed_graph"]
 
 ONE_STEP = (0.0, 1.0)
 

@@ -19,14 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-__all__ = [
-    "LatentGenerator",
-    "class_shares",
-    "diversity_loss",
-    "ensemble_loss",
-    "generator_shapes",
-    "mean_divergence",
-]
+__all__ = ["LatentGenerator", "class_shares", "diversity_loss", "ensemble_loss"]
+__all__ += ["generator_shapes", "mean_divergence"]
 
 
 class LatentGenerator(nn.Module):

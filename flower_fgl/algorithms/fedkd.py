@@ -24,15 +24,8 @@ from torch import Tensor, nn
 
 from flower_fgl.nn import Backbone, GraphInput
 
-__all__ = [
-    "PARTS",
-    "MutualPair",
-    "compress",
-    "energy_threshold",
-    "mutual_loss",
-    "rank_for",
-    "restore",
-]
+__all__ = ["PARTS", "MutualPair", "compress", "energy_threshold", "mutual_loss"]
+__all__ += ["rank_for", "restore"]
 
 PARTS = ("u", "s", "v")
 """Factors of a matrix M = U diag(s) V, with V of shape (r, n)."""

@@ -29,19 +29,9 @@ from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
 
-__all__ = [
-    "CENTROIDS",
-    "CHANNEL",
-    "FedLITNet",
-    "assign_types",
-    "average_types",
-    "edge_vectors",
-    "first_centroids",
-    "in_order",
-    "match_types",
-    "move_centroids",
-    "undirected",
-]
+__all__ = ["CENTROIDS", "CHANNEL", "FedLITNet", "assign_types", "average_types"]
+__all__ += ["edge_vectors", "first_centroids", "in_order", "match_types"]
+__all__ += ["move_centroids", "undirected"]
 
 CHANNEL, CENTROIDS = "encoder.channels.", "centroids"
 """Beginning of the names of a channel's weights, and name of the centroids."""

@@ -27,15 +27,8 @@ from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.methods.fednh import FedNHSettings
 from flower_fgl.nn import Backbone, GraphInput
 
-__all__ = [
-    "PROTOTYPES",
-    "FedNHNet",
-    "SphereHead",
-    "build_network",
-    "move_prototypes",
-    "separate",
-    "unit_class_means",
-]
+__all__ = ["PROTOTYPES", "FedNHNet", "SphereHead", "build_network", "move_prototypes"]
+__all__ += ["separate", "unit_class_means"]
 
 PROTOTYPES = "classifier.weight"
 """Name of W in the state of the network; clients do not upload it."""

@@ -20,18 +20,9 @@ from flower_fgl.nn.models import build_model
 from flower_fgl.nn.sparse import SparseOperator
 from flower_fgl.nn.stacked import map_each
 
-__all__ = [
-    "NodeGenerator",
-    "PersonalNet",
-    "SharedParts",
-    "StackedPersonalNet",
-    "build_encoder",
-    "gaussian_copies",
-    "mean_distance",
-    "mean_rows",
-    "spread",
-    "synthesise",
-]
+__all__ = ["NodeGenerator", "PersonalNet", "SharedParts", "StackedPersonalNet"]
+__all__ += ["build_encoder", "gaussian_copies", "mean_distance", "mean_rows", "spread"]
+__all__ += ["synthesise"]
 
 
 def build_encoder(name: str, **sizes: Any) -> Backbone:

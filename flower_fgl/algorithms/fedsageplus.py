@@ -19,18 +19,9 @@ from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.layers import SAGEConv, sage
 from flower_fgl.nn.sparse import csr_matrix, index_sum
 
-__all__ = [
-    "FeatureGenerator",
-    "HiddenNodes",
-    "MendedGraph",
-    "NeighbourGenerator",
-    "closest_rows",
-    "generator_loss",
-    "group_means",
-    "hide_nodes",
-    "match_loss",
-    "noise_like",
-]
+__all__ = ["FeatureGenerator", "HiddenNodes", "MendedGraph", "NeighbourGenerator"]
+__all__ += ["closest_rows", "generator_loss", "group_means", "hide_nodes", "match_loss"]
+__all__ += ["noise_like"]
 
 
 @dataclass(frozen=True, eq=False)

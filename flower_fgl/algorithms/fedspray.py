@@ -20,15 +20,8 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.fedgen import mean_divergence
 from flower_fgl.nn import GraphInput
 
-__all__ = [
-    "PROXIES",
-    "NodeProxies",
-    "SprayEncoder",
-    "combine_proxies",
-    "encoder_loss",
-    "node_proxies",
-    "reliable_nodes",
-]
+__all__ = ["PROXIES", "NodeProxies", "SprayEncoder", "combine_proxies", "encoder_loss"]
+__all__ += ["node_proxies", "reliable_nodes"]
 
 PROXIES = "proxies"
 """Name of the class proxies in the state of the encoder."""

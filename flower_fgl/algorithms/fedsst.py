@@ -23,16 +23,8 @@ from torch import Tensor
 from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.nn import GIN, GraphInput
 
-__all__ = [
-    "epochs_for",
-    "first_layer",
-    "fuse",
-    "fusion_share",
-    "probe_graph",
-    "relative_signals",
-    "shares",
-    "structure_signal",
-]
+__all__ = ["epochs_for", "first_layer", "fuse", "fusion_share", "probe_graph"]
+__all__ += ["relative_signals", "shares", "structure_signal"]
 
 NODES = 20
 """n, nodes of the probe."""

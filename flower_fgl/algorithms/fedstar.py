@@ -28,14 +28,8 @@ from flower_fgl.nn import layers as conv
 from flower_fgl.nn.backbone import Parts
 from flower_fgl.nn.layers import GCNConv, GINConv
 
-__all__ = [
-    "STRUCTURE",
-    "FedStarNet",
-    "build_network",
-    "degree_encoding",
-    "return_probabilities",
-    "structure_encoding",
-]
+__all__ = ["STRUCTURE", "FedStarNet", "build_network", "degree_encoding"]
+__all__ += ["return_probabilities", "structure_encoding"]
 
 STRUCTURE = "encoder.structure."
 """Prefix of the shared tensors: the encoder of the structure."""

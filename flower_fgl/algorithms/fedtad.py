@@ -27,16 +27,9 @@ from flower_fgl.algorithms.fedstar import return_probabilities
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.sparse import index_sum
 
-__all__ = [
-    "GraphGenerator",
-    "balanced_classes",
-    "class_reliability",
-    "discrepancy",
-    "generator_loss",
-    "neighbour_similarity",
-    "normalise_reliability",
-    "row_weights",
-]
+__all__ = ["GraphGenerator", "balanced_classes", "class_reliability", "discrepancy"]
+__all__ += ["generator_loss", "neighbour_similarity", "normalise_reliability"]
+__all__ += ["row_weights"]
 
 STEPS = 5
 """Longest random walk of the structure part of φ."""

@@ -24,16 +24,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-__all__ = [
-    "Part",
-    "cosine_similarity",
-    "linear_weights",
-    "mix_numbers",
-    "mix_states",
-    "mixture_table",
-    "softmax_weights",
-    "threshold_weights",
-]
+__all__ = ["Part", "cosine_similarity", "linear_weights", "mix_numbers", "mix_states"]
+__all__ += ["mixture_table", "softmax_weights", "threshold_weights"]
 
 SHARED = 1e-6
 """Weight from which a client counts as a partner."""

@@ -27,17 +27,9 @@ from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
 from flower_fgl.nn.sparse import index_sum
 
-__all__ = [
-    "AugmentedNet",
-    "TopologyLearner",
-    "drop_distant",
-    "edge_statistics",
-    "likely_edges",
-    "linear_cka",
-    "nearest_pairs",
-    "probe_graph",
-    "structural_encoding",
-]
+__all__ = ["AugmentedNet", "TopologyLearner", "drop_distant", "edge_statistics"]
+__all__ += ["likely_edges", "linear_cka", "nearest_pairs", "probe_graph"]
+__all__ += ["structural_encoding"]
 
 WALKS = 8
 """Numbers of the walk part of h^T, and channels of the learner's first layer."""

@@ -18,12 +18,8 @@ from flower_fgl.methods.fedntd import FedNTDSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = [
-    "FedNTDClientApp",
-    "masked_divergence",
-    "not_true_distillation",
-    "received_logits",
-]
+__all__ = ["FedNTDClientApp", "masked_divergence", "not_true_distillation"]
+__all__ += ["received_logits"]
 
 
 @torch.no_grad()

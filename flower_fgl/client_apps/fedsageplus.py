@@ -43,15 +43,8 @@ from flower_fgl.protocols.fedsageplus import (
     generator_shapes,
 )
 
-__all__ = [
-    "FedSagePlusClientApp",
-    "impaired_of",
-    "judge_generator",
-    "judged_features",
-    "keep_mended",
-    "mended_data",
-    "train_generator",
-]
+__all__ = ["FedSagePlusClientApp", "impaired_of", "judge_generator", "judged_features"]
+__all__ += ["keep_mended", "mended_data", "train_generator"]
 
 log = logging.getLogger(__name__)
 

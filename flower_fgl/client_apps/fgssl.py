@@ -30,13 +30,8 @@ from flower_fgl.nn.backbone import RecordingBackbone, copy_network
 from flower_fgl.nn.sparse import narrow_csr
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = [
-    "FGSSLClientApp",
-    "edge_differences",
-    "mask_columns",
-    "node_contrast",
-    "random_view",
-]
+__all__ = ["FGSSLClientApp", "edge_differences", "mask_columns", "node_contrast"]
+__all__ += ["random_view"]
 
 
 def node_contrast(

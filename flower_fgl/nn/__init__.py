@@ -15,30 +15,8 @@ from flower_fgl.nn.models import (
 from flower_fgl.nn.sparse import EdgeOperator, Operator, SparseOperator
 from flower_fgl.nn.topology import Topology, graph_filter
 
-__all__ = [
-    "APPNP",
-    "GAMLP",
-    "GAT",
-    "GCN",
-    "GCNII",
-    "GIN",
-    "GINE",
-    "MLP",
-    "MODELS",
-    "SGC",
-    "SIGN",
-    "SSGC",
-    "Backbone",
-    "EdgeOperator",
-    "GraphInput",
-    "GraphSAGE",
-    "Operator",
-    "SparseOperator",
-    "Topology",
-    "assign_models",
-    "backbone_shapes",
-    "build_model",
-    "graph_filter",
-    "num_parameters",
-    "state_shapes",
-]
+__all__ = ["APPNP", "GAMLP", "GAT", "GCN", "GCNII", "GIN", "GINE", "MLP", "MODELS"]
+__all__ += ["SGC", "SIGN", "SSGC", "Backbone", "EdgeOperator", "GraphInput"]
+__all__ += ["GraphSAGE", "Operator", "SparseOperator", "Topology", "assign_models"]
+__all__ += ["backbone_shapes", "build_model", "graph_filter", "num_parameters"]
+__all__ += ["state_shapes"]

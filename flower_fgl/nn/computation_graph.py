@@ -20,13 +20,8 @@ from flower_fgl.nn.graph_union import concatenated_ranges, select_rows
 from flower_fgl.nn.sparse import Operator, SparseOperator, computed_once
 from flower_fgl.nn.topology import OperatorKind
 
-__all__ = [
-    "Level",
-    "NeighborSampler",
-    "NeighbourLists",
-    "output_nodes",
-    "receptive_field",
-]
+__all__ = ["Level", "NeighborSampler", "NeighbourLists", "output_nodes"]
+__all__ += ["receptive_field"]
 
 
 SHARE, SHARE_IN_BATCH = 0.75, 0.5

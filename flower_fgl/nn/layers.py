@@ -20,23 +20,8 @@ from torch import Tensor, nn
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import index_sum
 
-__all__ = [
-    "GATConv",
-    "GCN2Conv",
-    "GCNConv",
-    "GINConv",
-    "RepNorm",
-    "SAGEConv",
-    "SGConv",
-    "bound",
-    "dropout",
-    "gat",
-    "gcn",
-    "gcn2",
-    "gin",
-    "relu_dropout",
-    "sage",
-]
+__all__ = ["GATConv", "GCN2Conv", "GCNConv", "GINConv", "RepNorm", "SAGEConv", "SGConv"]
+__all__ += ["bound", "dropout", "gat", "gcn", "gcn2", "gin", "relu_dropout", "sage"]
 
 
 def _glorot(tensor: Tensor) -> None:

@@ -14,16 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-__all__ = [
-    "DotDecoder",
-    "EdgeDecoder",
-    "MLPDecoder",
-    "draw_negatives",
-    "graph_sides",
-    "make_decoder",
-    "pair_codes",
-    "pair_sides",
-]
+__all__ = ["DotDecoder", "EdgeDecoder", "MLPDecoder", "draw_negatives", "graph_sides"]
+__all__ += ["make_decoder", "pair_codes", "pair_sides"]
 
 MAX_DRAWS = 100
 """Attempts to draw enough negatives; each one at least halves what is missing."""

@@ -23,19 +23,9 @@ from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, GINE, MLP, Graph
 from flower_fgl.nn.state import classifier_state, encoder_state, layer_of
 from flower_fgl.nn.typed import RGCN, MeanRGCN, TypedGINE, TypedGraphSAGE
 
-__all__ = [
-    "MODELS",
-    "Factory",
-    "ModuleBackbone",
-    "assign_models",
-    "backbone_class",
-    "backbone_shapes",
-    "build_model",
-    "hidden_names",
-    "local_names",
-    "num_parameters",
-    "state_shapes",
-]
+__all__ = ["MODELS", "Factory", "ModuleBackbone", "assign_models", "backbone_class"]
+__all__ += ["backbone_shapes", "build_model", "hidden_names", "local_names"]
+__all__ += ["num_parameters", "state_shapes"]
 
 
 Factory = Callable[..., nn.Module]

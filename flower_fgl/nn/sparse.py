@@ -12,18 +12,9 @@ import scipy.sparse
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "EdgeOperator",
-    "EdgePattern",
-    "Operator",
-    "SparseOperator",
-    "apply_function",
-    "computed_once",
-    "csr_matrix",
-    "index_sum",
-    "lay_out_for_sparse",
-    "narrow_csr",
-]
+__all__ = ["EdgeOperator", "EdgePattern", "Operator", "SparseOperator"]
+__all__ += ["apply_function", "computed_once", "csr_matrix", "index_sum"]
+__all__ += ["lay_out_for_sparse", "narrow_csr"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -24,17 +24,8 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
-__all__ = [
-    "Ensemble",
-    "SharedInput",
-    "StackedInput",
-    "StackedWeights",
-    "can_stack",
-    "map_each",
-    "pad_rows",
-    "split_state",
-    "stack_model",
-]
+__all__ = ["Ensemble", "SharedInput", "StackedInput", "StackedWeights", "can_stack"]
+__all__ += ["map_each", "pad_rows", "split_state", "stack_model"]
 
 
 class BlockOperator:

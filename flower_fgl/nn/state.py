@@ -8,14 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "BODY",
-    "classifier_state",
-    "encoder_state",
-    "layer_of",
-    "state_to_vector",
-    "vector_to_state",
-]
+__all__ = ["BODY", "classifier_state", "encoder_state", "layer_of", "state_to_vector"]
+__all__ += ["vector_to_state"]
 
 
 BODY = "encoder."

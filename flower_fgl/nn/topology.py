@@ -21,14 +21,8 @@ from flower_fgl.nn.sparse import (
     index_sum,
 )
 
-__all__ = [
-    "Direction",
-    "Messages",
-    "OperatorKind",
-    "Topology",
-    "edge_messages",
-    "graph_filter",
-]
+__all__ = ["Direction", "Messages", "OperatorKind", "Topology", "edge_messages"]
+__all__ += ["graph_filter"]
 
 
 OperatorKind = Literal["normalised", "mean", "sum"]

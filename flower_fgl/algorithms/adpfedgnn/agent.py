@@ -16,24 +16,10 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.nn.computation_graph import NeighbourLists
 from flower_fgl.nn.graph_union import select_rows
 
-__all__ = [
-    "Block",
-    "Candidates",
-    "NeighbourAgent",
-    "NeighbourLists",
-    "QNetwork",
-    "ReplayBuffer",
-    "RunningDeviation",
-    "Steps",
-    "feature_table",
-    "keep_probabilities",
-    "next_candidates",
-    "reward",
-    "sample_block",
-    "sample_neighbours",
-    "shuffled",
-    "td_loss",
-]
+__all__ = ["Block", "Candidates", "NeighbourAgent", "NeighbourLists", "QNetwork"]
+__all__ += ["ReplayBuffer", "RunningDeviation", "Steps", "feature_table"]
+__all__ += ["keep_probabilities", "next_candidates", "reward", "sample_block"]
+__all__ += ["sample_neighbours", "shuffled", "td_loss"]
 
 
 class Candidates(NamedTuple):

@@ -24,17 +24,9 @@ from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.layers import relu_dropout
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 
-__all__ = [
-    "MASKABLE_BACKBONES",
-    "MIEstimator",
-    "MaskedBranch",
-    "TwoBranchNet",
-    "build_backbone",
-    "build_network",
-    "build_networks",
-    "club_bound",
-    "residual_loss",
-]
+__all__ = ["MASKABLE_BACKBONES", "MIEstimator", "MaskedBranch", "TwoBranchNet"]
+__all__ += ["build_backbone", "build_network", "build_networks", "club_bound"]
+__all__ += ["residual_loss"]
 
 
 class MIEstimator(nn.Module):

@@ -14,22 +14,10 @@ from torch import Tensor, nn
 
 from flower_fgl.nn.sparse import apply_function
 
-__all__ = [
-    "Branch",
-    "PairLayer",
-    "Points",
-    "branch_loss",
-    "class_means_of",
-    "degree_weights",
-    "distance_log_probs",
-    "interpolate",
-    "is_resolved",
-    "mean_shift",
-    "mix_log_probs",
-    "node_norm",
-    "place_points",
-    "square_distances",
-]
+__all__ = ["Branch", "PairLayer", "Points", "branch_loss", "class_means_of"]
+__all__ += ["degree_weights", "distance_log_probs", "interpolate", "is_resolved"]
+__all__ += ["mean_shift", "mix_log_probs", "node_norm", "place_points"]
+__all__ += ["square_distances"]
 
 
 class Points(NamedTuple):

@@ -12,13 +12,8 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.optimizers import Adam
 
-__all__ = [
-    "apply_generators",
-    "blend_generators",
-    "make_generator",
-    "prompt_pairs",
-    "train_prompt_generators",
-]
+__all__ = ["apply_generators", "blend_generators", "make_generator", "prompt_pairs"]
+__all__ += ["train_prompt_generators"]
 
 WIDTHS = (256, 512)
 DROPOUT = 0.5

@@ -9,16 +9,8 @@ from torch import Tensor
 
 from flower_fgl.core.seeds import hidden_normal, hidden_uniform
 
-__all__ = [
-    "ClassNoise",
-    "aggregation_weights",
-    "blend_nodes",
-    "class_rates",
-    "disguise_rates",
-    "permute_slots",
-    "scale_nodes",
-    "update_scaling",
-]
+__all__ = ["ClassNoise", "aggregation_weights", "blend_nodes", "class_rates"]
+__all__ += ["disguise_rates", "permute_slots", "scale_nodes", "update_scaling"]
 
 ClassNoise = Literal["none", "gauss", "permute"]
 TAIL_EPSILON = 1e-6

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from flower_fgl.nn.sparse import SparseOperator, index_sum
 
-__all__ = [
-    "MIN_COUNT",
-    "ClassStatistics",
-    "additive_sums",
-    "class_statistics",
-    "merge_statistics",
-    "outside_shares",
-    "propagated_features",
-    "statistics_of_sums",
-]
+__all__ = ["MIN_COUNT", "ClassStatistics", "additive_sums", "class_statistics"]
+__all__ += ["merge_statistics", "outside_shares", "propagated_features"]
+__all__ += ["statistics_of_sums"]
 
 MIN_COUNT = 2
 """n_min, the smallest class with statistics. One node has no variance, and its mean would

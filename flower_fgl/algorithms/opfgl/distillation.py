@@ -10,13 +10,8 @@ from torch import Tensor
 
 from flower_fgl.nn.sparse import apply_function
 
-__all__ = [
-    "SoftTargets",
-    "class_weights",
-    "node_weights",
-    "personal_loss",
-    "soft_targets",
-]
+__all__ = ["SoftTargets", "class_weights", "node_weights", "personal_loss"]
+__all__ += ["soft_targets"]
 
 
 class SoftTargets(NamedTuple):

@@ -11,15 +11,8 @@ from torch import Tensor
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.sparse import SparseOperator
 
-__all__ = [
-    "LocalKnowledge",
-    "adjacency_operator",
-    "distillation_factor",
-    "homophily",
-    "propagate_labels",
-    "reliable_nodes",
-    "study_labels",
-]
+__all__ = ["LocalKnowledge", "adjacency_operator", "distillation_factor", "homophily"]
+__all__ += ["propagate_labels", "reliable_nodes", "study_labels"]
 
 
 def propagate_labels(

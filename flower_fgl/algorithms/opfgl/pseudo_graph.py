@@ -23,17 +23,8 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.nn.optimizers import Adam
 from flower_fgl.nn.sparse import apply_function, index_sum
 
-__all__ = [
-    "ClassTargets",
-    "LinkPredictor",
-    "PseudoGraph",
-    "PseudoGraphGenerator",
-    "alignment_loss",
-    "generate",
-    "link_weights",
-    "propagated",
-    "pseudo_counts",
-]
+__all__ = ["ClassTargets", "LinkPredictor", "PseudoGraph", "PseudoGraphGenerator"]
+__all__ += ["alignment_loss", "generate", "link_weights", "propagated", "pseudo_counts"]
 
 FLAT = 1e-12
 """Least variance of a class's pseudo-nodes in the loss."""

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.nn.sparse import apply_function, index_sum
 
-__all__ = [
-    "AdditiveScorer",
-    "NeighbourScorer",
-    "Scorer",
-    "UnitRows",
-    "deviations_from_uniform",
-    "segment_softmax",
-]
+__all__ = ["AdditiveScorer", "NeighbourScorer", "Scorer", "UnitRows"]
+__all__ += ["deviations_from_uniform", "segment_softmax"]
 
 NEGATIVE_SLOPE = 0.2
 MOST_SCORE = 30.0

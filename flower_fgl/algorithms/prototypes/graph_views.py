@@ -19,20 +19,9 @@ from torch import Tensor
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.nn.sparse import apply_function, index_sum
 
-__all__ = [
-    "cluster_means",
-    "confidence_means",
-    "confident_labels",
-    "edge_loss",
-    "edge_scores",
-    "finch",
-    "first_neighbour_clusters",
-    "nearest_neighbours",
-    "pair_sums",
-    "resample_edges",
-    "union_pairs",
-    "view_contrast",
-]
+__all__ = ["cluster_means", "confidence_means", "confident_labels", "edge_loss"]
+__all__ += ["edge_scores", "finch", "first_neighbour_clusters", "nearest_neighbours"]
+__all__ += ["pair_sums", "resample_edges", "union_pairs", "view_contrast"]
 
 BLOCK = 1 << 18
 """Pairs of nodes in memory at once: 256 Ki × 4 bytes fit into a core's cache."""

@@ -22,15 +22,8 @@ from flower_fgl.algorithms.prototypes.two_steps import (
 )
 from flower_fgl.nn.sparse import SparseOperator, narrow_csr
 
-__all__ = [
-    "MOST_BYTES",
-    "Pairs",
-    "annotate",
-    "draw_two_steps",
-    "pairs_of",
-    "ring_pairs",
-    "select_pairs",
-]
+__all__ = ["MOST_BYTES", "Pairs", "annotate", "draw_two_steps", "pairs_of"]
+__all__ += ["ring_pairs", "select_pairs"]
 
 MOST_BYTES = 1 << 27
 """Bytes in which a client stores pairs of hop 2 (8 each), and as many in which it stores

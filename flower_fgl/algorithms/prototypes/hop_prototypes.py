@@ -15,13 +15,8 @@ from flower_fgl.core.seeds import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
 from flower_fgl.nn.sparse import apply_function, index_sum
 
-__all__ = [
-    "HopAverage",
-    "add_noise",
-    "class_means",
-    "node_distance",
-    "prototype_distance",
-]
+__all__ = ["HopAverage", "add_noise", "class_means", "node_distance"]
+__all__ += ["prototype_distance"]
 
 TINY = 1e-12
 MOST_DENSE_ROWS = 64

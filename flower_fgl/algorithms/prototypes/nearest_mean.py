@@ -10,13 +10,8 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.layers import bound
 
-__all__ = [
-    "FixedMeans",
-    "NearestMean",
-    "distance_logits",
-    "held_out_loss",
-    "logits_to_means",
-]
+__all__ = ["FixedMeans", "NearestMean", "distance_logits", "held_out_loss"]
+__all__ += ["logits_to_means"]
 
 TAU = 0.1
 """τ: divisor that makes distances of unit vectors, at most 2, separate classes."""

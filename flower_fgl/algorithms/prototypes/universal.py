@@ -8,16 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-__all__ = [
-    "PrototypeGenerator",
-    "adaptive_margin",
-    "class_spread",
-    "contrastive_loss",
-    "draw_context",
-    "mean_prototypes",
-    "personalise_prototypes",
-    "topology_loss",
-]
+__all__ = ["PrototypeGenerator", "adaptive_margin", "class_spread", "contrastive_loss"]
+__all__ += ["draw_context", "mean_prototypes", "personalise_prototypes"]
+__all__ += ["topology_loss"]
 
 TINY = 1e-12
 BLOCK = 1 << 22

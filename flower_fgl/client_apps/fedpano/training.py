@@ -20,15 +20,8 @@ from flower_fgl.nn.computation_graph import receptive_field
 from flower_fgl.nn.layers import RepNorm
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = [
-    "Parts",
-    "Trainer",
-    "TrainingPart",
-    "assemble_modules",
-    "build_parts",
-    "every_classifier",
-    "training_part",
-]
+__all__ = ["Parts", "Trainer", "TrainingPart", "assemble_modules", "build_parts"]
+__all__ += ["every_classifier", "training_part"]
 
 Client = AnyClient[FedPANOSettings]
 

@@ -38,19 +38,9 @@ from flower_fgl.protocols.describe import (
     ClassAgreement,
 )
 
-__all__ = [
-    "ClientData",
-    "agreed_place",
-    "broken_by_data",
-    "client_label",
-    "file_stamps",
-    "models_folder",
-    "node_place",
-    "open_client_data",
-    "owner_key",
-    "owner_name",
-    "read_agreement",
-]
+__all__ = ["ClientData", "agreed_place", "broken_by_data", "client_label"]
+__all__ += ["file_stamps", "models_folder", "node_place", "open_client_data"]
+__all__ += ["owner_key", "owner_name", "read_agreement"]
 
 log = logging.getLogger(__name__)
 

@@ -62,12 +62,7 @@ from flower_fgl.protocols.exchanges import TARGETS
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.runs.state_files import state_folder
 
-__all__ = [
-    "DataCache",
-    "Session",
-    "choose_device",
-    "keep_freed_memory",
-]
+__all__ = ["DataCache", "Session", "choose_device", "keep_freed_memory"]
 
 CACHE_BYTES = 2 << 30
 SUMS = "secure-sums"

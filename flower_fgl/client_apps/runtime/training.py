@@ -20,20 +20,9 @@ from flower_fgl.nn.computation_graph import receptive_field
 if TYPE_CHECKING:
     from flower_fgl.nn.computation_graph import NeighborSampler
 
-__all__ = [
-    "Checks",
-    "DataLoss",
-    "TrainingSet",
-    "clip_steps",
-    "load_state",
-    "make_optimizer",
-    "optimizer_tensors",
-    "refuse_non_finite",
-    "restore_optimizer",
-    "state_of",
-    "train_and_check",
-    "train_epochs",
-]
+__all__ = ["Checks", "DataLoss", "TrainingSet", "clip_steps", "load_state"]
+__all__ += ["make_optimizer", "optimizer_tensors", "refuse_non_finite"]
+__all__ += ["restore_optimizer", "state_of", "train_and_check", "train_epochs"]
 
 FIELD_SHARE, BATCH_FIELD_SHARE = 0.1, 0.05
 """Largest shares of nodes, for all training nodes and for one batch, for which a step

@@ -34,16 +34,8 @@ if TYPE_CHECKING:
     from flower_fgl.nn.backbone import RecordingBackbone
     from flower_fgl.protocols.base import Payload
 
-__all__ = [
-    "GraphLoss",
-    "Group",
-    "GroupClientApp",
-    "GroupFit",
-    "Rows",
-    "RowsLoss",
-    "cross_entropy",
-    "take_steps",
-]
+__all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
+__all__ += ["cross_entropy", "take_steps"]
 
 
 @dataclass(frozen=True, eq=False)

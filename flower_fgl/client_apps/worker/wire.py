@@ -21,15 +21,8 @@ from flwr.app import Context, Message
 from flower_fgl.core import flower_internals
 from flower_fgl.core.errors import FglError, RunError
 
-__all__ = [
-    "TAKEN",
-    "UnreadableError",
-    "pack_error",
-    "pack_reply",
-    "read_answer",
-    "receive_request",
-    "send_request",
-]
+__all__ = ["TAKEN", "UnreadableError", "pack_error", "pack_reply", "read_answer"]
+__all__ += ["receive_request", "send_request"]
 
 TAKEN, REPLY, ERROR = b"taken", b"reply", b"error"
 
