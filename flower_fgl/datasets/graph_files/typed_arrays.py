@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,8 +33,16 @@ from flower_fgl.datasets.client_graph import Graph, MessageEdges, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers
 from flower_fgl.datasets.graph_files.problems import clip
 
-__all__ = ["SCHEMA_KEYS", "TYPE_KEYS", "read_schema", "schema_arrays"]
+__all__ = ["NO_EDGE_FEATURES", "SCHEMA_KEYS", "TYPE_KEYS", "read_schema"]
+__all__ += ["schema_arrays"]
 __all__ += ["chosen_relation", "type_arrays", "with_types"]
+
+log = logging.getLogger(__name__)
+
+NO_EDGE_FEATURES = (
+    "models of typed graphs read no features of edges. Make each edge a node of a kind of "
+    'its own to use them; setting = "edge" reads those of the relation with labels.'
+)
 
 TYPE_KEYS = ("node_type", "edge_type")
 """Arrays of each typed graph of a file."""
@@ -154,6 +163,8 @@ def with_types(
                 f"{':'.join(schema.predicted)} have a label or number. Set it to -1 (NaN)."
             )
         table = table.select(of_relation)
+    elif messages.x.shape[1]:
+        log.warning("%s: edge_attr will not be read: %s", where, NO_EDGE_FEATURES)
     number = max(dataset.num_nodes, 1)
     code = (relation * number + messages.index[0]) * number + messages.index[1]
     code = torch.unique(code)

@@ -58,6 +58,7 @@ from flower_fgl.datasets.graph_files.npz import (
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names
 from flower_fgl.datasets.graph_files.target_arrays import read_names, read_values
+from flower_fgl.datasets.graph_files.typed_arrays import NO_EDGE_FEATURES
 from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.transforms.typed import (
     NodeTable,
@@ -290,9 +291,7 @@ def edge_notes(
     notes = []
     if unread:
         notes.append(
-            f"{where}: {clip(', '.join(unread), 200)} will not be read: models of typed "
-            "graphs read no features of edges. Make each edge a node of a kind of its own "
-            'to use them; setting = "edge" reads those of the relation with labels.'
+            f"{where}: {clip(', '.join(unread), 200)} will not be read: {NO_EDGE_FEATURES}"
         )
     distinct = len(torch.unique(edges[0] * num_targets + edges[1]))
     if repeated := edges.shape[1] - distinct:

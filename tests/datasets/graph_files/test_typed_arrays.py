@@ -91,3 +91,14 @@ def test_repeated_edges_of_a_relation_are_one(
     messages = load_graph_file(tmp_path / "twice.npz").dataset.messages
     assert messages is not None
     assert messages.index.shape[1] == number
+
+
+def test_features_of_edges_are_not_dropped_in_silence(
+    arrays: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays["edge_attr"] = np.ones((arrays["edge_type"].size, 2))
+    np.savez(tmp_path / "bank.npz", **arrays)
+    read = load_graph_file(tmp_path / "bank.npz").dataset
+    assert read.messages is not None
+    assert read.messages.x.shape[1] == 0
+    assert "bank.npz: edge_attr will not be read: models of typed" in caplog.text
