@@ -227,6 +227,40 @@ def test_edges_of_relations_are_named_and_removed(model: str, tmp_path: Path) ->
         explain_item(run.path, graph, ["shop-0"])
 
 
+@pytest.mark.parametrize("model", ["rgcn", "typed-graphsage"])
+def test_links_between_kinds_are_explained(model: str, tmp_path: Path) -> None:
+    tables = typed_tables(7)
+    graph = write_tables(tmp_path / "own" / "bank0", tables)
+    run = simulate(
+        "fedavg", owners=str(tmp_path / "own"), setting="link", model=model, rounds=2,
+        target_relation="pays", run_dir=str(tmp_path / "run"), hidden_channels=8,
+    )  # fmt: skip
+    pair = ("card-3", "shop-2")
+    found = explain_item(run.path, graph, pair)
+
+    def score(graph: Path) -> float:
+        logit = predict_graph(run.path, graph, pairs=[pair]).values[0, 0]
+        return float(logit.sigmoid())
+
+    assert found.what == "link"
+    assert found.ends == pair
+    assert found.score == pytest.approx(score(graph), abs=1e-5)
+    total = sum(value for _, _, value in found.drawing)
+    assert total == pytest.approx(found.score - found.without_edges, abs=0.02)
+    assert found.drop > np.mean(found.random_drops)
+    assert set(found.labels) == {"pays", "owns"}
+    # what is removed is what a file without these edges lacks
+    for (one, other, *_), label in zip(found.edges, found.labels, strict=True):
+        lines = tables[f"edges/{label}.csv"].splitlines()
+        kept = [line for line in lines if line != f"{one},{other}"]
+        assert len(kept) < len(lines)
+        tables[f"edges/{label}.csv"] = "\n".join([*kept, ""])
+    less = write_tables(tmp_path / "less", tables)
+    assert found.score - found.drop == pytest.approx(score(less), abs=1e-5)
+    with pytest.raises(DataError, match='no node of the kind to predict "card-3"'):
+        explain_item(run.path, graph, ("card-2", "card-3"))
+
+
 def test_a_node_without_edges_has_features_only(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", x=np.eye(3, 2, dtype=np.float32), edges=[[0, 1]])
     card = ModelCard("fedavg", "gcn", 2, 2, 2, ("no", "yes"), False, "none", 1)

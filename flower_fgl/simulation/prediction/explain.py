@@ -206,7 +206,8 @@ def _explain(
 
     def loss(part: Tensor) -> Tensor:
         if saved.card.target.has_numbers:
-            return ((masked(part) - full) / _spread(saved, number)).square()
+            # keeping the number instead would balance edges that raise and lower it
+            return -masked(part) / _spread(saved, number)
         return -masked(part).clamp(min=1e-12).log()
 
     k = min(MOST_EDGES, max(1, len(used) // 2)) if len(used) else 0
