@@ -132,6 +132,9 @@ def main() -> None:
     parser.add_argument("--split", default="40/30/30")
     parser.add_argument("--scores", nargs="+", default=list(SCORES), choices=SCORES)
     parser.add_argument(
+        "--numbers", action="store_true", help="intervals, of the synthetic graph"
+    )
+    parser.add_argument(
         "--experiment", type=Path, help="settings of owners that predict numbers"
     )
     parser.add_argument("--reuse", action="store_true", help="only the cost of reuse")
@@ -143,6 +146,8 @@ def main() -> None:
     more["clients"] = arguments.clients
     if arguments.dataset == "synthetic":
         more["synthetic"] = {"nodes": arguments.nodes}
+    if arguments.numbers:
+        more["target_kind"] = "numbers"
     if arguments.experiment:
         config = tomllib.loads(arguments.experiment.read_text())["config"]
         more = {name.replace("-", "_"): value for name, value in config.items()}
@@ -153,7 +158,7 @@ def main() -> None:
         "size |"
     )
     print("|---|---|---|---|---|---|---|---|---|")
-    has_numbers = bool(arguments.experiment)
+    has_numbers = arguments.numbers or bool(arguments.experiment)
     for case in cases(arguments.scores, has_numbers=has_numbers):
         score = case.get("conformal_score", "residual")
         halves = 1 + (score in HALVED)

@@ -1,6 +1,6 @@
 """Predict the solubility of molecules, with nine sources of measured values as owners.
 
-python examples/molecules/run.py [FOLDER] [--data DIR] [--rounds 25] [--draws 1]
+python examples/molecules/run.py [FOLDER] [--data DIR] [--rounds 15] [--draws 1]
     [--jobs 2] [--no-rehearsal]
 
 Writes the sources of AqSolDB as nine owners' folders, checks them, rehearses three owners
@@ -45,7 +45,9 @@ SETTINGS: dict[str, Any] = {
     "hidden-channels": 64,
     "num-layers": 3,
     "dropout": 0.0,
-    "lr": 0.001,
+    "readout": "mean",
+    "lr": 0.003,
+    "clip-gradient": 1.0,
     "weight-decay": 0.0,
     "local-epochs": 1,
 }
@@ -170,7 +172,7 @@ def main() -> None:
         "folder", nargs="?", type=Path, default=Path("molecules-example")
     )
     parser.add_argument("--data", type=Path, help="folder with dataset-A.csv.gz, …")
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes that train")
     parser.add_argument("--no-rehearsal", action="store_true")

@@ -64,7 +64,7 @@ BINS = 15
 """Bins of confidence of a reliability diagram, of equal width."""
 SCORE_BINS = 512
 """Bins of conformal scores, of equal width."""
-ERROR_STEPS = 16
+ERROR_STEPS = 64
 """Bins of absolute errors in which they double."""
 ERROR_BINS = 20 * ERROR_STEPS + 2
 """Bins of absolute errors, from 2⁻¹² to 2⁸ standard deviations of a target; the last one

@@ -140,14 +140,28 @@ def _other_unit(name: str, unit: str, other: str) -> str:
     )
 
 
-def targets_apart(owners: Mapping[str, Target]) -> str:
-    """Return why data owners cannot learn from each other; empty if two share a target."""
+def targets_apart(owners: Mapping[str, Target]) -> tuple[str, list[str]]:
+    """Find targets that only one of several data owners has.
+
+    Returns why the owners cannot learn from each other, empty if two share a target, and
+    a warning for each owner with targets of its own.
+    """
     holders = Counter(name for target in owners.values() for name in target.names)
-    if len(owners) < 2 or max(holders.values()) > 1:
-        return ""
-    shown = [(owner, ", ".join(t.names)) for owner, t in owners.items()]
-    text = "; ".join(f"{owner}: {names[:80]}" for owner, names in shown[:5])
-    return (
-        f"No target is known at two data owners ({text}), so that they cannot learn from "
-        "each other. Name the same target alike at all owners."
-    )
+    lone = {
+        owner: [name for name in target.names if holders[name] == 1]
+        for owner, target in owners.items()
+    }
+    shown = {owner: ", ".join(names)[:80] for owner, names in lone.items() if names}
+    if len(owners) < 2 or not shown:
+        return "", []
+    if max(holders.values()) == 1:
+        text = "; ".join(f"{owner}: {names}" for owner, names in [*shown.items()][:5])
+        return (
+            f"No target is known at two data owners ({text}), so that they cannot learn "
+            "from each other. Name the same target alike at all owners."
+        ), []
+    return "", [
+        f"Only data owner {owner} has targets of the names {names}: it learns them alone. "
+        "Check how other owners spell them."
+        for owner, names in shown.items()
+    ]

@@ -332,8 +332,11 @@ def _agree_on_targets(clients: Sequence[ClientGraph]) -> tuple[str, ...]:
         noun=clients[0].target.noun,
     )
     _refuse(odd.items(), len(clients))
-    if reason := targets_apart(targets):
+    reason, warnings = targets_apart(targets)
+    if reason:
         raise DataError(reason)
+    for warning in warnings:
+        log.warning("%s", warning)
     return agreed.names
 
 

@@ -25,7 +25,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.arrays import ArrayPayload
 
 __all__ = ["BLIND", "CODES", "MULTIPLY", "POINT", "Points"]
-__all__ += ["codes_of", "hashed_points", "multiply"]
+__all__ += ["codes_of", "hashed_points", "is_on_curve", "multiply"]
 
 BLIND = "blind_ids"
 """Query action: send the own identifiers as points times the own secret."""
@@ -35,6 +35,8 @@ CODES = "id_codes"
 """Query action: receive the own points times all secrets."""
 POINT = 32
 """Bytes of a point."""
+PRIME = 2**255 - 19
+"""Coordinates u of Curve25519 are modulo this number."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,30 @@ class Points(ArrayPayload):
 
 
 def hashed_points(ids: Tensor) -> Tensor:
-    """Map identifiers (m,), int64, to points H(v) (m, 32), uint8."""
-    found = [
-        hashlib.sha256(b"flower-fgl id point" + data).digest()
-        for data in _rows(ids.numpy().astype("<i8").view(np.uint8).reshape(-1, 8))
-    ]
-    return _tensor(found)
+    """Map identifiers (m,), int64, to points H(v) (m, 32), uint8, of the curve.
+
+    About half of all hashes are on the curve, the others on its twist. A product is on
+    the same one as its point, and so would tell a bit of the hash of an identifier.
+    """
+    rows = ids.numpy().astype("<i8").view(np.uint8).reshape(-1, 8)
+    return _tensor([_point_of(data) for data in _rows(rows)])
+
+
+def _point_of(data: bytes) -> bytes:
+    """Return the first hash of some bytes that is on the curve."""
+    for attempt in range(256):
+        text = b"flower-fgl id point" + bytes([attempt]) + data
+        point = hashlib.sha256(text).digest()
+        if is_on_curve(point):
+            return point
+    raise AssertionError("no hash is on the curve")  # with a probability of 2⁻²⁵⁶
+
+
+def is_on_curve(point: bytes) -> bool:
+    """Return whether v² = u³ + 486662 u² + u has a solution for the coordinate u."""
+    u = int.from_bytes(point, "little") % 2**255
+    square = u * (u * (u + 486662) + 1) % PRIME
+    return pow(square, (PRIME - 1) // 2, PRIME) == 1
 
 
 def multiply(points: Tensor, secret: bytes) -> Tensor:

@@ -25,6 +25,10 @@ from flower_fgl.protocols.describe import Description
 
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 NAN = float("nan")
+WARNING = (
+    "Only data owner two has targets of the names density: it learns them alone. Check how "
+    "other owners spell them."
+)
 
 
 def numbers(*names: str, units: tuple[str, ...] = ()) -> Target:
@@ -56,8 +60,11 @@ def test_owners_agree_on_the_sorted_union_and_on_the_most_frequent_unit() -> Non
     ] * 2
     assert differing_unit(owners["odd"], agreed) == odd["odd"]
     assert not any(differing_unit(owners[o], agreed) for o in ("one", "two", "bare"))
-    assert not targets_apart(owners)
-    apart = targets_apart({"one": numbers("a"), "two": numbers("b", "c")})
+    reason, warnings = targets_apart(owners)
+    assert not reason
+    assert warnings == [WARNING]
+    assert targets_apart({"one": owners["one"], "two": owners["one"]}) == ("", [])
+    apart, _ = targets_apart({"one": numbers("a"), "two": numbers("b", "c")})
     assert "No target is known at two data owners (one: a; two: b, c)" in apart
 
 

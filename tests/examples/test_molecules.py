@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
+
+from flower_fgl import simulate
+from flower_fgl.core.targets import NUMBERS, Target
+from flower_fgl.datasets.client_graph import GraphDataset
+from flower_fgl.datasets.sources import load as load_module
+from flower_fgl.datasets.sources.load import load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "molecules"
 
@@ -19,7 +27,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "molecules"
 def example() -> Iterator[Any]:
     """Import the modules of the example, and forget them afterwards."""
     pytest.importorskip("rdkit")
-    names = ("sources", "scores", "pictures", "run")
+    names = ("sources", "scores", "pictures", "run", "ogb_layout")
     before = {name: sys.modules.pop(name, None) for name in names}
     sys.path.insert(0, str(EXAMPLE))
     try:
@@ -48,6 +56,51 @@ def write_small_sources(folder: Path, owners: Any) -> None:
             writer = csv.writer(file)
             writer.writerow(("ID", "Name", "SMILES", "Solubility"))
             writer.writerows((name, "x", smiles, value) for name, smiles, value in rows)
+
+
+def test_a_table_of_molecules_becomes_a_dataset_of_ogb(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rings = ["c1ccccc1" + "C" * n for n in range(9)]
+    smiles = [*rings, "C1CC1", "C1CCC1", "CCO", "CC=O"]
+    parts = example["ogb_layout"].scaffold_split(smiles)
+    # of 13: the 9 benzenes train, the 2 without a ring no longer fit into 80 %
+    assert parts == {"train": [*range(9), 10], "valid": [11, 12], "test": [9]}
+    values = [float(len(text)) for text in smiles]
+    table = pd.DataFrame({"text": smiles, "energy": values})
+    example["ogb_layout"].write(
+        table, "ogbg-molfreesolv", tmp_path / "data", "text", "energy"
+    )
+    dataset = load(
+        "ogbg-molfreesolv", data_dir=tmp_path / "data", cache_dir=tmp_path / "cache",
+        allow_download=False, check=False,
+    )  # fmt: skip
+    assert isinstance(dataset, GraphDataset)
+    assert dataset.target == Target(NUMBERS, ("energy",))
+    assert dataset.targets is not None
+    assert dataset.targets.flatten().tolist() == values
+    assert dataset.masks["train"].nonzero().flatten().tolist() == parts["train"]
+    # a linear layer on the attributes of bonds is OGB's encoder of bonds
+    encoders = importlib.import_module("ogb.graphproppred.mol_encoder")
+    encoder = encoders.BondEncoder(4)
+    weight = torch.cat([one.weight for one in encoder.bond_embedding_list])
+    found = importlib.import_module("ogb.utils").smiles2graph("c1ccccc1")
+    one_way = found["edge_index"][0] < found["edge_index"][1]
+    assert dataset.messages is not None
+    assert dataset.messages.index[:, :6].tolist() == (
+        found["edge_index"][:, one_way].tolist()
+    )
+    expected = encoder(torch.from_numpy(found["edge_feat"][one_way]))
+    torch.testing.assert_close(dataset.messages.x[:6] @ weight, expected)
+    monkeypatch.setattr(load_module, "_check_statistics", lambda *_: None)
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache2"))
+    run = simulate(
+        "fedavg", dataset="ogbg-molfreesolv", data_dir=str(tmp_path / "data"),
+        setting="graph", partition="uniform", split="public", model="gine", clients=1,
+        rounds=2, run_dir=str(tmp_path / "run"),
+    )  # fmt: skip
+    assert run.summary["best"]["test"]["num_nodes"] == 1
+    assert run.summary["best"]["test"]["rmse"] > 0
 
 
 def test_a_gain_is_positive_where_the_error_is_lower_than_alone(example: Any) -> None:

@@ -44,7 +44,13 @@ from flower_fgl.protocols.fedgcn import (
     ListedNodes,
     NeighbourSums,
 )
-from flower_fgl.protocols.private_ids import Points, codes_of, hashed_points, multiply
+from flower_fgl.protocols.private_ids import (
+    Points,
+    codes_of,
+    hashed_points,
+    is_on_curve,
+    multiply,
+)
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.strategies.fedgcn import FedGCN, check_boundaries, positions
 from tests.support.owners import owner_graphs, run_owners
@@ -485,6 +491,16 @@ def test_codes_are_equal_whatever_owner_multiplies_first() -> None:
     assert codes_of(points[:0]).shape == (0,)
     with pytest.raises(PayloadError, match="is zero"):
         multiply(torch.zeros(1, 32, dtype=torch.uint8), secrets[0])
+
+
+def test_products_tell_no_bit_of_an_identifier() -> None:
+    # x25519's base point 9 is on the curve, 2 is on its twist
+    assert is_on_curve((9).to_bytes(32, "little"))
+    assert not is_on_curve((2).to_bytes(32, "little"))
+    points = hashed_points(torch.arange(40))
+    assert len(points.unique(dim=0)) == 40
+    for row in (*points, *multiply(points, bytes([7]) * 32)):
+        assert is_on_curve(row.numpy().tobytes())
 
 
 def test_an_owner_multiplies_once_for_each_other_owner_and_forgets_its_secret(

@@ -198,14 +198,15 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     """Read a graph classification dataset by its name at OGB and its published split.
 
     Features of molecules are the nine attributes of an atom, each one-hot, of width
-    174. Without node features they have width 0. A DataError says that the files belong
+    174. Without node features they have width 0. Features of edges are the three
+    attributes of a bond, one-hot, of width 13. A DataError says that the files belong
     to another release than the one the installed ``ogb`` reads, the labels are no
     classes, or an attribute is out of range.
 
     Notes
     -----
-    1. A linear layer on the one-hot attributes computes the same as OGB's ``AtomEncoder``,
-       the sum of an embedding per attribute. Attributes of bonds are not used.
+    1. A linear layer on the one-hot attributes computes the same as OGB's ``AtomEncoder``
+       and ``BondEncoder``, the sum of an embedding per attribute.
     2. The tables are read at once, instead of graph by graph as by OGB's loader, which
        only downloads them.
     """
@@ -235,13 +236,17 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     batch = torch.arange(len(num_nodes)).repeat_interleave(num_nodes[:, 0])
     first_node = num_nodes[:, 0].cumsum(0) - num_nodes[:, 0]
     edges = table("raw/edge") + first_node.repeat_interleave(num_edges[:, 0])[:, None]
-    x = torch.empty((len(batch), 0))
+    x, messages = torch.empty((len(batch), 0)), None
     if (folder / "raw" / "node-feat.csv.gz").is_file():
-        x = _one_hot_atoms(table("raw/node-feat"), name)
+        x = _one_hot(table("raw/node-feat"), "atom", name)
+    if "-mol" in name and (folder / "raw" / "edge-feat.csv.gz").is_file():
+        of_bonds = _one_hot(table("raw/edge-feat"), "bond", name).to_dense()
+        messages = MessageEdges(edges.T.contiguous(), of_bonds)
     files = {"train": "train", "val": "valid", "test": "test"}
     return Raw.of(
         x=x,
         edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
+        messages=messages,
         batch=batch,
         y=y[:, 0] if targets is None else y,
         masks={
@@ -306,15 +311,16 @@ def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
 
 
-def _one_hot_atoms(attributes: Tensor, name: str) -> Tensor:
-    """Encode the attributes of atoms, (N, 9), one-hot as sparse CSR, (N, 174)."""
-    widths = importlib.import_module("ogb.utils.features").get_atom_feature_dims()
+def _one_hot(attributes: Tensor, kind: str, name: str) -> Tensor:
+    """Encode attributes of atoms, (N, 9), or bonds, (M, 3), one-hot as sparse CSR."""
+    sizes = importlib.import_module("ogb.utils.features")
+    widths = getattr(sizes, f"get_{kind}_feature_dims")()
     width = torch.tensor(widths)
     fits = attributes.shape[1:] == width.shape
     if not fits or bool(((attributes < 0) | (attributes >= width)).any()):
         raise DataError(
-            f"{name}: expected {len(width)} attributes per atom below {widths}. Download "
-            "the dataset again."
+            f"{name}: expected {len(width)} attributes per {kind} below {widths}. "
+            "Download the dataset again."
         )
     column = attributes + (width.cumsum(0) - width)
     count, total = len(attributes), int(width.sum())

@@ -199,15 +199,15 @@ class Candidates:
     def _compare_classes(self) -> None:
         """Warn of owners without a class in common with others; reject a run of such."""
         described = self.described.items()
-        if self.config.predicts != CLASSES:
+        if self.config.predicts == CLASSES:
+            lists = {node_label(node, d): d.class_names for node, d in described}
+            reason, warnings = classes_apart(lists)
+            reason = reason and f"{reason}."
+        else:
             targets = {node_label(node, d): d.target for node, d in described}
-            if reason := targets_apart(targets):
-                raise RunError(reason)
-            return
-        lists = {node_label(node, d): d.class_names for node, d in described}
-        reason, warnings = classes_apart(lists)
+            reason, warnings = targets_apart(targets)
         if reason and self.config.setting != "few-shot":
-            raise RunError(f"{reason}.")
+            raise RunError(reason)
         for warning in warnings:
             log.warning("%s", warning)
 
