@@ -78,6 +78,12 @@ class Target:
         return {CLASSES: "class", LABELS: "label", NUMBERS: "target"}[self.kind]
 
     @property
+    def counted(self) -> str:
+        """How many there are, in words: ``5 classes``, ``1 number``."""
+        kind = self.kind if self.width != 1 else self.kind.removesuffix("s")
+        return f"{self.width} {kind}"
+
+    @property
     def has_classes(self) -> bool:
         """Whether each item has one class."""
         return self.kind == CLASSES

@@ -17,6 +17,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import one_line
 from flower_fgl.core.score_names import ScoreScale, score_title
 from flower_fgl.core.settings import owners_name
+from flower_fgl.core.targets import CLASSES
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import CLIENTS_FILE, Row
 from flower_fgl.runs.model_file import ModelCard
@@ -140,7 +141,7 @@ def _model(config: RunConfig, summary: Row, model: ModelCard | None) -> dict[str
             "network": f"{model.model}, {model.num_layers} layers of width "
             f"{model.hidden_channels}",
             "features": model.num_features,
-            "predicts": f"{len(names)} {kind}" if not model.link else config.setting,
+            "predicts": config.setting if model.link else model.target.counted,
             kind: "; ".join(names[:50]) + ("; …" if len(names) > 50 else ""),
             "round": model.round,
             "owner": model.owner,
@@ -171,7 +172,7 @@ def _data(config: RunConfig, summary: Row) -> dict[str, Any]:
 def _owner(row: Row) -> dict[str, Any]:
     """Return what an owner told of its data: no more than it chose to."""
     counts = row.get("class_counts") or ()
-    return {
+    out = {
         "owner": row.get("name") or f"client {row['partition_id']}",
         "about": row.get("about", ""),
         "items": row["num_nodes"],
@@ -179,8 +180,10 @@ def _owner(row: Row) -> dict[str, Any]:
         "train": row["num_train"],
         "val": row["num_val"],
         "test": row["num_test"],
-        "training items by class": ", ".join(map(str, counts)) or "not told",
     }
+    if row.get("target_kind", CLASSES) == CLASSES:
+        out["training items by class"] = ", ".join(map(str, counts)) or "not told"
+    return out
 
 
 def _owner_scores(
@@ -211,17 +214,22 @@ def _scores(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"items": n}
     if name:
         found = {"model": name, **found}
-    keys = [
-        *SHOWN,
-        *(k for k in ("auroc", "rmse", "mae", "r2", "interval") if k in scores),
-    ]
+    keys = [*SHOWN, *("auroc", "rmse", "mae", "r2", "interval")]
+    known = scores.get("targets", {}).get("num_values", [n])
     for key in keys:
         value = scores.get(key)
         if value is None or not n or math.isnan(value):
             continue
         found[key] = round(float(value), 4)
-        if key in SHARES and "rmse" not in scores:
-            found[f"{key} 95 %"] = [round(end, 4) for end in wilson(value, n)]
+        if len(known) > 1:  # numbers of one item are not independent
+            continue
+        if key in SHARES:
+            found[f"{key} 95 %"] = [round(end, 4) for end in wilson(value, known[0])]
+        elif key == "mae":
+            # variance of |e| = mean of e² − (mean of |e|)²
+            spread = math.sqrt(max(scores["rmse"] ** 2 - value**2, 0) / known[0])
+            ends = (max(value - Z * spread, 0.0), value + Z * spread)
+            found["mae 95 %"] = [round(end, 4) for end in ends]
     return found
 
 

@@ -54,12 +54,11 @@ class FglStrategy(ServerHooks):
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
         log.info(
-            "%s: %d clients (%d train), %d %s, %d features",
+            "%s: %d clients (%d train), %s, %d features",
             self.config.method,
             len(self.federation.clients),
             len(self.federation.trainable),
-            self.federation.target.width,
-            self.federation.target.kind,
+            self.federation.target.counted,
             self.federation.num_features,
         )
         if self.config.upload_clip:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,26 @@ def test_a_run_of_numbers_and_one_without_a_model_have_a_card(tmp_path: Path) ->
     run = run_owners(nodes, tmp_path / "a", target_kind="numbers")
     rows = card_of(run)["Scores of owners"]
     assert all("rmse" in row and "accuracy" not in row for row in rows)
+    assert "mae 95 %" not in rows[0]  # numbers of one item are not independent
+    one = number_files(tmp_path / "one", names=("logS",))
+    run = run_owners(
+        one, tmp_path / "c", target_kind="numbers", calibration="owner", coverage=0.8
+    )
+    card = card_of(run)
+    assert "training items by class" not in card["Owners"][0]
+    assert card["Model"]["predicts"] == "1 number"
+    row = card["Scores of owners"][0]
+    client = next(
+        line
+        for line in run.clients
+        if line["round"] == run.best["round"] and line["partition_id"] == 0
+    )
+    test = client["metrics"]["local"]["test"]
+    (n,) = test["targets"]["num_values"]
+    half = 1.96 * math.sqrt((test["rmse"] ** 2 - test["mae"] ** 2) / n)
+    expected = [test["mae"] - half, test["mae"] + half]
+    assert row["mae 95 %"] == pytest.approx(expected, abs=1e-3)
+    assert row["coverage 95 %"] == pytest.approx(wilson(test["coverage"], n), abs=1e-4)
     run = simulate("local", clients=3, run_dir=str(tmp_path / "b"), **SMALL)
     card = card_of(run)
     assert card["Model"]["model"] == "none saved: each owner keeps its own"
