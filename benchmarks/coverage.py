@@ -2,10 +2,10 @@
 
 For each draw the graph is partitioned, split and trained anew. The table has one row for
 each setting: the mean coverage over the draws of the client farthest from the target, of
-those with enough calibration items; how far it may lie from the target by chance (95 %),
-if all items are exchangeable; the mean over all clients; and the mean number of classes in
-a set, or the width of intervals. ``local`` is each client's own model with its own
-threshold, ``global`` the aggregated model with a common one.
+those with enough calibration items in every draw; how far it may lie from the target by
+chance (95 %), if all items are exchangeable; the mean over all clients; and the mean number
+of classes in a set, or the width of intervals. ``local`` is each client's own model with
+its own threshold, ``global`` the aggregated model with a common one.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def main() -> None:
                 continue
             found: dict[int, list[float]] = defaultdict(list)
             numbers: dict[int, list[tuple[int, int]]] = defaultdict(list)
-            sizes: list[float] = []
+            sizes: dict[int, list[float]] = defaultdict(list)
             for draw in range(arguments.draws):
                 with tempfile.TemporaryDirectory() as folder:
                     run = simulate(
@@ -182,8 +182,12 @@ def main() -> None:
                             pair = int(size / halves), int(scores["num_nodes"])
                             numbers[client].append(pair)
                             share = scores.get("set_share", math.nan) * classes
-                            sizes.append(scores.get("interval", share))
+                            sizes[client].append(scores.get("interval", share))
+            for client, each in list(found.items()):
+                if len(each) < arguments.draws:  # too few items in some draws
+                    del found[client], numbers[client], sizes[client]
             means = [float(np.mean(each)) for each in found.values()]
+            size_of_sets = np.mean(np.concatenate([*sizes.values()]))
             farthest = max(means, key=lambda value: abs(value - arguments.coverage))
             chance = allowed(
                 numbers, arguments.coverage, is_common=calibration == "shared"
@@ -191,7 +195,7 @@ def main() -> None:
             print(
                 f"| {case.get('partition', '')} | {case.get('setting', 'transductive')} | "
                 f"{score} | {scope} | {len(means)} | {farthest:.3f} | "
-                f"± {chance:.3f} | {np.mean(means):.3f} | {np.mean(sizes):.2f} |",
+                f"± {chance:.3f} | {np.mean(means):.3f} | {size_of_sets:.2f} |",
                 flush=True,
             )
 
