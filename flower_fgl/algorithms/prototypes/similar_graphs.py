@@ -35,25 +35,14 @@ def similar_pairs(
     ρ_{h−1}; ``ρ_h = ρ_1 · decay^{h−1}``. Returns L + 1 sets of pairs; hop 0 pairs each
     graph with itself, no other hop does.
 
-    Parameters
-    ----------
-    embedding : Tensor of shape (G, p), float32
-        f, pooled; no gradient flows to it.
-    annotation : Tensor of shape (G,), int64
-        Class of each graph; a graph with -1 has no class and is not a centre.
-    hops, rho, decay : int, at least 0, and floats in (0, 1]
-        L, the largest h; ρ_1; the factor from one hop's threshold to the next.
-    limit : int, at least 1
-        Maximum number of neighbours per graph and hop: the most similar graphs, and among
-        equally similar ones those with lower numbers.
-    same_class : bool
-        Whether a neighbour must have its centre's class.
-    mode : {"ring", "within"}
-        With ``within``, hop h are the graphs with cos ≥ ρ_h, including nearer hops.
-    is_ranked : bool
-        Whether the mean over all graphs is subtracted from the embeddings, and ρ_h is the
-        quantile of the cosines of all pairs of graphs: with 0.9 hop 1 has the tenth of
-        the pairs that are most similar.
+    ``embedding`` (G, p) are f, pooled; no gradient flows to them. ``annotation`` (G,) has
+    the class of each graph, −1 for a graph without, which is no centre. ``hops``, ``rho``
+    and ``decay`` are L, ρ_1 and the factor from one hop's threshold to the next. A graph
+    has at most ``limit`` neighbours per hop: the most similar graphs, among equally similar
+    ones those with lower numbers; with ``same_class`` only graphs of its class. In the
+    ``mode`` "within" hop h are all graphs with cos ≥ ρ_h. If ``is_ranked``, the mean over
+    all graphs is subtracted from the embeddings, and ρ_h is the quantile of the cosines of
+    all pairs of graphs: with 0.9 hop 1 has the tenth of the pairs that are most similar.
 
     Notes
     -----

@@ -200,35 +200,17 @@ def personalise_prototypes(
 ) -> tuple[Tensor, float]:
     """Blend the universal prototype with those of similar clients, FedPG Eq. (5).
 
-    Parameters
-    ----------
-    universal : Tensor of shape (C, H, p), float32
-        Universal prototypes, unit length along ``p``.
-    uploads : Tensor of shape (K, C, H, p), float32
-        Local prototypes; entries with ``counts == 0`` are ignored.
-    counts : Tensor of shape (K, C, H), int64
-        Number of centre nodes of each upload; 0 marks a missing prototype.
-    alpha : float in [0, 1]
-        Weight of ``universal``.
-    threshold : float in [-1, 1]
-        Cosine similarity from which two clients share prototypes (λ in the paper).
-    is_fresh : Tensor of shape (K,), bool, optional
-        Whether the upload is from this round. An earlier upload only determines which
-        clients its own client is similar to, and is used in that client's blend alone.
+    ``universal`` (C, H, p) are the universal prototypes, weighted by α, of unit length;
+    ``uploads`` (K, C, H, p) the local ones of ``counts`` (K, C, H) centre nodes, of which
+    0 marks a missing prototype. ``threshold`` is λ, the cosine similarity from which two
+    clients share prototypes. An upload that is not ``is_fresh`` (K,), bool, is of an
+    earlier round: it only determines which clients its own client is similar to, and is
+    used in that client's blend alone.
 
-    Returns
-    -------
-    Tensor of shape (K, C, H, p), float32
-        Personalized prototypes, zero where ``counts == 0``.
-    float
-        How often another client's prototype is used: the share of the pairs of two
-        clients that both have a prototype of one class and hop in which the first uses
-        the second's; NaN without such a pair.
-
-    Raises
-    ------
-    ValueError
-        If ``counts`` is not of shape ``uploads.shape[:-1]``.
+    Returns the personalized prototypes (K, C, H, p), zero where ``counts == 0``, and how
+    often another client's prototype is used: the share of the pairs of two clients that
+    both have a prototype of one class and hop in which the first uses the second's; NaN
+    without such a pair.
 
     Notes
     -----
@@ -237,11 +219,6 @@ def personalise_prototypes(
     2. The published code takes the two most similar clients and divides by one more than
        their number. Here the printed threshold and weights are used.
     """
-    if counts.shape != uploads.shape[:-1]:
-        raise ValueError(
-            "counts must be (clients, classes, hops) = "
-            f"{tuple(uploads.shape[:-1])} as in uploads, got {tuple(counts.shape)}."
-        )
     present = counts > 0
     own = counts.permute(1, 2, 0).flatten(0, 1)  # (C · H, K)
     cells = uploads.permute(1, 2, 0, 3).flatten(0, 1)  # (C · H, K, p)
