@@ -8,13 +8,14 @@ partition-id: the server assigns both. Every later message to such a client carr
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_fgl.core.agreement import hash_names
 from flower_fgl.core.errors import ConfigError, PayloadError
+from flower_fgl.core.options import kebab
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
 from flower_fgl.protocols.base import INFO, Payload, config_record
@@ -58,6 +59,9 @@ _INTEGERS = {
     "num-features": MAX_FEATURES,
 }
 """Largest value of each count."""
+ALWAYS = {"name", "scale", "public_key", "partition_sha256"}
+ALWAYS |= {"feature_names", "features_sha256"}
+"""Entries of a description that are sent even if they say nothing."""
 
 
 @dataclass(frozen=True)
@@ -121,30 +125,12 @@ class Description(Payload):
     def to_record(self) -> RecordDict:
         """Pack into the record ``info``; some entries only if they say something."""
         values: dict[str, Any] = {
-            key: int(getattr(self, key.replace("-", "_"))) for key in _INTEGERS
+            PREPARED if f.name == "prepared" else kebab(f.name): (
+                list(value) if isinstance(value, tuple) else value
+            )
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default or f.name in ALWAYS
         }
-        values |= {
-            "class-names": list(self.class_names),
-            "class-counts": list(self.class_counts),
-            "model": self.model,
-            "partition-sha256": self.partition_sha256,
-            "public-key": self.public_key,
-            "name": self.name,
-            "scale": self.scale,
-            "feature-names": list(self.feature_names),
-            "features-sha256": self.features_sha256,
-        }
-        optional = {
-            EDGE_FEATURES: self.num_edge_features,
-            ENTRIES: self.num_entries,
-            PREPARED: self.prepared,
-            KIND: "" if self.target_kind == CLASSES else self.target_kind,
-            UNITS: list(self.target_units),
-            SCHEMA: self.schema,
-            TYPE_FEATURES: list(self.type_features),
-            ABOUT: self.about,
-        }
-        values |= {key: value for key, value in optional.items() if value}
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
