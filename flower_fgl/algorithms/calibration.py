@@ -448,11 +448,7 @@ def fit(
 
 
 def _best_diffusion(
-    found: Calibration,
-    around: Surroundings,
-    y: Tensor,
-    chosen: Tensor,
-    coverage: float,
+    found: Calibration, around: Surroundings, y: Tensor, chosen: Tensor, coverage: float
 ) -> tuple[float, Tensor]:
     """Return the weight with the smallest sets of chosen items, and all scores (n, C)."""
     every, sizes = _scores_around(found, around), []

@@ -15,11 +15,7 @@ from functools import partial
 
 import torch
 
-from flower_fgl.algorithms.adafgl import (
-    AdaFGLNet,
-    adafgl_loss,
-    homophily_confidence,
-)
+from flower_fgl.algorithms.adafgl import AdaFGLNet, adafgl_loss, homophily_confidence
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient

@@ -21,10 +21,7 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.fggp import TwoViews
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import (
-    load_state,
-    make_optimizer,
-)
+from flower_fgl.client_apps.runtime.training import load_state, make_optimizer
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedspray import FedSpraySettings
 from flower_fgl.nn import Backbone, state_shapes

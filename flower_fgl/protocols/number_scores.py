@@ -8,13 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.regression import (
-    ACROSS,
-    INTERVALS,
-    WIDE,
-    NumberScores,
-    PerTarget,
-)
+from flower_fgl.core.regression import ACROSS, INTERVALS, WIDE, NumberScores, PerTarget
 from flower_fgl.protocols.base import LARGEST
 
 __all__ = ["read_number_scores"]

@@ -23,14 +23,8 @@ from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
 __all__ = ["client_descriptions", "clients_to_await", "pack_run", "resume_run"]
 
 log = logging.getLogger(__name__)
-KEPT: tuple[str, ...] = (
-    "trained",
-    "failed_in_a_row",
-    "owes_scores",
-    "any_scored",
-    "silent",
-)
-KEPT += ("best_score", "best_state", "best_round")
+KEPT = ["trained", "failed_in_a_row", "owes_scores", "any_scored", "silent"]
+KEPT += ["best_score", "best_state", "best_round"]
 """Entries of the loop's state that a checkpoint stores."""
 MAX_ROUND = 2**31
 """Largest round that a client's reply may name."""
