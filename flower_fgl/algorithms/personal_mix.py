@@ -56,15 +56,9 @@ def cosine_similarity(descriptors: Tensor) -> Tensor:
 def softmax_weights(similarity: Tensor, prior: Tensor, *, scale: float) -> Tensor:
     """Compute the weights with g(s) = e^{scale·s}: (..., K, K), float64.
 
-    Parameters
-    ----------
-    similarity : Tensor of shape (..., K, K), float64
-        S; a constant added to all entries changes nothing. A row of the result without a
-        positive entry keeps the client's own model.
-    prior : Tensor of shape (K,), float64
-        ρ, at least 0.
-    scale : float, at least 0
-        0 weights clients by ρ alone.
+    A constant added to all entries of S (..., K, K), ``similarity``, changes nothing. With
+    ``scale`` 0 the clients are weighted by ρ (K,), ``prior``, alone. A row of the result
+    without a positive entry keeps the client's own model.
     """
     rows = scale * similarity
     rows = rows - rows.amax(dim=-1, keepdim=True)
@@ -94,15 +88,10 @@ def mix_states(
 ) -> list[dict[str, Tensor]]:
     """Compute w_i = Σ_j a_ij θ_j for every client, Baek et al. 2023, Eq. (3).
 
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        θ_j, with equal names and shapes.
-    attention : Tensor of shape (K, K) or (B, K, K), float32
-        a_ij, of one block or of each of B blocks.
-    parts : mapping of str to sequence of Part, optional
-        Parts of each parameter, which together cover it. By default the first block
-        averages everything. A parameter that is not listed gets equal weights.
+    ``states`` are θ_j, with equal names and shapes, ``attention`` a_ij, (K, K), or (B, K,
+    K) of B blocks. ``parts`` divides each parameter into parts that together cover it; by
+    default the first block averages everything. A parameter that is not listed gets equal
+    weights.
     """
     blocks = attention if attention.dim() == 3 else attention[None]
     number = len(states)

@@ -431,7 +431,7 @@ class FglClientApp(ClientApp, ABC):
             scores["local"] = client.evaluate(model, result.logits)
             seconds["evaluate"] = time.perf_counter() - clock
         if model is not None:
-            trained = {n: t.detach() for n, t in model.state_dict().items()}
+            trained = dict(model.state_dict())
             refuse_non_finite(trained)
             node = context.node_config
             keeps = client.config.keep_client_models

@@ -78,8 +78,8 @@ class ADPFedGNN(FglStrategy):
         )
         self.sizes = Sizes(state_shapes(backbone), state_shapes(networks))
         self.shared = SharedWeights(
-            {name: t.detach() for name, t in backbone.state_dict().items()},
-            {name: t.detach() for name, t in networks.state_dict().items()},
+            dict(backbone.state_dict()),
+            dict(networks.state_dict()),
         )
 
     def download(self, server_round: int, partition_id: int) -> SharedWeights:

@@ -43,9 +43,7 @@ class FedKD(FglStrategy):
         with seeded(derive_seed(config.seed, 0, SERVER, "student")), torch.no_grad():
             student = draw_model(config, self.federation, config.method_config.student)
         self.shapes = state_shapes(student)
-        self.mean: dict[str, Tensor] = {
-            name: tensor.detach() for name, tensor in student.state_dict().items()
-        }
+        self.mean: dict[str, Tensor] = dict(student.state_dict())
         self._sent: tuple[float, FactoredWeights] | None = None
 
     def download(self, server_round: int, partition_id: int) -> FactoredWeights:

@@ -52,7 +52,7 @@ class PFedFSL(FglStrategy):
         width = config.hidden_channels
         with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
             model = draw_model(config, federation, name, num_outputs=width)
-        self.initial = {name: t.detach() for name, t in model.state_dict().items()}
+        self.initial = dict(model.state_dict())
         self.shapes = state_shapes(model)
         self.models: dict[int, Mapping[str, Tensor]] = {}
         self.starts: dict[int, Mapping[str, Tensor]] = {}
