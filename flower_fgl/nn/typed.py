@@ -106,6 +106,8 @@ class TypedNet(Backbone):
     """A receptive field has no relations."""
     bare_layers: ClassVar[int] = 0
     """First layers, in which relations have no tensors."""
+    has_message_rows: ClassVar[bool] = False
+    """Whether a layer computes a row for each message, not only means of messages."""
 
     def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
         """Construct the shared parts first, so that their draws depend on no schema."""
@@ -346,6 +348,8 @@ class TypedGINE(TypedNet):
     form; e_r (p,) is the vector of relation r. The MLP has two linear layers, and ε is 0,
     as in :class:`~flower_fgl.nn.GINE`.
     """
+
+    has_message_rows = True
 
     def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
         """Construct the MLPs."""

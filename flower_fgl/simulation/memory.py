@@ -17,9 +17,10 @@ from flower_fgl.client_apps.runtime.training import FIELD_SHARE
 from flower_fgl.core.checks.training import num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.model_spec import read_model
 from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
 from flower_fgl.methods import METHODS, Method
-from flower_fgl.nn import assign_models, backbone_shapes
+from flower_fgl.nn import MODELS, assign_models, backbone_shapes
 
 __all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "graph_sizes"]
 __all__ += ["has_stacked_form", "may_stack", "require_memory"]
@@ -196,15 +197,33 @@ def _step_bytes(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int
     """Return the bytes of a training step's representations of the largest client."""
     name = assign_models(config.model, config.clients)[0]
     reads_part = sizes.num_train <= FIELD_SHARE * sizes.num_train_nodes
-    reads_part &= not config.messages(name, 0)
+    reads_part &= not config.messages(name, 0, store.schema)
     if config.batch_size or reads_part or METHODS[config.method].network:
         return 0
     shapes = _shapes(config, store, sizes, name)
+    if store.schema is not None:
+        return _typed_step_bytes(config, sizes, name, shapes)
     width = sum(shape[0] for shape in shapes.values() if len(shape) == 2)
     # maps of the features of edges, see nn/message_passing.py; both directions of each edge
     of_edges = [s[0] for n, s in shapes.items() if ".edges" in n and len(s) == 2]
     numbers = width * sizes.num_train_nodes + 2 * sum(of_edges) * sizes.num_messages
     return ACTIVATIONS * FLOAT * numbers
+
+
+def _typed_step_bytes(
+    config: RunConfig,
+    sizes: GraphSizes,
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> int:
+    """Return the same of a backbone of typed graphs: rows of nodes, and of messages."""
+    backbone: Any = MODELS[read_model(name).name]
+    layers = read_model(name).num_layers or config.num_layers
+    # a mean for each node that messages reach, or a row for each message
+    rows = sizes.num_messages if backbone.has_message_rows else sizes.num_train_nodes
+    ways = 2 if config.reverse_relations else 1
+    per_layer = ACTIVATIONS * sizes.num_train_nodes + ways * rows
+    return FLOAT * layers * shapes["classifier.weight"][1] * per_layer
 
 
 def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) -> int:

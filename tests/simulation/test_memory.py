@@ -23,6 +23,7 @@ from flower_fgl.simulation.memory import (
     require_memory,
 )
 from flower_fgl.simulation.run import run_one
+from tests.support.typed_graphs import typed_bank, typed_owners
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +96,17 @@ def test_a_training_step_holds_the_layers_of_the_largest_client() -> None:
     assert estimate(**values, **{"batch-size": 10}).parts["training"] == 0
     # 2 % of the nodes reach less than the whole graph
     assert estimate(**values, split="2/49/49").parts["training"] == 0
+
+
+def test_a_step_on_a_typed_graph_holds_rows_of_nodes_and_of_messages(
+    tmp_path: Path,
+) -> None:
+    banks = [typed_bank(number) for number in range(2)]
+    values: dict[str, Any] = {"owners": typed_owners(tmp_path, *banks), "clients": 2}
+    nodes, messages = 40 + 8 + 10, [len(b.messages.index.T) for b in banks]  # type: ignore[union-attr]
+    for model, rows in (("rgcn", nodes), ("typed-gine", max(messages))):
+        found = estimate(model=model, **values).parts["training"]
+        assert found == 4 * 2 * 64 * (3 * nodes + 2 * rows)
 
 
 def test_the_sizes_of_many_clients_follow_from_some(

@@ -35,6 +35,7 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         'setting = "graph" classifies whole graphs': config.classifies_graphs,
         'setting = "link" predicts pairs of nodes': config.predicts_links,
         'setting = "edge" classifies pairs of nodes': config.classifies_edges,
+        "a backbone reads kinds of nodes and relations": config.reads_types,
         "a backbone reads edges with direction or features": config.reads_messages,
         "class-weights differ by client": config.class_weights != "none",
         "it predicts numbers": config.predicts_numbers,
