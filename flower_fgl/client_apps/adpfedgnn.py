@@ -32,26 +32,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.adpfedgnn import network
 from flower_fgl.algorithms.adpfedgnn.agent import (
     BRANCHES,
+    AgentMemory,
     Block,
     Candidates,
     NeighbourAgent,
     NeighbourLists,
     QNetwork,
+    Ragged,
     feature_table,
+    next_candidates,
     sample_block,
 )
 from flower_fgl.algorithms.adpfedgnn.masks import (
@@ -60,16 +63,31 @@ from flower_fgl.algorithms.adpfedgnn.masks import (
     per_tensor,
     personalise,
 )
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.algorithms.adpfedgnn.network import (
+    MIEstimator,
+    TwoBranchNet,
+    build_backbone,
+    build_networks,
+    club_bound,
+    residual_loss,
+)
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import (
-    load_state,
-    make_optimizer,
-    train_and_check,
+from flower_fgl.client_apps.runtime.training import train_and_check
+from flower_fgl.client_apps.stacked.cohort import Cohort
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    GroupOptimizer,
+    Rows,
+    cross_entropy,
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn.computation_graph import ClientDraws
+from flower_fgl.nn.sparse import lay_out_for_sparse
+from flower_fgl.nn.stacked import StackedInput, stack_module
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
@@ -80,7 +98,7 @@ log = logging.getLogger(__name__)
 Client = AnyClient[ADPFedGNNSettings]
 
 
-class ADPFedGNNClientApp(FglClientApp):
+class ADPFedGNNClientApp(GroupClientApp):
     """Train both branches, upload the weights under the global mask, keep the rest.
 
     Notes
@@ -98,6 +116,7 @@ class ADPFedGNNClientApp(FglClientApp):
        action alone would drop whole neighbourhoods because of differences that are noise.
     """
 
+    stacked = True
     down = SharedWeights
     up = MaskedWeights
 
@@ -107,55 +126,86 @@ class ADPFedGNNClientApp(FglClientApp):
         def sizes() -> Sizes:
             backbone = backbone_of(client)
             features, width = client.data.graph.num_features, backbone.hidden_channels
-            networks = network.build_networks(client.config, features, width)
+            networks = build_networks(client.config, features, width)
             return Sizes(state_shapes(backbone), state_shapes(networks))
 
         return client.cached(("adpfedgnn", "sizes"), sizes)
 
-    def fit(self, client: Client, server_round: int, download: SharedWeights) -> Fit:
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients some of whose batches may have no neighbours."""
+
+        def reason() -> str:
+            data = client.data.training
+            linked = torch.bincount(
+                data.inputs.edge_index[1], minlength=data.inputs.num_nodes
+            )
+            alone = int((linked[data.index] == 0).sum())
+            size = len(data.index)
+            least = size % (client.config.batch_size or size) or size
+            return "a batch of it may have no neighbours" if alone >= least else ""
+
+        return client.cached(("adpfedgnn", "alone"), reason)
+
+    def fit_group(self, group: Group, downloads: Sequence[SharedWeights]) -> GroupFit:
         """Apply Eq. (15), train by Eq. (13), update the masks, return shared weights."""
-        net, networks = open_networks(client, download)
-        training = LocalTraining(client, server_round, net, networks)
-        loss = training.train()
+        net, networks = open_networks(group, downloads)
+        training = LocalTraining(group, net, networks)
+        losses = training.train()
         with training.timed("masks"):
-            self.refresh_masks(client, net, download, training)
-        training.keep()
-        upload = MaskedWeights(
-            net.weights().cpu() * net.global_mask.cpu(),
-            net.global_mask.cpu(),
-            {name: t.detach().cpu() for name, t in networks.state_dict().items()},
-            int(client.weight),
-        )
-        return Fit(net, upload, loss, training.seconds, training.numbers())
+            self.refresh_masks(group, net, downloads, training.gradients)
+        terms = training.keep()
+        shared = {"values": net.weights() * net.global_mask, "mask": net.global_mask}
+        uploads = [
+            MaskedWeights(
+                mine["values"].cpu(),
+                mine["mask"].cpu(),
+                {name: t.detach().cpu() for name, t in own.items()},
+                int(client.weight),
+            )
+            for client, mine, own in zip(
+                group.clients,
+                group.split(shared),
+                group.split(networks.state_dict()),
+                strict=True,
+            )
+        ]
+        return GroupFit(net, uploads, losses, terms=terms, seconds=training.seconds)
 
     def refresh_masks(
         self,
-        client: Client,
-        net: network.TwoBranchNet,
-        download: SharedWeights,
-        training: LocalTraining,
+        group: Group,
+        net: TwoBranchNet,
+        downloads: Sequence[SharedWeights],
+        gradients: Sequence[Tensor],
     ) -> None:
-        """Compute both masks from the gradients of the round and Δ."""
-        method_config = client.config.method_config
-        if not method_config.decouple:
+        """Compute both masks of each client from the gradients of the round and Δ."""
+        settings: ADPFedGNNSettings = group.config.method_config
+        if not settings.decouple:
             return
-        received = state_to_vector(download.weights)
-        before = client.state.group("received")
-        client.state.set_group("received", {"weights": received})
-        if not before:
+        received = vectors(downloads)
+        before = [client.state.group("received") for client in group.clients]
+        for client, weights in zip(group.clients, received, strict=True):
+            client.state.set_group("received", {"weights": weights})
+        known = [place for place, found in enumerate(before) if found]
+        if not known:
             return
-        of_global, of_local = training.gradients
-        direction = (received - before["weights"]).to(client.device)
-        net.global_mask = per_tensor(
-            partial(global_mask, share=method_config.q, score=method_config.mask_score),
+        directions = torch.stack(
+            [received[place] - before[place]["weights"] for place in known]
+        )
+        # of one client without K
+        rows: Any = known if group.is_stacked else slice(None)
+        of_global, of_local = (part[rows] for part in gradients)
+        shared = per_tensor(
+            partial(global_mask, share=settings.q, score=settings.mask_score),
             net.shapes,
             of_global,
-            direction,
+            directions.view(of_global.shape).to(group.device),
         )
-        taken = [net.global_mask] if method_config.overlap == "excluded" else []
-        net.local_mask = per_tensor(
-            partial(local_mask, share=method_config.q), net.shapes, of_local, *taken
+        taken = [shared] if settings.overlap == "excluded" else []
+        own = per_tensor(
+            partial(local_mask, share=settings.q), net.shapes, of_local, *taken
         )
+        net.global_mask[rows], net.local_mask[rows] = shared, own
 
     def personal_model(
         self, client: Client, download: SharedWeights | None
@@ -163,7 +213,7 @@ class ADPFedGNNClientApp(FglClientApp):
         """Return the model trained last, combined with the download by Eq. (15)."""
         if download is None and not client.state.group("model"):
             return None
-        return open_networks(client, download)[0]
+        return open_networks(Group(client), [download])[0]
 
     def refreshed_model(
         self, client: Client, server_round: int, download: SharedWeights
@@ -171,11 +221,17 @@ class ADPFedGNNClientApp(FglClientApp):
         """Apply Eq. (15) with the newest global model, without training."""
         return self.personal_model(client, download)
 
+    def refreshed_group(
+        self, group: Group, downloads: Sequence[SharedWeights]
+    ) -> tuple[Backbone, None]:
+        """Apply Eq. (15) with the newest global model to each client."""
+        return open_networks(group, downloads)[0], None
+
 
 def backbone_of(client: Client) -> Backbone:
     """Build the client's backbone with the initial weights of the run."""
     graph = client.data.graph
-    return network.build_backbone(
+    return build_backbone(
         client.config,
         client.model_name,
         num_features=graph.num_features,
@@ -184,94 +240,137 @@ def backbone_of(client: Client) -> Backbone:
 
 
 def open_networks(
-    client: Client, download: SharedWeights | None
-) -> tuple[network.TwoBranchNet, nn.ModuleDict]:
-    """Return the client's network, and its agent and estimator, updated by a download."""
-    method_config = client.config.method_config
-    backbone = backbone_of(client)
-    features, width = client.data.graph.num_features, backbone.hidden_channels
-    networks = network.build_networks(client.config, features, width).to(client.device)
-    agent = cast(QNetwork, networks["agent"]) if method_config.has_agent else None
-    seed = client.seed(0, "evaluation")
-    net = network.TwoBranchNet(backbone, agent, method_config, seed=seed).to(
-        client.device
-    )
-    saved = client.state.group("model")
-    load_state(net, saved)
-    if download is not None:
-        load_state(networks, download.networks)
-        weights = state_to_vector(download.weights).to(client.device)
+    group: Group, downloads: Sequence[SharedWeights | None]
+) -> tuple[TwoBranchNet, nn.ModuleDict]:
+    """Return the clients' network, and their agent and estimator, updated by a download."""
+    (first, *_), settings = group.clients, group.config.method_config
+    backbone = backbone_of(first)
+    features, width = first.data.graph.num_features, backbone.hidden_channels
+    networks = build_networks(group.config, features, width)
+    first.settle(backbone)
+    if first.data.graph.graph.x.layout == torch.sparse_csr:
+        lay_out_for_sparse(networks, 2 * features + 1)  # of the agent
+    if group.is_stacked:
+        none: list[dict[str, Tensor]] = [{}] * len(group)
+        backbone, networks = stack_module(backbone, none), stack_module(networks, none)
+    networks.to(group.device)
+    agent = cast(QNetwork, networks["agent"]) if settings.has_agent else None
+    seeds = [client.seed(0, "evaluation") for client in group.clients]
+    net = TwoBranchNet(backbone, agent, settings, seeds=seeds).to(group.device)
+    saved = group.stored()
+    load_rows(group, net, saved)
+    received = [one for one in downloads if one is not None]
+    if received:
+        load_rows(group, networks, [one.networks for one in received])
+        weights = torch.stack(vectors(received)).to(group.device)
         # without own weights or decoupling, the download replaces all weights
-        if saved and method_config.decouple:
-            weights = personalise(net.weights(), weights, net.local_mask)
-        net.load_weights(weights)
+        is_known = torch.tensor([bool(s) and settings.decouple for s in saved])
+        mask = net.local_mask & is_known.to(group.device)[:, None].expand_as(weights)
+        net.load_weights(
+            personalise(net.weights(), weights, mask).view_as(net.local_mask)
+        )
     return net, networks
 
 
-class LocalTraining:
-    """Training of one client in one round, ADPFedGNN Algorithm 1.
+def vectors(downloads: Sequence[SharedWeights]) -> list[Tensor]:
+    """Return the weights of each download, of a broadcast one tensor for all clients."""
+    found = {id(one): one for one in downloads}
+    flat = {place: state_to_vector(one.weights) for place, one in found.items()}
+    return [flat[id(one)] for one in downloads]
 
-    The client's state holds optimizer moments, the replay buffer and former losses.
-    ``networks`` are ``agent`` and ``estimator``, if the settings use them. ``gradients``
-    (2, P) are sums of the gradients of Eq. (13), without its last term, with respect to
-    the effective weights of the global and the local branch; ``seconds`` those of
-    sampling, the agent, and forward and backward passes.
+
+@torch.no_grad()
+def load_rows(
+    group: Group, module: nn.Module, states: Sequence[Mapping[str, Tensor]]
+) -> None:
+    """Load the state of each client; an empty one changes nothing."""
+    tensors = module.state_dict()
+    if all(state is states[0] for state in states):
+        for name, value in states[0].items():
+            tensors[name].copy_(value)
+        return
+    for row, state in zip(group.split(tensors), states, strict=True):
+        for name, value in state.items():
+            row[name].copy_(value)
+
+
+class Batch(NamedTuple):
+    """The pairs (m,) of all layers of a block, those of each client together.
+
+    ``places`` are rows of ``table``, and ``pairs`` and ``following`` nodes of the graphs;
+    ``layer`` counts from 0, ``counts`` are the pairs of each client. A stack has ``ragged``
+    training nodes.
+    """
+
+    table: GraphInput
+    places: Candidates
+    pairs: Candidates
+    following: Tensor
+    layer: Tensor
+    counts: list[int]
+    ragged: Ragged | None
+
+
+class LocalTraining:
+    """Training of one client, or of K as a stack, in one round, ADPFedGNN Algorithm 1.
+
+    The clients' states hold optimizer moments, replay buffers and former losses.
+    ``networks`` are ``agent`` and ``estimator``, if the settings use them. ``seconds`` are
+    those of sampling, the agent, and forward and backward passes.
+
+    Notes
+    -----
+    1. One client computes the nodes of each batch's block only. A stack computes all rows
+       of its graphs, with the same neighbours, actions and dropout.
     """
 
     def __init__(
-        self,
-        client: Client,
-        server_round: int,
-        net: network.TwoBranchNet,
-        networks: nn.ModuleDict,
+        self, group: Group, net: TwoBranchNet, networks: nn.ModuleDict
     ) -> None:
-        self.client, self.server_round = client, server_round
-        self.net, self.networks = net, networks
-        self.method_config = client.config.method_config
+        self.group, self.net, self.networks = group, net, networks
+        self.inputs = group.inputs
+        self.method_config: ADPFedGNNSettings = group.config.method_config
         # the decay is a step of its own, see descend_weights
-        undecayed = replace(client.config, weight_decay=0.0)
-        self.optimizer = make_optimizer(net.backbone, undecayed)
-        self.learners: torch.optim.Optimizer | None = None
+        config = replace(group.config, weight_decay=0.0)
+        self.optimizer = group.open_optimizer("optimizer", net.backbone, config)
+        self.learners: GroupOptimizer | None = None
         if len(networks):
-            self.learners = torch.optim.Adam(
-                networks.parameters(), lr=self.method_config.network_lr, fused=True
-            )
-        for parts in self._optimizers():
-            client.restore_moments(*parts)
+            rate = self.method_config.network_lr
+            config = replace(config, optimizer="adam", lr=rate, clip_gradient=0.0)
+            self.learners = group.open_optimizer("network-optimizer", networks, config)
         self._forget_unused()
-        self.draws = self._generator("neighbours")
-        self.order = self._generator("batches")
+        self.draws, self.order = (
+            group.generators("neighbours"),
+            group.generators("batches"),
+        )
+        self.sampling: torch.Generator | ClientDraws = self.draws[0]
+        if isinstance(self.inputs, StackedInput):
+            self.sampling = ClientDraws(self.draws, self.inputs.num_rows)
         self.agent: NeighbourAgent | None = None
         if net.agent is not None:
-            self.agent = NeighbourAgent(
-                net.agent,
-                self.method_config,
-                client.data.training.inputs,
-                client.state.group("agent"),
-                draws=self.draws,
-                replay=self._generator("replay"),
-            )
-        self.gradients = torch.zeros(BRANCHES, len(net.weights()), device=client.device)
+            replay = zip(group.clients, group.generators("replay"), strict=True)
+            memories = [
+                AgentMemory(self.method_config, client.state.group("agent"), generator)
+                for client, generator in replay
+            ]
+            self.agent = NeighbourAgent(net.agent, self.inputs, memories, self.draws)
+        self.dropout = cast(Cohort, group).draws("training") if net.is_stacked else []
+        self.masks = net.masks()
+        self.sums = [
+            {name: torch.zeros_like(w) for name, w in net.backbone.state_dict().items()}
+            for _ in self.masks
+        ]
         self.seconds: dict[str, float] = defaultdict(float)
-        self._bounds: list[float] = []
-
-    def _generator(self, purpose: str) -> torch.Generator:
-        return self.client.generator(self.server_round, purpose)
-
-    def _optimizers(self) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
-        yield "optimizer", self.net.backbone, self.optimizer
-        if self.learners is not None:
-            yield "network-optimizer", self.networks, self.learners
+        self._bounds: list[Tensor] = []
 
     @torch.no_grad()
     def _forget_unused(self) -> None:
         """Zero the moments of weights in no mask; without gradient these then rest."""
         used = self.net.global_mask | self.net.local_mask
         parts = vector_to_state(used, self.net.shapes)
-        for name, weight in self.net.backbone.named_parameters():
-            for value in self.optimizer.state.get(weight, {}).values():
-                if isinstance(value, Tensor) and value.shape == weight.shape:
-                    value.mul_(parts[name])
+        for name, moments in self.optimizer.moments().items():
+            for moment in moments:
+                moment.mul_(parts[name])
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -280,68 +379,62 @@ class LocalTraining:
         yield
         self.seconds[part] += time.perf_counter() - clock
 
-    def train(self) -> float:
-        """Train for ``local-epochs`` and return the mean L_task of the last epoch.
+    def train(self) -> list[float]:
+        """Train for ``local-epochs``; return each client's mean L_task of the last epoch.
 
         With ``check-every`` the model keeps the weights best on the validation nodes.
         """
-        client, config = self.client, self.client.config
-        inputs = client.data.training.inputs
-        self.lists = client.cached(
-            ("neighbours",),
-            lambda: NeighbourLists.of(inputs.edge_index, inputs.num_nodes),
-        )
-        with seeded(client.seed(self.server_round, "training"), client.device):
-            if config.check_every:
-                return train_and_check(
-                    self.net,
-                    self.run_epochs,
-                    lambda: client.validate(self.net),
-                    epochs=config.local_epochs,
-                    check_every=config.check_every,
-                    patience=config.patience,
-                )
-            return self.run_epochs(config.local_epochs)
+        group, inputs, config = self.group, self.inputs, self.group.config
+        key = ("neighbours",)
+        if key not in group.memo:
+            group.memo[key] = NeighbourLists.of(inputs.edge_index, inputs.num_nodes)
+        self.lists: NeighbourLists = group.memo[key]
+        first = group.clients[0]
+        with seeded(first.seed(group.server_round or 0, "training"), group.device):
+            if not config.check_every:
+                return self.run_epochs(config.local_epochs)
+            loss = train_and_check(
+                self.net,
+                lambda number: self.run_epochs(number)[0],
+                lambda: group.validate(self.net)[0],
+                epochs=config.local_epochs,
+                check_every=config.check_every,
+                patience=config.patience,
+            )
+        return [loss]
 
-    def run_epochs(self, number: int) -> float:
+    def run_epochs(self, number: int) -> list[float]:
         """Train for a number of epochs on shuffled batches of the training nodes."""
-        data = self.client.data.training
-        size = len(data.index)
-        batch_size = self.client.config.batch_size or size
-        loss = float("nan")
+        group = self.group
+        size = group.config.batch_size or int(group.rows.count.max())
+        found = [math.nan] * len(group)
         self.net.train()
         for _ in range(number):
-            order = torch.randperm(size, generator=self.order).to(data.index.device)
-            losses = [
-                self.step(data.index[part], data.labels[part])
-                for part in torch.split(order, batch_size)
-            ]
-            loss = sum(losses) / len(losses)
-        return loss
+            losses = [self.step(rows) for rows in group.batches(size, self.order)]
+            found = [mean_of(mine) for mine in zip(*losses, strict=True)]
+        return found
 
-    def step(self, index: Tensor, labels: Tensor) -> float:
-        """Sample a block, choose neighbours, train, update the agent; return L_task."""
-        inputs = self.client.data.training.inputs
+    def step(self, rows: Rows) -> list[float]:
+        """Sample a block, choose neighbours, train, update the agents; return L_task."""
         with self.timed("sampling"):
             block = sample_block(
                 self.lists,
-                index,
+                rows.index,
                 limit=self.method_config.k,
                 num_layers=self.depth,
-                generator=self.draws,
+                generator=self.sampling,
             )
-            table = feature_table(inputs, block.nodes)
-            pairs = Candidates(*map(torch.cat, zip(*block.layers, strict=True)))
+            batch = self.batch_of(block, rows)
         with self.timed("agent"):
             if self.agent is not None:
-                kept = self.agent.choose(table, pairs)
+                kept = self.agent.choose(batch.table, batch.places, batch.counts)
             else:
-                kept = torch.ones(BRANCHES, len(pairs.target), dtype=torch.bool)
+                kept = torch.ones(BRANCHES, len(batch.layer), dtype=torch.bool)
         with self.timed("forwards"):
-            task = self.descend(table, block, kept.to(index.device), labels)
+            task = self.descend(batch, kept.to(rows.index.device), rows)
         with self.timed("agent"):
             if self.agent is not None:
-                self.agent.learn(block, kept, task)
+                self.agent.learn(batch.pairs, batch.following, batch.counts, kept, task)
             if self.learners is not None:
                 self.learners.step()
         return task
@@ -351,52 +444,104 @@ class LocalTraining:
         """Number of layers of the backbone."""
         return len(self.net.backbone.encoder)  # type: ignore[arg-type]
 
-    def descend(
-        self, table: GraphInput, block: Block, kept: Tensor, labels: Tensor
-    ) -> float:
+    def batch_of(self, block: Block, rows: Rows) -> Batch:
+        """Return the table of features of a block, and its pairs, sorted by client."""
+        inputs, device = self.inputs, rows.index.device
+        sizes = torch.tensor([len(layer.target) for layer in block.layers])
+        layer = torch.repeat_interleave(torch.arange(self.depth), sizes).to(device)
+        pairs = Candidates(*map(torch.cat, zip(*block.layers, strict=True)))
+        following = torch.cat([next_candidates(layer) for layer in block.layers])
+        if not isinstance(self.sampling, ClientDraws):
+            table, _ = feature_table(inputs, block.nodes)
+            layers = block.places(inputs.num_nodes)
+            places = Candidates(*map(torch.cat, zip(*layers, strict=True)))
+            counts = [len(layer)]
+            return Batch(table, places, pairs, following, layer, counts, None)
+        draws = self.sampling
+        order = torch.argsort(pairs.target // draws.size, stable=True)
+        pairs = Candidates(pairs.target[order], pairs.neighbour[order])
+        counts = draws.counts(pairs.target)
+        nodes = torch.split(block.nodes % draws.size, draws.counts(block.nodes))
+        fields = {place: [mine] * 2 * self.depth for place, mine in enumerate(nodes)}
+        cast(Cohort, self.group).draw_for(self.net, self.dropout, fields)
+        ragged = Ragged(rows.count.tolist(), device)
+        return Batch(
+            inputs, pairs, pairs, following[order], layer[order], counts, ragged
+        )
+
+    def descend(self, batch: Batch, kept: Tensor, rows: Rows) -> list[float]:
         """Step on θ and compute the estimator's gradient, Eq. (13); return L_task."""
         leaves, features, logits = [], [], []
-        sizes = [len(layer.target) for layer in block.layers]
+        edges = torch.stack([batch.places.neighbour, batch.places.target])
+        size, ragged, share = len(rows.index), batch.ragged, None
+        chosen: Tensor | slice = slice(size)  # the first nodes of the table
+        if ragged is not None:
+            chosen = rows.index[ragged.index]
+            share = torch.zeros(chosen.shape, device=chosen.device)
+            share.view(-1)[ragged.slots] = rows.share
         for branch in range(BRANCHES):
-            chosen = torch.split(kept[branch], sizes)
             graphs = [
-                table.with_edges(torch.stack([layer.neighbour, layer.target])[:, keep])
-                for layer, keep in zip(block.layers, chosen, strict=True)
+                batch.table.with_edges(edges[:, kept[branch] & (batch.layer == number)])
+                for number in range(self.depth)
             ]
-            effective = self.net.effective(branch)
+            effective = self.net.effective(self.masks[branch])
             leaves.append([w.requires_grad_() for w in effective.values()])
-            h, z = self.net.run_branch(effective, graphs, len(labels))
+            h, z = self.net.run_branch(effective, graphs, chosen)
             features.append(h)
             logits.append(z)
-        task = F.cross_entropy(self.net.fuse(logits), labels)
+        fused = self.net.fuse(logits)
+        if ragged is None:
+            task = F.cross_entropy(fused, rows.labels)[None]
+        else:
+            fused = fused.flatten(0, 1)[ragged.slots]
+            task = rows.mean(cross_entropy(fused, rows.labels))
         loss, settings = task, self.method_config
         if settings.has_estimator:
-            loss = task + settings.lambda_mi * self.mutual_information(*features)
-        found = torch.autograd.grad(loss, leaves[0] + leaves[1], materialize_grads=True)
+            bound = self.mutual_information(features[0], features[1], share)
+            loss = task + settings.lambda_mi * bound
+        found = torch.autograd.grad(
+            loss.sum(), leaves[0] + leaves[1], materialize_grads=True
+        )
         names = list(self.net.shapes)
         parts = (found[: len(names)], found[len(names) :])
-        named = [dict(zip(names, part, strict=True)) for part in parts]
-        by_branch = torch.stack([state_to_vector(part) for part in named])
-        self.gradients += by_branch
-        masks = torch.stack([self.net.global_mask, self.net.local_mask])
-        self.descend_weights((by_branch * masks).sum(dim=0))
-        return task.item()
-
-    def mutual_information(self, shared: Tensor, local: Tensor) -> Tensor:
-        """Return Eq. (6); the gradient of Eq. (8) is left on the estimator only."""
-        estimator = cast(network.MIEstimator, self.networks["estimator"])
-        shared, local = F.normalize(shared, dim=1), F.normalize(local, dim=1)
-        mean, log_variance = estimator(shared)
-        bound = network.club_bound(
-            mean, log_variance, local, norm=self.method_config.club_norm
+        by_branch = [dict(zip(names, part, strict=True)) for part in parts]
+        for sums, mine in zip(self.sums, by_branch, strict=True):
+            for name, gradient in mine.items():
+                sums[name] += gradient
+        of_global, of_local = (
+            {name: gradient * masks[name] for name, gradient in mine.items()}
+            for mine, masks in zip(by_branch, self.masks, strict=True)
         )
-        self._bounds.append(bound.item())
+        self.descend_weights({name: of_global[name] + of_local[name] for name in names})
+        values: list[float] = task.tolist()
+        return values
+
+    def mutual_information(
+        self, shared: Tensor, local: Tensor, share: Tensor | None
+    ) -> Tensor:
+        """Return Eq. (6); the gradient of Eq. (8) is left on the estimator only."""
+        estimator = cast(MIEstimator, self.networks["estimator"])
+        shared, local = F.normalize(shared, dim=-1), F.normalize(local, dim=-1)
+        mean, log_variance = estimator(shared)
+        norm = self.method_config.club_norm
+        bound = club_bound(mean, log_variance, local, norm=norm, share=share)
+        self._bounds.append(bound.detach().view(-1))
         estimator.zero_grad()
         mean, log_variance = estimator(shared.detach())
-        network.residual_loss(mean, log_variance, local.detach()).backward()  # type: ignore[no-untyped-call]
+        loss = residual_loss(mean, log_variance, local.detach(), share)
+        loss.sum().backward()  # type: ignore[no-untyped-call]
         return bound
 
-    def descend_weights(self, gradient: Tensor) -> None:
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Sums of the gradients of Eq. (13), without its last term, of both branches.
+
+        They are with respect to the effective weights, (P,), of a stack (K, P).
+        """
+        is_stacked = self.net.is_stacked
+        return [state_to_vector(part, is_stacked=is_stacked) for part in self.sums]
+
+    def descend_weights(self, gradients: Mapping[str, Tensor]) -> None:
         """Step on θ by the gradient of the losses and of ``λ_reg ‖θ‖²``, biases excepted.
 
         The setting ``weight-decay`` adds to ``2 λ_reg``.
@@ -409,49 +554,67 @@ class LocalTraining:
         2. A weight that leaves both masks would move on by its moments of former rounds.
            These are zero from the next round on, so it moves by the decay only.
         """
-        parts = vector_to_state(gradient, self.net.shapes)
-        decay = 2 * self.method_config.lambda_reg + self.client.config.weight_decay
+        config = self.group.config
+        decay = 2 * self.method_config.lambda_reg + config.weight_decay
         is_decoupled = self.method_config.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
             # fused optimizer steps need the memory layout of the weight
-            weight.grad = torch.empty_like(weight).copy_(parts[name])
+            weight.grad = torch.empty_like(weight).copy_(gradients[name])
             if name.endswith("bias"):
                 continue
             if is_decoupled:
-                weight.detach().mul_(1 - self.client.config.lr * decay)
+                weight.detach().mul_(1 - config.lr * decay)
             else:
                 weight.grad = weight.grad + decay * weight.detach()
         self.optimizer.step()
 
-    def keep(self) -> None:
-        """Store in the client's state what the next round needs, and log statistics."""
-        state = self.client.state
-        for parts in self._optimizers():
-            self.client.keep_moments(*parts)
+    def keep(self) -> list[dict[str, float]]:
+        """Store in the clients' states what the next round needs; return statistics."""
+        self.optimizer.save()
+        if self.learners is not None:
+            self.learners.save()
         if self.agent is not None:
-            state.set_group("agent", self.agent.memory())
-        numbers = self.numbers()
-        state.values |= numbers
-        log.info("Client %s: %s", self.client.partition_id, numbers)
+            for client, memory in zip(
+                self.group.clients, self.agent.memories, strict=True
+            ):
+                client.state.set_group("agent", memory.tensors())
+        found = self.numbers()
+        for client, numbers in zip(self.group.clients, found, strict=True):
+            client.state.values |= numbers
+            log.info("Client %s: %s", client.partition_id, numbers)
+        return found
 
-    def numbers(self) -> dict[str, float]:
-        """Return statistics of masks, mutual information and agent, for the log."""
-        both, agent = (self.net.global_mask, self.net.local_mask), self.agent
-        return {
-            "kept": mean_of(agent.rates if agent else []),
-            "keep-spread": mean_of(agent.spreads if agent else []),
-            "distinct-rewards": float(agent.distinct_rewards() if agent else 0),
-            "mutual-information": mean_of(self._bounds),
-            "in-both-masks": share(both[0] & both[1]),
-            "in-no-mask": share(~(both[0] | both[1])),
-        }
+    def numbers(self) -> list[dict[str, float]]:
+        """Return statistics of masks, mutual information and agents, for the log."""
+        both = self.group.split(
+            {"global": self.net.global_mask, "local": self.net.local_mask}
+        )
+        bounds = torch.stack(self._bounds).T.tolist() if self._bounds else []
+        memories = self.agent.memories if self.agent else []
+        found = []
+        for number, masks in enumerate(both):
+            memory = memories[number] if memories else None
+            of_global, of_local = masks["global"], masks["local"]
+            found.append(
+                {
+                    "kept": mean_of(memory.rates if memory else []),
+                    "keep-spread": mean_of(memory.spreads if memory else []),
+                    "distinct-rewards": float(
+                        memory.distinct_rewards() if memory else 0
+                    ),
+                    "mutual-information": mean_of(bounds[number] if bounds else []),
+                    "in-both-masks": share_of(of_global & of_local),
+                    "in-no-mask": share_of(~(of_global | of_local)),
+                }
+            )
+        return found
 
 
-def mean_of(values: list[float]) -> float:
+def mean_of(values: Sequence[float]) -> float:
     """Return the mean, 0 for an empty list."""
     return sum(values) / len(values) if values else 0.0
 
 
-def share(mask: Tensor) -> float:
+def share_of(mask: Tensor) -> float:
     """Return the share of entries of a mask that are 1, in [0, 1]."""
     return float(mask.float().mean())

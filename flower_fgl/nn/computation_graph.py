@@ -22,6 +22,7 @@ from flower_fgl.nn.topology import OperatorKind
 
 __all__ = ["Level", "NeighborSampler", "NeighbourLists", "output_nodes"]
 __all__ += ["receptive_field"]
+__all__ += ["ClientDraws"]
 
 
 SHARE, SHARE_IN_BATCH = 0.75, 0.5
@@ -240,6 +241,34 @@ def _map(
     return F.linear(features, weight, bias)
 
 
+class ClientDraws:
+    """Uniform numbers of K clients, each from its own generator, on the CPU.
+
+    The nodes of client k are the rows from k · ``size`` on.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator], size: int) -> None:
+        self.generators, self.size = generators, size
+
+    def in_order(self, nodes: Tensor) -> Tensor:
+        """Sort nodes by client; those of one client keep their order."""
+        return nodes[torch.argsort(nodes // self.size, stable=True)]
+
+    def counts(self, nodes: Tensor) -> list[int]:
+        """Count the nodes of each client."""
+        number = len(self.generators)
+        found: list[int] = torch.bincount(nodes // self.size, minlength=number).tolist()
+        return found
+
+    def rand(self, rows: int, counts: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Draw a matrix (``rows``, n) with ``counts`` columns of each client."""
+        parts = [
+            torch.rand(rows, count, generator=generator, dtype=dtype)
+            for count, generator in zip(counts, self.generators, strict=True)
+        ]
+        return torch.cat(parts, dim=1)
+
+
 @dataclass(frozen=True, eq=False)
 class NeighbourLists:
     """The neighbours of every node, in compressed sparse rows.
@@ -272,13 +301,14 @@ class NeighbourLists:
         return int(self.start.nbytes + self.neighbour.nbytes)
 
     def sample(
-        self, nodes: Tensor, limit: int, generator: torch.Generator
+        self, nodes: Tensor, limit: int, generator: torch.Generator | ClientDraws
     ) -> tuple[Tensor, Tensor]:
         """Draw up to ``limit`` neighbours of each of n nodes, without replacement.
 
         A node with at most that many keeps all; for other nodes every set of that size is
-        equally likely. The generator draws on the CPU. Returns positions in ``nodes``
-        (m,), ascending, and in ``neighbour`` (m,).
+        equally likely. The generator draws on the CPU; with those of several clients the
+        nodes must be sorted by client. Returns positions in ``nodes`` (m,), ascending, and
+        in ``neighbour`` (m,).
         """
         first = self.start[nodes]
         degree = self.start[nodes + 1] - first
@@ -288,21 +318,27 @@ class NeighbourLists:
         entry = concatenated_ranges(first, count)
         crowded = degree > limit
         if bool(crowded.any()):
-            picks = _distinct(degree[crowded], limit, generator)
+            many = int(crowded.sum())
+            if isinstance(generator, ClientDraws):
+                counts = generator.counts(nodes[crowded])
+                draws = generator.rand(limit, counts, torch.float64)
+            else:
+                draws = torch.rand(
+                    limit, many, generator=generator, dtype=torch.float64
+                )
+            picks = _distinct(degree[crowded], draws.to(nodes.device))
             drawn = first[crowded][:, None] + picks
             entry.masked_scatter_(crowded.index_select(0, target), drawn)
         return target, entry
 
 
-def _distinct(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw ``count`` different numbers below each size: (n, count), int64."""
+def _distinct(sizes: Tensor, draws: Tensor) -> Tensor:
+    """Turn uniform draws (count, n) into different numbers below each size: (n, count)."""
     # Floyd's algorithm (Bentley & Floyd, CACM 30(9), 1987) for all rows at once: step j
     # draws t from 0 to size − count + j, and takes that maximum instead if t was drawn
     # before. The work does not grow with the sizes.
     # float64 can represent every integer up to 2⁵³
-    draws = torch.rand(count, len(sizes), generator=generator, dtype=torch.float64).to(
-        sizes.device
-    )
+    count = len(draws)
     picks = torch.empty_like(draws, dtype=torch.int64)
     for j in range(count):
         last = sizes - count + j

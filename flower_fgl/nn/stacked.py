@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -26,6 +27,10 @@ from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
 __all__ = ["Ensemble", "SharedInput", "StackedInput", "StackedWeights", "can_stack"]
 __all__ += ["map_each", "pad_rows", "split_state", "stack_model"]
+__all__ += ["map_rows", "stack_module"]
+
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class BlockOperator:
@@ -158,6 +163,21 @@ def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
     return torch.baddbmm(bias[:, None], rows, across)
 
 
+def map_rows(layer: nn.Module, h: Tensor) -> Tensor:
+    """Run a layer, or a sequence of them, of which linear ones may have stacked weights.
+
+    Those map each client's rows (K, n, p) by its own weights.
+    """
+    if isinstance(layer, nn.Sequential):
+        for part in layer:
+            h = map_rows(part, h)
+        return h
+    if isinstance(layer, nn.Linear) and layer.weight.dim() == 3:
+        return map_each(h, layer.weight.mT, layer.bias)
+    out: Tensor = layer(h)
+    return out
+
+
 def pad_rows(parts: Sequence[Tensor], num_rows: int) -> Tensor:
     """Stack K matrices of unequal numbers of rows to (K, num_rows, ...).
 
@@ -243,6 +263,21 @@ def stack_model(
         module = model.get_submodule(owner)
         module._parameters[key] = nn.Parameter(values)
     return model
+
+
+def stack_module(module: Module, states: Sequence[Mapping[str, Tensor]]) -> Module:
+    """Give a module the weights of K clients, (K, ...); of empty states its own, copied."""
+    own = {name: value.detach().clone() for name, value in module.named_parameters()}
+    is_same = all(state is states[0] for state in states)
+    given = [state or own for state in states]
+    stack_model(
+        cast(Backbone, module),
+        given[0] if is_same else given,
+        len(states),
+        torch.rand_like,
+        is_spare=True,
+    )
+    return module
 
 
 def split_state(

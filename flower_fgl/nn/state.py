@@ -46,18 +46,27 @@ def layer_of(name: str) -> str:
     return ".".join([root, *parts[: numbered[0] + 1 if numbered else 1]])
 
 
-def state_to_vector(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Concatenate the tensors of a model in their order, without gradient: (P,)."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+def state_to_vector(
+    tensors: Mapping[str, Tensor], *, is_stacked: bool = False
+) -> Tensor:
+    """Concatenate the tensors of a model in their order, without gradient: (P,).
+
+    Stacked tensors (K, ...) give (K, P).
+    """
+    first = int(is_stacked)
+    return torch.cat([t.detach().flatten(first) for t in tensors.values()], dim=first)
 
 
 def vector_to_state(
     vector: Tensor, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Undo :func:`state_to_vector`; the tensors are views of ``vector`` (P,)."""
+    """Undo :func:`state_to_vector`; the tensors are views of ``vector``.
+
+    ``shapes`` are those without K.
+    """
     sizes = [torch.Size(shape).numel() for shape in shapes.values()]
-    parts = torch.split(vector, sizes)
+    parts = torch.split(vector, sizes, dim=-1)
     return {
-        name: part.view(shape)
+        name: part.view(*vector.shape[:-1], *shape)
         for (name, shape), part in zip(shapes.items(), parts, strict=True)
     }

@@ -19,6 +19,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.model_store import card_of
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
@@ -122,13 +123,13 @@ def test_local_masks_stay_with_the_client() -> None:
 def test_gradients_of_effective_weights_equal_autograd_through_the_masks() -> None:
     client = make_client(lambda_reg=0.0, rl=False, mi=False)
     run_rounds(client, 2)
-    net, networks = open_networks(client, initial(client))
+    net, networks = open_networks(Group(client), [initial(client)])
     size = len(net.weights())
     net.global_mask = torch.arange(size) % 2 == 0
     net.local_mask = torch.arange(size) % 3 == 0
     net.backbone.dropout = 0.0
     before = net.weights()
-    training = LocalTraining(client, 3, net, networks)
+    training = LocalTraining(Group(client, 3), net, networks)
     training.train()
     dense = training.gradients
     assert bool((dense[0][~net.global_mask] != 0).any())
@@ -147,10 +148,10 @@ def test_the_decay_of_a_weight_that_no_branch_uses_is_proportional_to_it(
     for reg_step in ("decoupled", "gradient"):
         general = {"weight-decay": weight_decay}
         client = make_client(general=general, reg_step=reg_step, rl=False)
-        net, networks = open_networks(client, initial(client))
+        net, networks = open_networks(Group(client), [initial(client)])
         net.global_mask = net.local_mask = torch.zeros_like(net.local_mask)
         before = net.weights()
-        LocalTraining(client, 1, net, networks).train()
+        LocalTraining(Group(client, 1), net, networks).train()
         shapes = net.shapes
         moved[reg_step] = vector_to_state(net.weights(), shapes)
         start = vector_to_state(before, shapes)
@@ -179,14 +180,14 @@ def test_only_masks_that_may_overlap_share_weights(overlap: str) -> None:
 def test_weights_that_left_both_masks_do_not_move_on_their_old_moments() -> None:
     client = make_client(rl=False, mi=False, q=0.3)
     download = answer(client, run_rounds(client, 3)[-1], initial(client))
-    net, networks = open_networks(client, download)
+    net, networks = open_networks(Group(client), [download])
     unused = ~(net.global_mask | net.local_mask)
     assert 0.2 < float(unused.float().mean()) < 0.9
     moments = client.state.group("optimizer")
     size = sum(float(t.abs().sum()) for n, t in moments.items() if "exp_avg/" in n)
     assert size > 0
     before = net.weights()
-    training = LocalTraining(client, 4, net, networks)
+    training = LocalTraining(Group(client, 4), net, networks)
     training.train()
     shapes, steps = net.shapes, client.config.local_epochs
     after, start, rest = (
@@ -212,7 +213,7 @@ def test_a_client_keeps_the_weights_under_its_local_mask() -> None:
     run_rounds(client, 3)
     saved = client.state.group("model")
     download = initial(client)
-    net, _ = open_networks(client, download)
+    net, _ = open_networks(Group(client), [download])
     names = [n for n in net.state_dict() if n.startswith("branch.")]
     own = state_to_vector({name: saved[name] for name in names})
     expected = torch.where(saved["local_mask"], own, state_to_vector(download.weights))
@@ -227,7 +228,7 @@ def test_all_global_weights_are_used_before_training_and_without_decoupling(
     if not is_new:
         run_rounds(client, 2)
     download = initial(client)
-    net, _ = open_networks(client, download)
+    net, _ = open_networks(Group(client), [download])
     assert torch.equal(net.weights(), state_to_vector(download.weights))
     assert bool(net.local_mask.all())
 

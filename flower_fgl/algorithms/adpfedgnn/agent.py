@@ -1,4 +1,8 @@
-"""The agent that selects neighbours, Mnih et al., Nature 2015, and what it selects from."""
+"""The agent that selects neighbours, Mnih et al., Nature 2015, and what it selects from.
+
+Functions and networks serve one client, or K of a stack: nodes are then the flattened rows
+of a :class:`~flower_fgl.nn.stacked.StackedInput`, and other shapes begin with K.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,21 @@ from torch import Tensor, nn
 
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.computation_graph import NeighbourLists
+from flower_fgl.nn.computation_graph import ClientDraws, NeighbourLists
 from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.stacked import StackedInput, map_rows
 
 __all__ = ["Block", "Candidates", "NeighbourAgent", "NeighbourLists", "QNetwork"]
 __all__ += ["ReplayBuffer", "RunningDeviation", "Steps", "feature_table"]
 __all__ += ["keep_probabilities", "next_candidates", "reward", "sample_block"]
 __all__ += ["sample_neighbours", "shuffled", "td_loss"]
+__all__ += ["AgentMemory", "Ragged", "project_rows"]
 
 
 class Candidates(NamedTuple):
     """Pairs of a target node and a neighbour that may be kept, both (m,), int64.
 
-    Targets are ascending positions. Pairs are distinct unless the graph has duplicate
+    The pairs of a target are consecutive, and distinct unless the graph has duplicate
     edges.
     """
 
@@ -37,16 +43,44 @@ class Candidates(NamedTuple):
 class Block:
     """The nodes (n,) whose features determine a batch's predictions, ADPFedGNN Sec. 3.2.
 
-    The batch's nodes come first. ``layers`` are the pairs of each layer as positions in
-    ``nodes``, the first layer first.
+    The batch's nodes come first, those of several clients by client. ``layers`` are the
+    pairs of each layer, the first layer first.
     """
 
     nodes: Tensor
     layers: tuple[Candidates, ...]
 
+    def places(self, num_nodes: int) -> tuple[Candidates, ...]:
+        """Return the layers with positions in ``nodes``, of a graph with N nodes."""
+        place = torch.empty(num_nodes, dtype=torch.int64, device=self.nodes.device)
+        place[self.nodes] = torch.arange(len(self.nodes), device=place.device)
+        return tuple(Candidates(place[v], place[u]) for v, u in self.layers)
+
+
+class Ragged:
+    """Rows of K clients, ``counts`` of each, and the same padded to m rows of each.
+
+    ``index`` (K, m) are the rows in the padded matrix; padding repeats a row of any
+    client. ``slots`` are the places of the rows in the flattened matrix.
+    """
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        count = torch.tensor(counts, device=device)
+        place = torch.arange(max(counts), device=device)
+        first = (count.cumsum(0) - count)[:, None]
+        self.index = (first + place).clamp(max=max(sum(counts) - 1, 0))
+        self.slots = (place < count[:, None]).flatten().nonzero().squeeze(1)
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """Return the rows of a padded matrix (..., K, m)."""
+        return padded.flatten(-2)[..., self.slots]
+
 
 def sample_neighbours(
-    lists: NeighbourLists, nodes: Tensor, limit: int, generator: torch.Generator
+    lists: NeighbourLists,
+    nodes: Tensor,
+    limit: int,
+    generator: torch.Generator | ClientDraws,
 ) -> Candidates:
     """Draw up to ``limit`` (k) neighbours of each node, without replacement, on the CPU.
 
@@ -63,21 +97,24 @@ def sample_block(
     *,
     limit: int,
     num_layers: int,
-    generator: torch.Generator,
+    generator: torch.Generator | ClientDraws,
 ) -> Block:
     """Draw a block: neighbours of distinct nodes, their neighbours, and so on.
 
-    Up to ``limit`` neighbours per node and layer, drawn independently in each layer.
+    Up to ``limit`` neighbours per node and layer, drawn independently in each layer. The
+    ``batch`` of several clients is sorted by client.
     """
-    place = torch.full((lists.num_nodes,), -1, device=batch.device)
-    place[batch] = torch.arange(len(batch), device=batch.device)
+    is_known = torch.zeros(lists.num_nodes, dtype=torch.bool, device=batch.device)
+    is_known[batch] = True
     nodes, layers = batch, []
     for _ in range(num_layers):
         target, neighbour = sample_neighbours(lists, nodes, limit, generator)
-        fresh = torch.unique(neighbour[place[neighbour] < 0])
-        place[fresh] = len(nodes) + torch.arange(len(fresh), device=batch.device)
+        layers.append(Candidates(nodes[target], neighbour))
+        fresh = torch.unique(neighbour[~is_known[neighbour]])
+        is_known[fresh] = True
         nodes = torch.cat([nodes, fresh])
-        layers.append(Candidates(target, place[neighbour]))
+        if isinstance(generator, ClientDraws):
+            nodes = generator.in_order(nodes)
     return Block(nodes, tuple(layers[::-1]))
 
 
@@ -88,10 +125,17 @@ EPSILON = 1e-10
 """Least variance of the rewards that is not taken as rounding."""
 
 
-def feature_table(graph: GraphInput, nodes: Tensor) -> GraphInput:
-    """Return the features of some nodes (n,) as a graph without edges."""
+def feature_table(graph: GraphInput, nodes: Tensor) -> tuple[GraphInput, Tensor]:
+    """Return a graph without edges that has the features of some nodes, and their rows.
+
+    The rows have the shape of ``nodes``. A stack is its own table: reading all rows is
+    faster there.
+    """
+    if isinstance(graph, StackedInput):
+        return graph, nodes
     edges = torch.empty(2, 0, dtype=torch.int64, device=nodes.device)
-    return GraphInput(select_rows(graph.x, nodes), edges)
+    rows = torch.arange(nodes.numel(), device=nodes.device).view(nodes.shape)
+    return GraphInput(select_rows(graph.x, nodes.flatten()), edges), rows
 
 
 class QNetwork(nn.Module):
@@ -115,8 +159,9 @@ class QNetwork(nn.Module):
         computed once for all its pairs.
         """
         sizes = [table.num_features, table.num_features, 1]
-        of_target, of_neighbour, _ = torch.split(self.first.weight, sizes, dim=1)
-        return table.linear(None, of_target), table.linear(None, of_neighbour)
+        of_target, of_neighbour, _ = torch.split(self.first.weight, sizes, dim=-1)
+        target = table.linear(None, of_target, self.first.bias)
+        return target, table.linear(None, of_neighbour)
 
     def forward(self, target: Tensor, neighbour: Tensor, branch: Tensor) -> Tensor:
         """Return Q(s, ·), the values of dropping and of keeping each of m pairs: (m, 2).
@@ -124,25 +169,44 @@ class QNetwork(nn.Module):
         ``target`` and ``neighbour`` (m, width) are rows of the results of
         :meth:`project`, and ``branch`` (m, 1) is b.
         """
-        of_branch = self.first.weight[:, -1]
-        hidden = target + neighbour + branch * of_branch + self.first.bias
-        out: Tensor = self.rest(hidden)
-        return out
+        of_branch = self.first.weight[..., None, :, -1]
+        return map_rows(self.rest, target + neighbour + branch * of_branch)
 
 
 @torch.no_grad()
-def keep_probabilities(agent: QNetwork, table: GraphInput, pairs: Candidates) -> Tensor:
+def keep_probabilities(
+    agent: QNetwork,
+    table: GraphInput,
+    pairs: Candidates,
+    counts: Sequence[int] | None = None,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Return P(keep | s) of each candidate in each branch, (2, m), ADPFedGNN Eq. (2).
 
-    ``table`` has the features of the nodes that ``pairs`` index.
+    ``table`` has the features of the nodes that ``pairs`` index. Pairs of a stack are
+    sorted by client, ``counts`` of each. ``known`` are those of :func:`project_rows`, if
+    they are known.
     """
-    of_target, of_neighbour = agent.project(table)
-    target, neighbour = of_target[pairs.target], of_neighbour[pairs.neighbour]
+    ragged = None
+    if counts is not None:
+        ragged = Ragged(counts, table.device)
+        pairs = Candidates(*(column[ragged.index] for column in pairs))
+    of_target, of_neighbour = known or project_rows(agent, table)
+    hidden = of_target[pairs.target] + of_neighbour[pairs.neighbour]
     rows = []
     for b in range(BRANCHES):
-        values = agent(target, neighbour, target.new_full((len(target), 1), float(b)))
-        rows.append((values[:, KEEP] - values[:, DROP]).sigmoid())  # 2-way softmax
-    return torch.stack(rows)
+        if b:
+            hidden += agent.first.weight[..., None, :, -1]
+        values = map_rows(agent.rest, hidden)
+        rows.append((values[..., KEEP] - values[..., DROP]).sigmoid())  # 2-way softmax
+    found = torch.stack(rows)
+    return found if ragged is None else ragged.flat(found)
+
+
+def project_rows(agent: QNetwork, table: GraphInput) -> tuple[Tensor, Tensor]:
+    """Return the results of :meth:`QNetwork.project` with a row per node."""
+    of_target, of_neighbour = agent.project(table)
+    return of_target.flatten(0, -2), of_neighbour.flatten(0, -2)
 
 
 def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -279,27 +343,30 @@ def td_loss(
     steps: Steps,
     *,
     discount: float,
+    known: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Tensor:
     """Return the Huber loss of ``r + γ (1 − done) max_a' Q⁻(s', a') − Q(s, a)``.
 
     Q is ``agent``, Q⁻ ``frozen``, its copy from the beginning of the round, and γ
     ``discount``. ``steps`` are a batch of m steps, which index the nodes of the client's
-    ``graph``.
+    ``graph``; of a stack (K, m), which gives losses (K,). ``known`` are the
+    :func:`project_rows` of both networks for the table of all nodes.
     """
     steps = Steps(*(column.to(graph.device) for column in steps))
-    branch = steps.branch[:, None].to(graph.x.dtype)
+    branch = steps.branch[..., None].to(graph.x.dtype)
     is_done = steps.following < 0
-    rows = [steps.target, steps.neighbour, steps.following.clamp(min=0)]
-    table = feature_table(graph, torch.cat(rows).long())
-    size = len(is_done)
-    of_target, of_neighbour = agent.project(table)
-    values = agent(of_target[:size], of_neighbour[size : 2 * size], branch)
-    chosen = values.gather(1, steps.action[:, None].long()).squeeze(1)
+    nodes = [steps.target, steps.neighbour, steps.following.clamp(min=0)]
+    table, (target, neighbour, following) = feature_table(
+        graph, torch.stack(nodes).long()
+    )
+    of_target, of_neighbour = known[0] if known else project_rows(agent, table)
+    values = agent(of_target[target], of_neighbour[neighbour], branch)
+    chosen = values.gather(-1, steps.action[..., None].long()).squeeze(-1)
     with torch.no_grad():
-        of_target, of_neighbour = frozen.project(table)
-        ahead = frozen(of_target[:size], of_neighbour[2 * size :], branch).amax(dim=1)
+        of_target, of_neighbour = known[1] if known else project_rows(frozen, table)
+        ahead = frozen(of_target[target], of_neighbour[following], branch).amax(dim=-1)
         goal = steps.reward + discount * ahead.masked_fill(is_done, 0.0)
-    return F.smooth_l1_loss(chosen, goal)
+    return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
 
 
 REWARD_SCALE = 1.0
@@ -310,12 +377,11 @@ LARGEST = 3.0
 """Bound on a reward after its division by the running deviation."""
 
 
-class NeighbourAgent:
-    """One client's agent in one round, ADPFedGNN Sec. 3.2.
+class AgentMemory:
+    """What one client's agent remembers of a round and of earlier ones.
 
-    It computes the gradients of ``network``; the caller's optimizer applies them.
-    ``memory`` is the result of :meth:`memory` in the client's last round, empty before
-    the first. ``draws`` and ``replay`` draw actions, and samples of the replay buffer.
+    ``kept`` is the result of :meth:`tensors` in the client's last round, empty before the
+    first; ``replay`` draws what the buffer stores and returns.
 
     Attributes
     ----------
@@ -334,18 +400,12 @@ class NeighbourAgent:
 
     def __init__(
         self,
-        network: QNetwork,
         method_config: ADPFedGNNSettings,
-        graph: GraphInput,
-        memory: Mapping[str, Tensor],
-        *,
-        draws: torch.Generator,
+        kept: Mapping[str, Tensor],
         replay: torch.Generator,
     ) -> None:
-        self.network, self.method_config, self.graph = network, method_config, graph
-        self.draws, self.replay = draws, replay
-        self.frozen = copy.deepcopy(network)
-        kept = dict(memory)
+        self.method_config, self.replay = method_config, replay
+        kept = dict(kept)
         self.history: list[float] = kept.pop("losses", torch.empty(0)).tolist()
         self.deviation = RunningDeviation(kept.pop("reward-sums", None))
         self.buffer = ReplayBuffer(method_config.buffer)
@@ -354,24 +414,8 @@ class NeighbourAgent:
         self.spreads: list[float] = []
         self._losses: list[float] = []
 
-    def choose(self, table: GraphInput, pairs: Candidates) -> Tensor:
-        """Draw which candidates each branch keeps: (2, m), bool."""
-        chance = keep_probabilities(self.network, table, pairs)
-        draw = torch.rand(chance.shape, generator=self.draws).to(chance.device)
-        kept = draw < chance
-        if self.method_config.selection == "random-drop":
-            kept = shuffled(kept, self.draws)
-        if chance.numel():  # none if all nodes of the batch are isolated
-            self.rates.append(float(kept.float().mean()))
-            self.spreads.append(float(chance.std(correction=0)))
-        return kept
-
-    def learn(self, block: Block, kept: Tensor, task: float) -> None:
-        """Compute the reward, store the steps, and compute a gradient.
-
-        ``kept`` (2, m), bool, is the result of :meth:`choose`; ``task`` is the batch's
-        L_task.
-        """
+    def reward(self, task: float) -> float:
+        """Return the reward of a batch by its L_task, and note this loss."""
         gain = reward(
             task,
             self.history,
@@ -380,22 +424,38 @@ class NeighbourAgent:
         )
         if self.history:
             self.deviation.add(gain)
-        self._remember(block, kept, gain)
         self._losses.append(task)
         if self.method_config.reward_scale == "batch":
             self._append_loss(task)
-        self.network.zero_grad()
-        if len(self.buffer):
-            td_loss(
-                self.network,
-                self.frozen,
-                self.graph,
-                self._scaled(self.buffer.draw(REPLAY_BATCH, self.replay)),
-                discount=self.method_config.gamma_rl,
-            ).backward()  # type: ignore[no-untyped-call]
+        return gain
 
-    def _scaled(self, steps: Steps) -> Steps:
-        """Divide the rewards by their running deviation."""
+    def store(
+        self, pairs: Candidates, following: Tensor, kept: Tensor, gain: float
+    ) -> None:
+        """Store a step for pairs (m,) and branches, a random part if there are many.
+
+        All tensors are on the CPU; ``following`` (m,) is that of :func:`next_candidates`,
+        and ``kept`` (2, m) of :meth:`NeighbourAgent.choose`.
+        """
+        size = len(following)
+        part = torch.arange(BRANCHES * size)
+        limit = self.method_config.steps_per_batch
+        if 0 < limit < len(part):
+            part = torch.randperm(len(part), generator=self.replay)[:limit]
+        pair = part % max(size, 1)
+        steps = Steps(
+            pairs.target[pair],
+            pairs.neighbour[pair],
+            following[pair],
+            part // max(size, 1),
+            kept.flatten()[part],
+            torch.full((len(part),), gain),
+        )
+        self.buffer.push(steps, self.replay)
+
+    def draw(self) -> Steps:
+        """Draw steps whose rewards are divided by their running deviation."""
+        steps = self.buffer.draw(REPLAY_BATCH, self.replay)
         if self.method_config.reward_norm == "none":
             return steps
         scaled = steps.reward / self.deviation.value()
@@ -406,39 +466,115 @@ class NeighbourAgent:
         rewards = self.buffer.steps.reward[: len(self.buffer)]
         return len(set(rewards.tolist()))
 
-    def _remember(self, block: Block, kept: Tensor, gain: float) -> None:
-        """Store a step for pairs and branches, a random part of them if there are many."""
-        target, neighbour, following = (
-            torch.cat(columns)
-            for columns in zip(
-                *((*layer, next_candidates(layer)) for layer in block.layers),
-                strict=True,
-            )
-        )
-        nodes, size = block.nodes, len(target)
-        ahead = torch.where(following < 0, -1, nodes[following.clamp(min=0)])
-        steps = Steps(
-            nodes[target].repeat(BRANCHES),
-            nodes[neighbour].repeat(BRANCHES),
-            ahead.repeat(BRANCHES),
-            torch.arange(BRANCHES, device=nodes.device).repeat_interleave(size),
-            kept.flatten().to(nodes.device),
-            torch.full((BRANCHES * size,), gain, device=nodes.device),
-        )
-        limit = self.method_config.steps_per_batch
-        if 0 < limit < BRANCHES * size:
-            part = torch.randperm(BRANCHES * size, generator=self.replay)[:limit]
-            steps = steps.take(part.to(target.device))
-        self.buffer.push(Steps(*(column.cpu() for column in steps)), self.replay)
-
     def _append_loss(self, loss: float) -> None:
         """Append a loss to the history that rewards are computed from."""
         self.history = [*self.history, loss][-self.method_config.reward_window :]
 
-    def memory(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """End the round; return the replay buffer and the loss history."""
         if self.method_config.reward_scale == "round" and self._losses:
             self._append_loss(sum(self._losses) / len(self._losses))
         losses = torch.tensor(self.history, dtype=torch.float64)
         sums = self.deviation.sums
         return {**self.buffer.tensors(), "losses": losses, "reward-sums": sums}
+
+
+class NeighbourAgent:
+    """The agents of one client, or of K as a stack, in one round, ADPFedGNN Sec. 3.2.
+
+    It computes the gradients of ``network``; the caller's optimizer applies them.
+    ``memories`` are those of the clients, whose actions the generators ``draws`` draw, and
+    ``graph`` their training graphs.
+    """
+
+    def __init__(
+        self,
+        network: QNetwork,
+        graph: GraphInput,
+        memories: Sequence[AgentMemory],
+        draws: Sequence[torch.Generator],
+    ) -> None:
+        self.network, self.graph, self.memories = network, graph, memories
+        self.draws = draws
+        self.frozen = copy.deepcopy(network)
+        self._rows = graph.num_rows if isinstance(graph, StackedInput) else 0
+        # of a stack, whose table stays the same: the current network's, and the copy's
+        self._known: list[tuple[Tensor, Tensor]] = []
+        if self._rows:
+            with torch.no_grad():
+                self._known = [(), project_rows(self.frozen, graph)]  # type: ignore[list-item]
+
+    def choose(
+        self, table: GraphInput, pairs: Candidates, counts: Sequence[int]
+    ) -> Tensor:
+        """Draw which candidates each branch keeps: (2, m), bool.
+
+        The pairs are rows of ``table``, ``counts`` of each client, sorted by client.
+        """
+        if self._known:
+            self._known[0] = project_rows(self.network, table)
+            chance = keep_probabilities(
+                self.network, table, pairs, counts, self._known[0]
+            )
+        else:
+            chance = keep_probabilities(self.network, table, pairs)
+        parts = []
+        chances = torch.split(chance, list(counts), dim=1)
+        for mine, draws, memory in zip(chances, self.draws, self.memories, strict=True):
+            draw = torch.rand(mine.shape, generator=draws).to(mine.device)
+            kept = draw < mine
+            if memory.method_config.selection == "random-drop":
+                kept = shuffled(kept, draws)
+            if mine.numel():  # none if all nodes of the batch are isolated
+                memory.rates.append(float(kept.float().mean()))
+                memory.spreads.append(float(mine.std(correction=0)))
+            parts.append(kept)
+        return torch.cat(parts, dim=1)
+
+    def learn(
+        self,
+        pairs: Candidates,
+        following: Tensor,
+        counts: Sequence[int],
+        kept: Tensor,
+        tasks: Sequence[float],
+    ) -> None:
+        """Compute the rewards, store the steps, and compute a gradient.
+
+        ``pairs`` and ``following`` (m,), see :func:`next_candidates`, are nodes of the
+        graph; ``counts`` and ``kept`` (2, m) are those of :meth:`choose`, and ``tasks``
+        L_task of each client's batch.
+        """
+        columns = torch.stack([*pairs, following]).cpu()
+        parts = torch.split(columns, list(counts), dim=1)
+        choices = torch.split(kept.cpu(), list(counts), dim=1)
+        for number, (memory, part, mine, task) in enumerate(
+            zip(self.memories, parts, choices, tasks, strict=True)
+        ):
+            own = torch.where(part < 0, part, part - number * self._rows)
+            memory.store(Candidates(own[0], own[1]), own[2], mine, memory.reward(task))
+        self.network.zero_grad()
+        if all(len(memory.buffer) for memory in self.memories):
+            loss = td_loss(
+                self.network,
+                self.frozen,
+                self.graph,
+                self._drawn(),
+                discount=self.memories[0].method_config.gamma_rl,
+                known=self._known,
+            )
+            loss.sum().backward()  # type: ignore[no-untyped-call]
+
+    def _drawn(self) -> Steps:
+        """Draw steps of all clients, (K, m), as nodes of the graph; of one client (m,)."""
+        drawn = [memory.draw() for memory in self.memories]
+        if not self._rows:
+            return drawn[0]
+        steps = Steps(*(torch.stack(columns) for columns in zip(*drawn, strict=True)))
+        first = self._rows * torch.arange(len(drawn), dtype=torch.int32)[:, None]
+        following = steps.following
+        return steps._replace(
+            target=steps.target + first,
+            neighbour=steps.neighbour + first,
+            following=torch.where(following < 0, following, following + first),
+        )

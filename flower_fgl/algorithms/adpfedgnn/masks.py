@@ -1,7 +1,7 @@
 """Global and local weight masks: selection and averaging.
 
 A mask has one entry per weight of a network. Tensors are flattened and concatenated in
-the order of the network's state.
+the order of the network's state. The masks of K clients have the shape (K, P).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.nn.state import vector_to_state
-
 __all__ = ["global_mask", "local_mask", "masked_mean", "per_tensor", "personalise"]
 
 EPSILON = 1e-12
@@ -23,9 +21,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def per_tensor(make: Callable[..., Tensor], shapes: Shapes, *flat: Tensor) -> Tensor:
-    """Compute a mask for each tensor and concatenate the results: (P,), bool."""
-    rows = zip(*(vector_to_state(part, shapes).values() for part in flat), strict=True)
-    return torch.cat([make(*row).reshape(-1) for row in rows])
+    """Compute a mask of each flattened tensor, and concatenate them: (P,), bool."""
+    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+    rows = zip(*(torch.split(part, sizes, dim=-1) for part in flat), strict=True)
+    return torch.cat([make(*row) for row in rows], dim=-1)
 
 
 def local_mask(
@@ -33,10 +32,10 @@ def local_mask(
 ) -> Tensor:
     """Select the weights that the local loss depends on most, ADPFedGNN Sec. 3.3.
 
-    ``gradient``, of any shape, is g^l, the sum of the gradients with respect to the
-    effective weights; the mask has its shape. With q = ``share``, ⌊q · numel⌋ entries
-    are 1, or all eligible ones with a nonzero gradient if they are fewer. Entries that
-    are ``taken``, those of the global mask, cannot be selected.
+    ``gradient``, (n,) or (K, n), is g^l, the sum of the gradients with respect to the
+    effective weights of a tensor; the mask has its shape. With q = ``share``, ⌊q · n⌋
+    entries are 1, or all eligible ones with a nonzero gradient if they are fewer. Entries
+    that are ``taken``, those of the global mask, cannot be selected.
 
     Notes
     -----
@@ -54,9 +53,9 @@ def global_mask(
 ) -> Tensor:
     """Select the weights that client and global model change alike, ADPFedGNN Sec. 3.3.
 
-    ``gradient`` and ``direction``, of one shape, are g^g, the sum of the gradients with
-    respect to the effective weights, and Δ, the change of the global weights; the mask
-    has their shape. With q = ``share``, ⌊q · numel⌋ entries are 1, or all with a
+    ``gradient`` and ``direction``, (n,) or (K, n), are g^g, the sum of the gradients with
+    respect to the effective weights of a tensor, and Δ, the change of the global weights;
+    the mask has their shape. With q = ``share``, ⌊q · n⌋ entries are 1, or all with a
     nonzero gradient if they are fewer. ``score`` is the measure of agreement: the
     ``product`` of −g^g and Δ, each divided by its root mean square, or minus the
     distance of the two (``neg-abs-diff``).
@@ -73,35 +72,45 @@ def global_mask(
     agreement = descent * moved if score == "product" else -(descent - moved).abs()
     count, has_gradient = _count(share, gradient), gradient != 0
     chosen = _largest(agreement, has_gradient & (direction != 0), count)
-    missing = count - int(chosen.sum())
+    missing = count - chosen.sum(dim=-1)
     return chosen | _largest(gradient.abs(), has_gradient & ~chosen, missing)
 
 
-def _count(share: float, tensor: Tensor) -> int:
-    return int(share * tensor.numel() + 1e-9)  # rounding can put 0.3 · 10 below 3
+def _count(share: float, tensor: Tensor) -> Tensor:
+    count = int(share * tensor.shape[-1] + 1e-9)  # rounding can put 0.3 · 10 below 3
+    return torch.full(tensor.shape[:-1], count, device=tensor.device)
 
 
 def _scaled(values: Tensor) -> Tensor:
-    return values / (values.square().mean() + EPSILON).sqrt()
+    return values / (values.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
 
 
-def _largest(values: Tensor, eligible: Tensor, count: int) -> Tensor:
-    """Mark the ``count`` largest eligible entries, or all if they are fewer."""
-    flat = values.masked_fill(~eligible, -torch.inf).flatten()
-    count = min(count, int(eligible.sum()))
-    if count == 0:
+def _largest(values: Tensor, eligible: Tensor, counts: Tensor) -> Tensor:
+    """Mark the ``counts`` largest eligible entries of each row, or all if fewer."""
+    if values.dim() == 1:
+        return _largest_of_row(values, eligible, int(counts))
+    rows = zip(values, eligible, counts.tolist(), strict=True)
+    return torch.stack([_largest_of_row(*row) for row in rows])
+
+
+def _largest_of_row(values: Tensor, eligible: Tensor, count: int) -> Tensor:
+    if count <= 0:
         return torch.zeros_like(eligible)
-    if flat.device.type == "cpu":  # NumPy's introselect, ten times as fast as topk
-        place = flat.numel() - count
-        least = float(np.partition(flat.numpy(), place)[place])
-        mask = flat >= least
+    among = values[eligible]
+    if count >= len(among):
+        return eligible
+    if among.device.type == "cpu":
+        # NumPy's introselect, ten times as fast as topk unless many entries are equal
+        place = len(among) - count
+        least = float(np.partition(among.numpy(), place)[place])
+        mask = eligible & (values >= least)
         if int(mask.sum()) == count:
-            return mask.view(values.shape)
+            return mask
     # more entries equal the smallest selected one, or there is a NaN
-    best = flat.topk(count, sorted=False).indices
-    mask = torch.zeros_like(flat, dtype=torch.bool)
-    mask[best] = True
-    return mask.view(values.shape)
+    mask = torch.zeros_like(eligible)
+    best = values.masked_fill(~eligible, -torch.inf).topk(count, sorted=False)
+    mask[best.indices] = True
+    return mask
 
 
 def personalise(own: Tensor, shared: Tensor, mask: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +56,12 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, SparseOperator, state_shapes
 from flower_fgl.nn.layers import RepNorm
-from flower_fgl.nn.stacked import map_each, stack_model
+from flower_fgl.nn.stacked import map_each, stack_module
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPANOClientApp", "StackedTrainer"]
 
 Client = AnyClient[FedPANOSettings]
-Module = TypeVar("Module", bound=nn.Module)
 
 LOSSES = ("generic", "own", "generator", "synthetic")
 """L^s, L^c, L^g and L^ĉ of Eq. (9)."""
@@ -314,18 +313,3 @@ class StackedTrainer(Trainer):
         for rows, count, draw in zip(out, counts, self.draws, strict=True):
             rows[:count].normal_(generator=draw)
         return out
-
-
-def stack_module(module: Module, states: Sequence[Mapping[str, Tensor]]) -> Module:
-    """Give a module the weights of K clients, (K, ...); of empty states its own, copied."""
-    own = {name: value.detach().clone() for name, value in module.named_parameters()}
-    is_same = all(state is states[0] for state in states)
-    given = [state or own for state in states]
-    stack_model(
-        cast(Backbone, module),
-        given[0] if is_same else given,
-        len(states),
-        torch.rand_like,
-        is_spare=True,
-    )
-    return module

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
 from flower_fgl.client_apps.runtime.state import memo_bytes
@@ -24,6 +24,7 @@ from flower_fgl.client_apps.stacked.group import (
 )
 from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
 from flower_fgl.client_apps.stacked.scores import Column, score_segments
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AbsentClasses, Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
@@ -264,16 +265,16 @@ class Cohort(Group):
         assert self.server_round is not None
         size = self.config.batch_size
         epochs = self.config.local_epochs if epochs is None else epochs
-        optimizer = StackedOptimizer(model, self.clients)
+        optimizer = self.open_optimizer("optimizer", model, self.config)
         fields = {} if size else self.data.fields(model.reach)
-        uniform = self._draw_for(model, self._draws(purpose), fields)
+        uniform = self.draw_for(model, self.draws(purpose), fields)
         drawn_for = "batches" if purpose == "training" else f"batches of {purpose}"
         order = self.generators(drawn_for) if size else []
         model.train()
         total = torch.full((len(self),), math.nan, device=self.device)
         for _ in range(epochs):
             total = torch.zeros(len(self), device=self.device)
-            for rows in self.data.batches(size, order) if size else (self.rows,):
+            for rows in self.batches(size, order) if size else (self.rows,):
                 uniform.restart()
                 logits = rows.pick(model(self.inputs))
                 if data_loss is None:
@@ -285,17 +286,31 @@ class Cohort(Group):
                 loss.sum().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 total += loss.detach()
-        optimizer.save(is_shared=self._is_whole)
+        optimizer.save()
         steps = self.data.steps(size)
         return [value / steps for value in total.tolist()]
 
-    def _draws(self, purpose: str) -> list[torch.Generator]:
+    def open_optimizer(
+        self, name: str, model: nn.Module, config: RunConfig
+    ) -> StackedOptimizer:
+        """Return the optimizer of some settings, see :meth:`Group.open_optimizer`."""
+        return StackedOptimizer(
+            model, self.clients, config=config, group=name, is_shared=self._is_whole
+        )
+
+    def batches(
+        self, size: int, generators: Sequence[torch.Generator]
+    ) -> Iterator[Rows]:
+        """Draw the training nodes of one epoch's steps."""
+        return self.data.batches(size, generators)
+
+    def draws(self, purpose: str) -> list[torch.Generator]:
         """Return the generator of each client's dropout, on its device."""
         assert self.server_round is not None
         seeds = [client.seed(self.server_round, purpose) for client in self.clients]
         return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
-    def _draw_for(
+    def draw_for(
         self,
         model: Backbone,
         draws: Sequence[torch.Generator],
@@ -318,7 +333,7 @@ class Cohort(Group):
         A client that has stopped leaves the stack, alone or with the next ones.
         """
         config = self.config
-        draws = self._draws(purpose)
+        draws = self.draws(purpose)
         checks = [Checks(config.patience) for _ in self.clients]
         ends: list[dict[str, Tensor]] = [{} for _ in self.clients]
         losses = [math.nan] * len(self)
@@ -326,7 +341,7 @@ class Cohort(Group):
         optimizer = StackedOptimizer(model, self.clients, lr=lr)
         every = config.check_every or config.local_epochs
         for start in range(0, config.local_epochs, every):
-            uniform = stack._draw_for(model, [draws[place] for place in places], {})
+            uniform = stack.draw_for(model, [draws[place] for place in places], {})
             loss = loss_of(stack)
 
             def step_loss(

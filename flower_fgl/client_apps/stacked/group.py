@@ -6,15 +6,15 @@ A client half that derives from :class:`GroupClientApp` is written once, for K c
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.state import part_of
@@ -30,12 +30,14 @@ from flower_fgl.protocols.fedavg import Weights
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.runtime.client import Client
+    from flower_fgl.core.config import RunConfig
     from flower_fgl.nn import Backbone, GraphInput
     from flower_fgl.nn.backbone import RecordingBackbone
     from flower_fgl.protocols.base import Payload
 
 __all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
 __all__ += ["cross_entropy", "take_steps"]
+__all__ += ["GroupOptimizer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +171,11 @@ class Group:
     def __len__(self) -> int:
         return len(self.clients)
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether weights and representations have a leading dimension K."""
+        return self.real is not None
+
     @cached_property
     def all_rows(self) -> Rows:
         """All nodes, or graphs, of the training graphs, without labels (-1)."""
@@ -290,6 +297,20 @@ class Group:
             )
         return model, [value]
 
+    def open_optimizer(
+        self, name: str, model: nn.Module, config: RunConfig
+    ) -> GroupOptimizer:
+        """Return the optimizer of some settings; states keep its moments by its name."""
+        return OneOptimizer(self.clients[0], name, model, config)
+
+    def batches(
+        self, size: int, generators: Sequence[torch.Generator]
+    ) -> Iterator[Rows]:
+        """Draw the training items of one epoch's steps, at most ``size`` of a client."""
+        order = torch.randperm(len(self.rows.index), generator=generators[0])
+        for part in torch.split(order.to(self.device), size):
+            yield self.rows.select(part)
+
     def pad(self, parts: Sequence[Tensor]) -> Tensor:
         """Stack tensors of each client, a row per node, as representations are."""
         return parts[0]
@@ -393,12 +414,63 @@ class GroupClientApp(FglClientApp):
     def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
         """Train the clients; a broadcast is one object for all of them."""
 
+    def refreshed_group(
+        self, group: Group, downloads: Sequence[Any]
+    ) -> tuple[Backbone, Tensor | None]:
+        """Return the refreshed models of a stack, and their logits if they are known.
+
+        By default trained copies. A class that overrides ``refreshed_model`` overrides
+        this too, or its clients are evaluated one by one.
+        """
+        result = self.fit_group(group, downloads)
+        return cast("Backbone", result.model), result.logits
+
 
 class Steps(Protocol):
     """An optimizer of one client or of a stack."""
 
     def step(self) -> Any:
         """Update the weights by their gradients."""
+
+
+class GroupOptimizer(Steps, Protocol):
+    """An optimizer whose moments are in the states of the clients."""
+
+    def moments(self) -> Mapping[str, Sequence[Tensor]]:
+        """Return the moments of each parameter, which may be changed in place."""
+
+    def save(self) -> None:
+        """Store the moments in the states, if the settings keep them."""
+
+
+class OneOptimizer:
+    """The optimizer of one client."""
+
+    def __init__(
+        self, client: Client, name: str, model: nn.Module, config: RunConfig
+    ) -> None:
+        self._client, self._name, self._model = client, name, model
+        self._optimizer = make_optimizer(model, config)
+        client.restore_moments(name, model, self._optimizer)
+
+    def step(self) -> None:
+        """Update the weights by their gradients."""
+        self._optimizer.step()
+
+    def moments(self) -> dict[str, list[Tensor]]:
+        """Return the moments of each parameter that has made a step."""
+        return {
+            name: [
+                value
+                for value in self._optimizer.state.get(weight, {}).values()
+                if isinstance(value, Tensor) and value.shape == weight.shape
+            ]
+            for name, weight in self._model.named_parameters()
+        }
+
+    def save(self) -> None:
+        """Store the moments in the state, if the settings keep them."""
+        self._client.keep_moments(self._name, self._model, self._optimizer)
 
 
 def take_steps(

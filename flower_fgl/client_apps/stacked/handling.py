@@ -261,7 +261,9 @@ class Stacker:
         assert isinstance(app, GroupClientApp)
         shared: dict[int, Mapping[str, Tensor]] = {}
         broadcasts = Broadcasts(app)
-        refreshes = type(app).refreshed_model is FglClientApp.refreshed_model
+        kind = type(app)
+        refreshes = kind.refreshed_model is FglClientApp.refreshed_model
+        refreshes |= kind.refreshed_group is not GroupClientApp.refreshed_group
 
         def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
             settings = round_settings(content)
@@ -311,10 +313,10 @@ class Stacker:
                 config = app.refresh_config(clients[0].config)
                 copies = [replace(client, config=config) for client in clients]
                 trained = Cohort(copies, data, opened[0].server_round + 1)
-                result = app.fit_group(trained, [one.download[0] for one in opened])
-                model = cast(Backbone, result.model)
+                downloads = [one.download[0] for one in opened]
+                model, logits = app.refreshed_group(trained, downloads)
                 answers |= _diverged(opened, model)
-                values = trained.evaluate(model, result.logits)
+                values = trained.evaluate(model, logits)
             else:
                 states = opened[0].download[1] if mode == "global" else cohort.stored()
                 values = cohort.evaluate(cohort.build_model(states))

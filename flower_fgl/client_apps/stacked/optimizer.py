@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import make_optimizer
+from flower_fgl.core.config import RunConfig
 
 __all__ = ["StackedOptimizer", "step_counts"]
 
@@ -18,16 +19,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def step_counts(
-    client: Client, known: dict[int, float] | None = None
+    client: Client, known: dict[int, float] | None = None, group: str = "optimizer"
 ) -> tuple[tuple[str, float], ...]:
     """Return name and optimizer steps of each parameter in a client's state, sorted.
 
     Clients of equal counts share one fused step: Adam corrects its moments by the count.
-    It is empty if there are none. ``known`` caches counts by the ``id`` of their tensor.
+    It is empty if there are none. ``known`` caches counts by the ``id`` of their tensor;
+    ``group`` is the group of the state.
     """
     if client.config.optimizer_state != "keep":
         return ()
-    start = "optimizer/step/"
+    start = f"{group}/step/"
     known = {} if known is None else known
 
     def number(count: Tensor) -> float:
@@ -52,18 +54,29 @@ def in_order(tensor: Tensor, parameter: Tensor) -> Tensor:
 class StackedOptimizer:
     """The clients' optimizer on stacked weights (K, ...); see :func:`step_counts`.
 
-    With a learning rate ``lr`` it starts without moments, and none are kept.
+    With a learning rate ``lr`` it starts without moments, and none are kept. Other
+    settings than the clients' are in ``config``; their states keep the moments in a
+    ``group``, as views of those of all clients if they are ``is_shared``.
     """
 
     def __init__(
-        self, model: nn.Module, clients: Sequence[Client], *, lr: float | None = None
+        self,
+        model: nn.Module,
+        clients: Sequence[Client],
+        *,
+        lr: float | None = None,
+        config: RunConfig | None = None,
+        group: str = "optimizer",
+        is_shared: bool = False,
     ) -> None:
         self._clients, self._lr = clients, lr
+        self._group, self._is_shared = group, is_shared
+        config = config or clients[0].config
         self._parameters = dict(model.named_parameters())
-        self._is_kept = lr is None and clients[0].config.optimizer_state == "keep"
-        has_moments = clients[0].config.optimizer != "sgd"
+        self._is_kept = lr is None and config.optimizer_state == "keep"
+        has_moments = config.optimizer != "sgd"
         known: dict[int, float] = {}
-        counts = [step_counts(client, known) if self._is_kept else ()
+        counts = [step_counts(client, known, group) if self._is_kept else ()
                   for client in clients]  # fmt: skip
         bounds = [0]
         for _, run in groupby(counts):
@@ -86,7 +99,7 @@ class StackedOptimizer:
                 v for n, v in part.items() if id(self._parameters[n]) in exempt
             ]
         views.undecayed = undecayed  # type: ignore[assignment]
-        self._optimizer = make_optimizer(views, clients[0].config, lr=lr)
+        self._optimizer = make_optimizer(views, config, lr=lr)
         for part, (low, high) in zip(self._views, self._runs, strict=True):
             before = dict(counts[low])
             steps = {}
@@ -104,7 +117,7 @@ class StackedOptimizer:
         for name, parameter in self._parameters.items():
             for key in MOMENTS:
                 kept = [
-                    client.state.tensors.get(f"optimizer/{key}/{name}")
+                    client.state.tensors.get(f"{self._group}/{key}/{name}")
                     if self._is_kept
                     else None
                     for client in self._clients
@@ -154,27 +167,32 @@ class StackedOptimizer:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def save(self, *, is_shared: bool) -> None:
-        """Store each client's moments in its state, if the settings keep them.
+    def moments(self) -> dict[str, list[Tensor]]:
+        """Return the moments of each parameter (K, ...)."""
+        found: dict[str, list[Tensor]] = {}
+        for (_, name), base in self._bases.items():
+            found.setdefault(name, []).append(base)
+        return found
 
-        If ``is_shared``, the states are views of the moments of all clients.
-        """
+    def save(self) -> None:
+        """Store each client's moments in its state, if the settings keep them."""
         if not self._is_kept:
             return
+        start = f"{self._group}/"
         rows = {
-            f"optimizer/{key}/{name}": base.unbind()
+            f"{start}{key}/{name}": base.unbind()
             for (key, name), base in self._bases.items()
         }
         for steps, (low, high) in zip(self._steps, self._runs, strict=True):
             used = {name: step for name, step in steps.items() if float(step)}
-            counts = {f"optimizer/step/{name}": step for name, step in used.items()}
-            paths = [f"optimizer/{key}/{name}" for name in used for key in MOMENTS]
+            counts = {f"{start}step/{name}": step for name, step in used.items()}
+            paths = [f"{start}{key}/{name}" for name in used for key in MOMENTS]
             for place in range(low, high):
                 state = self._clients[place].state
                 tensors = state.tensors.items()
-                kept = {p: t for p, t in tensors if not p.startswith("optimizer/")}
+                kept = {p: t for p, t in tensors if not p.startswith(start)}
                 kept |= counts
                 for path in paths:
                     row = rows[path][place]
-                    kept[path] = row if is_shared else row.clone()
+                    kept[path] = row if self._is_shared else row.clone()
                 state.tensors = kept

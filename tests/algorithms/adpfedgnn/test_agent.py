@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flower_fgl.algorithms.adpfedgnn import agent as agent_module
 from flower_fgl.algorithms.adpfedgnn.agent import (
-    Block,
+    AgentMemory,
     Candidates,
     NeighbourAgent,
     NeighbourLists,
@@ -97,9 +97,11 @@ def test_a_block_lists_each_node_once_and_the_batch_first(
     assert torch.equal(block.nodes[:3], batch)
     assert len(block.nodes.unique()) == len(block.nodes)
     expected = neighbours_of(edge_index)
-    first, last = block.layers
+    first, last = layers = block.places(NODES)
     assert set(last.target.tolist()) == {0, 1}  # the third has no neighbours
-    for layer in block.layers:
+    for layer, nodes in zip(layers, block.layers, strict=True):
+        assert torch.equal(block.nodes[layer.target], nodes.target)
+        assert torch.equal(block.nodes[layer.neighbour], nodes.neighbour)
         for target, neighbour in zip(*(t.tolist() for t in layer), strict=True):
             node = int(block.nodes[target])
             assert int(block.nodes[neighbour]) in expected[node]
@@ -283,29 +285,31 @@ def test_the_loss_of_the_agent_equals_a_loop(
 
 
 def test_a_table_holds_the_features_of_its_nodes(graph: GraphInput) -> None:
-    table = feature_table(graph, torch.tensor([4, 1]))
+    table, rows = feature_table(graph, torch.tensor([[4], [1]]))
+    assert rows.tolist() == [[0], [1]]
     torch.testing.assert_close(dense(table), dense(graph)[[4, 1]])
     assert table.edge_index.shape == (2, 0)
 
 
 GRAPH = GraphInput(torch.eye(3), torch.tensor([[1, 2], [0, 0]]))
-BLOCK = Block(
-    torch.arange(3), (Candidates(torch.tensor([0, 0]), torch.tensor([1, 2])),)
-)
+PAIRS = Candidates(torch.tensor([0, 0]), torch.tensor([1, 2]))
 
 
-def agent_of(seed: int = 0, **settings: object) -> NeighbourAgent:
+def memory_of(kept: dict[str, Tensor] | None = None, **settings: object) -> AgentMemory:
+    values = ADPFedGNNSettings(**{"gamma_rl": 0.0, **settings})  # type: ignore[arg-type]
+    return AgentMemory(values, kept or {}, torch.Generator().manual_seed(2))
+
+
+def agent_of(memory: AgentMemory, seed: int = 0) -> NeighbourAgent:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = QNetwork(3, 16)
-    return NeighbourAgent(
-        network,
-        ADPFedGNNSettings(**{"gamma_rl": 0.0, **settings}),  # type: ignore[arg-type]
-        GRAPH,
-        {},
-        draws=torch.Generator().manual_seed(1),
-        replay=torch.Generator().manual_seed(2),
-    )
+    return NeighbourAgent(network, GRAPH, [memory], [torch.Generator().manual_seed(1)])
+
+
+def learn(agent: NeighbourAgent, pairs: Candidates, kept: Tensor, task: float) -> None:
+    size = len(pairs.target)
+    agent.learn(pairs, next_candidates(pairs), [size], kept, [task])
 
 
 @pytest.mark.thorough
@@ -313,13 +317,13 @@ def agent_of(seed: int = 0, **settings: object) -> NeighbourAgent:
 def test_the_agent_learns_to_keep_a_neighbour_that_lowers_the_loss(
     is_good: bool,
 ) -> None:
-    agent = agent_of()
+    agent = agent_of(memory_of())
     optimizer = torch.optim.Adam(agent.network.parameters(), lr=0.01)
     shares = []
     for _ in range(300):
-        kept = agent.choose(GRAPH, BLOCK.layers[0])
+        kept = agent.choose(GRAPH, PAIRS, [2])
         share = float(kept[:, 0].float().mean())  # node 1; node 2 does not matter
-        agent.learn(BLOCK, kept, 1 - share if is_good else share)
+        learn(agent, PAIRS, kept, 1 - share if is_good else share)
         optimizer.step()
         shares.append(share)
     last = sum(shares[-100:]) / 100
@@ -332,11 +336,11 @@ def test_neighbours_are_kept_with_the_agents_probabilities() -> None:
     pairs = Candidates(torch.zeros(draws).long(), torch.ones(draws).long())
     shares = {}
     for selection in ("dqn", "random-drop"):
-        agent = agent_of(selection=selection)
+        agent = agent_of(memory_of(selection=selection))
         with torch.no_grad():
             agent.network.first.weight[:, -1] += 3.0  # branches differ
             agent.network.rest[-1].weight *= 4
-        shares[selection] = agent.choose(GRAPH, pairs).float().mean(dim=1)
+        shares[selection] = agent.choose(GRAPH, pairs, [draws]).float().mean(dim=1)
     expected = keep_probabilities(agent.network, GRAPH, pairs)[:, 0]
     assert abs(expected[0] - expected[1]) > 0.05
     # a share of 4000 draws has a standard deviation of at most 0.008
@@ -345,20 +349,13 @@ def test_neighbours_are_kept_with_the_agents_probabilities() -> None:
 
 
 def test_the_memory_restores_buffer_and_history() -> None:
-    agent = agent_of(reward_window=2)
+    memory = memory_of(reward_window=2)
+    agent = agent_of(memory)
     for task in (1.0, 0.9, 0.8):
-        agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), task)
-    memory = agent.memory()
-    assert memory["losses"].tolist() == [0.9, 0.8]
-    restored = agent_of(reward_window=2)
-    restored = NeighbourAgent(
-        restored.network,
-        restored.method_config,
-        GRAPH,
-        memory,
-        draws=restored.draws,
-        replay=restored.replay,
-    )
+        learn(agent, PAIRS, agent.choose(GRAPH, PAIRS, [2]), task)
+    kept = memory.tensors()
+    assert kept["losses"].tolist() == [0.9, 0.8]
+    restored = memory_of(kept, reward_window=2)
     assert restored.history == [0.9, 0.8]
     assert len(restored.buffer) == 3 * 4  # two pairs, two branches
     # nothing before the first; 1 − 0.9; the mean of 1 and 0.9, minus 0.8
@@ -368,39 +365,38 @@ def test_the_memory_restores_buffer_and_history() -> None:
 
 
 def test_losses_of_rounds_are_compared_by_their_mean() -> None:
-    agent = agent_of(reward_scale="round")
+    memory = memory_of(reward_scale="round")
+    agent = agent_of(memory)
     for task in (1.0, 0.5):
-        agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), task)
-    assert agent.history == []
-    assert agent.memory()["losses"].tolist() == [0.75]
+        learn(agent, PAIRS, agent.choose(GRAPH, PAIRS, [2]), task)
+    assert memory.history == []
+    assert memory.tensors()["losses"].tolist() == [0.75]
 
 
-def big_block(pairs: int) -> Block:
-    """Block with many candidates of one target."""
-    candidates = Candidates(
-        torch.zeros(pairs).long(), torch.ones(pairs, dtype=torch.int64)
-    )
-    return Block(torch.arange(3), (candidates,))
+def many(pairs: int) -> Candidates:
+    """Return many candidates of one target."""
+    return Candidates(torch.zeros(pairs).long(), torch.ones(pairs, dtype=torch.int64))
 
 
 def test_a_buffer_holds_a_part_of_each_batch_and_so_many_rewards() -> None:
     found = {}
     for limit in (0, 200):
-        agent = agent_of(buffer=2000, steps_per_batch=limit)
-        block = big_block(900)
+        memory = memory_of(buffer=2000, steps_per_batch=limit)
+        agent = agent_of(memory)
         for number in range(12):
             kept = torch.ones(2, 900, dtype=torch.bool)
-            agent.learn(block, kept, 1.0 / (1 + number))
-        found[limit] = agent.distinct_rewards(), len(agent.buffer)
+            learn(agent, many(900), kept, 1.0 / (1 + number))
+        found[limit] = memory.distinct_rewards(), len(memory.buffer)
     # 1800 steps a batch fill the buffer with the last two batches
     assert found[0] == (2, 2000)
     assert found[200] == (10, 2000)  # the last ten of twelve
 
 
 def test_the_stored_part_of_a_batch_is_random_and_has_both_branches() -> None:
-    agent = agent_of(steps_per_batch=100)
-    agent.learn(big_block(300), torch.arange(600).view(2, 300) % 2 == 0, 1.0)
-    steps = agent.buffer.steps.take(torch.arange(len(agent.buffer)))
+    memory = memory_of(steps_per_batch=100)
+    kept = torch.arange(600).view(2, 300) % 2 == 0
+    learn(agent_of(memory), many(300), kept, 1.0)
+    steps = memory.buffer.steps.take(torch.arange(len(memory.buffer)))
     assert len(steps.reward) == 100
     assert 30 < int(steps.branch.sum()) < 70
     assert 30 < int(steps.action.sum()) < 70
@@ -432,26 +428,23 @@ def test_rewards_are_learnt_from_in_units_of_their_deviation(
         return td_loss(*given, **options)
 
     monkeypatch.setattr(agent_module, "td_loss", recorded)
-    agent = agent_of(reward_norm=reward_norm)
+    memory = memory_of(reward_norm=reward_norm)
+    agent = agent_of(memory)
     draws = torch.randn(200, generator=torch.Generator().manual_seed(0)) * 0.01 + 1
     for task in draws.tolist():
-        agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), task)
+        learn(agent, PAIRS, agent.choose(GRAPH, PAIRS, [2]), task)
     deviation = float(seen[-1].std())
     assert deviation == pytest.approx(
         1.0 if reward_norm == "running" else 0.01, rel=0.3
     )
     assert float(torch.cat(seen).abs().max()) <= 3.0
-    assert float(agent.buffer.steps.reward.abs().max()) < 0.1  # stored as in Eq. (3)
+    assert float(memory.buffer.steps.reward.abs().max()) < 0.1  # stored as in Eq. (3)
 
 
 def test_a_memory_without_reward_sums_can_be_loaded() -> None:
-    agent = agent_of()
-    agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), 1.0)
-    memory = agent.memory()
-    del memory["reward-sums"]
-    restored = agent_of()
-    restored = NeighbourAgent(
-        restored.network, restored.method_config, GRAPH, memory,
-        draws=restored.draws, replay=restored.replay,
-    )  # fmt: skip
-    assert restored.deviation.value() == 1.0
+    memory = memory_of()
+    agent = agent_of(memory)
+    learn(agent, PAIRS, agent.choose(GRAPH, PAIRS, [2]), 1.0)
+    kept = memory.tensors()
+    del kept["reward-sums"]
+    assert memory_of(kept).deviation.value() == 1.0

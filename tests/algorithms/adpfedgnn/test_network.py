@@ -68,6 +68,22 @@ def test_the_bound_equals_a_loop_over_pairs(
     assert float(bound) == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.parametrize("norm", ["mean", "literal"])
+def test_padding_changes_no_loss_of_a_stack(
+    norm: str, generator: torch.Generator
+) -> None:
+    sizes, share = (5, 3), torch.zeros(2, 5)
+    mean, log_variance, local = torch.randn(3, 2, 5, 4, generator=generator)
+    for row, size in zip(share, sizes, strict=True):
+        row[:size] = 1 / size
+    bounds = club_bound(mean, log_variance, local, norm=norm, share=share)
+    losses = residual_loss(mean, log_variance, local, share)
+    for k, size in enumerate(sizes):
+        one = [part[k, :size] for part in (mean, log_variance, local)]
+        torch.testing.assert_close(bounds[k], club_bound(*one, norm=norm))
+        torch.testing.assert_close(losses[k], residual_loss(*one))
+
+
 def test_the_residual_loss_is_least_at_the_variance_of_the_residuals() -> None:
     variance = 0.7  # its logarithm lies in [−1, 1]
     mean, local = column(0, 0), column(math.sqrt(variance), -math.sqrt(variance))
@@ -178,16 +194,17 @@ def test_keeping_all_neighbours_is_plain_graphsage_on_the_block(
     lists = NeighbourLists.of(graph.edge_index, N)
     batch = torch.tensor([4, 0, N - 1])
     block = sample_block(lists, batch, limit=3, num_layers=2, generator=generator)
-    table = feature_table(graph, block.nodes)
+    table, _ = feature_table(graph, block.nodes)
+    layers = block.places(N)
     graphs = [
         table.with_edges(torch.stack([layer.neighbour, layer.target]))
-        for layer in block.layers
+        for layer in layers
     ]
-    h, z = net.run_branch(net.effective(0), graphs, 3)
+    h, z = net.run_branch(net.effective(net.masks()[0]), graphs, slice(3))
     assert h.shape == (3, H)
     adjacency = [
         adjacency_of(layer.neighbour, layer.target, len(block.nodes))
-        for layer in block.layers
+        for layer in layers
     ]
     torch.testing.assert_close(z, plain_sage(net, table.x, adjacency)[:3])
 
@@ -255,7 +272,7 @@ def test_logits_are_fused_by_beta_and_masks_are_applied(graph: GraphInput) -> No
     net.local_mask = torch.arange(size) % 3 == 0
     views = [graph.with_edges(graph.edge_index)] * 2
     shared, local = (
-        net.run_branch(net.effective(b), views, N)[1].detach() for b in (0, 1)
+        net.run_branch(net.effective(masks), views)[1].detach() for masks in net.masks()
     )
     assert not torch.equal(shared, local)
     for beta in (0.0, 0.3, 1.0):
