@@ -57,6 +57,8 @@ class FedAvgClientApp(GroupClientApp):
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor] | None:
         """Return a term to add to the cross-entropy, by default :meth:`penalties`."""
+        if type(self).penalties is FedAvgClientApp.penalties:
+            return None
         terms = self.penalties(Group(client), model, [download])
         return terms and (lambda: terms().sum())
 
@@ -64,6 +66,8 @@ class FedAvgClientApp(GroupClientApp):
         self, client: Client, model: Backbone, download: Weights
     ) -> DataLoss | None:
         """Return what replaces the cross-entropy, by default :meth:`data_losses`."""
+        if type(self).data_losses is FedAvgClientApp.data_losses:
+            return None
         group = Group(client)
         return group.of_step(self.data_losses(group, model, [download]))
 

@@ -385,14 +385,8 @@ def another_methods(content: RecordDict) -> RecordDict:
 
 
 GARBAGE = (
-    nothing,
-    random_bytes,
-    truncated,
-    a_config_in_its_place,
-    one_array_too_many,
-    an_empty_text,
-    an_empty_list,
-    another_methods,
+    *(nothing, random_bytes, truncated, a_config_in_its_place, one_array_too_many),
+    *(an_empty_text, an_empty_list, another_methods),
 )
 
 

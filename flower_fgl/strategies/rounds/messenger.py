@@ -52,14 +52,8 @@ WRAPPED = re.compile(
 )
 """How Flower's SuperNode, and its simulation, write the exception of a ClientApp."""
 UNDECODABLE = (
-    ArithmeticError,
-    AttributeError,
-    DecodeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AttributeError, DecodeError, LookupError, MemoryError),
+    *(RecursionError, TypeError, ValueError),
 )
 """What Flower raises for a reply that it cannot decode; errors of the connection to the
 SuperLink are of other types."""
