@@ -118,7 +118,9 @@ def test_calibration_changes_nothing_else_in_a_run(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_owners_with_few_or_no_validation_nodes_have_no_sets(tmp_path: Path) -> None:
+def test_owners_with_few_or_no_validation_nodes_have_no_sets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     graphs = owner_graphs()
     for number, kept in ((0, 4), (1, 0)):
         graph = graphs[number].graph
@@ -127,6 +129,10 @@ def test_owners_with_few_or_no_validation_nodes_have_no_sets(tmp_path: Path) -> 
         masks = {**graph.masks, "val": val}
         graphs[number] = replace(graphs[number], graph=replace(graph, masks=masks))
     run = run_owners(owned(tmp_path, graphs), tmp_path / "run", rounds=1, **OWNER)
+    assert (
+        "coverage = 0.9 needs 9 validation items, which these do not have: owner0, owner1."
+        in caplog.text
+    )
     cards = [read_card(model_of(run, f"owner{k}")) for k in range(3)]
     found = [card.calibration for card in cards if card is not None]
     assert [one and one.items for one in found[:2]] == [4, 0]

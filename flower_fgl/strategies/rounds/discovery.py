@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from flower_fgl.core.calibration import least_items
 from flower_fgl.core.checks.training import describe_sampling, num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
@@ -406,6 +407,24 @@ def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
     for client in federation.clients.values():
         if client.name and not client.is_owned:
             _warn_of_owner(client, config)
+    if config.calibration != "none":
+        _warn_of_few_items(federation, config)
+
+
+def _warn_of_few_items(federation: Federation, config: RunConfig) -> None:
+    """Warn of clients with fewer validation items than sets or intervals need."""
+    least, clients = least_items(config.coverage), federation.clients.values()
+    few = [client.shown for client in clients if client.num_val < least]
+    if config.calibration == "shared":  # the items of all clients count together
+        few = few if sum(client.num_val for client in clients) < least else []
+    if few:
+        log.warning(
+            "coverage = %g needs %d validation items, which these do not have: %s. They "
+            "get no sets or intervals.",
+            config.coverage,
+            least,
+            ", ".join(few[:MOST_NAMES]) + ", …" * (len(few) > MOST_NAMES),
+        )
 
 
 def _warn_of_owner(client: Description, config: RunConfig) -> None:
