@@ -394,7 +394,7 @@ def _rdkit(where: str) -> Any:
     except ImportError as error:
         raise DataError(
             f"{where} has a column smiles, which needs rdkit. Install it: pip install "
-            "'flower-fgl[chemistry]'."
+            "'flower-fgl[molecules]'."
         ) from error
     rdBase.DisableLog("rdApp.*")
     return Chem
