@@ -144,7 +144,7 @@ def test_without_rdkit_the_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rdkit", None)
-    with pytest.raises(DataError, match=r"pip install 'flower-fgl\[chemistry\]'"):
+    with pytest.raises(DataError, match=r"pip install 'flower-fgl\[molecules\]'"):
         load_graph_set(molecules(tmp_path))
 
 
