@@ -112,7 +112,7 @@ def test_a_chemist_trains_on_tables_of_smiles_and_predicts_new_molecules(
     place = tmp_path / "run"
     done = invoke("run", "--method", "fedavg", *words, "--set", f"run-dir={place}")
     assert "test RMSE ↓ (log10 mol/L)" in done.output
-    assert "2 clients (2 train), 1 numbers, 177 features" in done.output
+    assert "2 clients (2 train), 1 number, 177 features" in done.output
     best = load(place).summary["best"]["test"]
     assert best["rmse"] < 1.0  # the values have a standard deviation of 2
 
