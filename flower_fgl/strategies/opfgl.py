@@ -82,7 +82,13 @@ class OPFGL(FglStrategy):
     kept = ("pseudo", "contributors")
 
     def prepare(self) -> None:
-        """Start without a pseudo-graph."""
+        """Start without a pseudo-graph; say what the default floor withholds."""
+        if (least := self.config.min_class_count) > 1:
+            log.info(
+                "min-class-count = %d: clients withhold the statistics of classes with "
+                "fewer nodes. The published method withholds none (min-class-count = 1).",
+                least,
+            )
         self.pseudo = GraphDownload(no_pseudo_graph(self.federation.num_features))
         self.contributors: list[int] = []
 

@@ -56,6 +56,18 @@ def server(**settings: Any) -> OPFGL:
     return strategy
 
 
+@pytest.mark.parametrize("least", [5, 1])
+def test_a_run_says_which_statistics_its_floor_withholds(
+    least: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = server()
+    strategy.config = replace(strategy.config, min_class_count=least)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        strategy.prepare()
+    assert ("min-class-count = 5: clients withhold" in caplog.text) == (least == 5)
+
+
 def upload(counts: list[int], level: float = 1.0) -> Upload:
     count = torch.tensor(counts)
     held = (count > 0)[:, None]
