@@ -53,6 +53,7 @@ TITLES = {
     "worst_accuracy": "worst client",
     "worst_auroc": "worst client",
     "macro_f1": "macro-F1",
+    "macro_recall": "macro-recall",
     "micro_f1": "micro-F1",
     "auroc": "AUROC",
     "mean_auroc": "mean AUROC of owners",
