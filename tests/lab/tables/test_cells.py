@@ -72,7 +72,8 @@ def test_a_run_that_scores_only_the_global_model_has_no_own_one(tmp_path: Path) 
 
 def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.8, 0.4])
-    tuned = {"round": 2, "test": {"num_nodes": 20, "accuracy": 0.9}}
+    test = {"num_nodes": 20, "accuracy": 0.9, "macro_recall": 0.7, "macro_f1": 0.8}
+    tuned = {"round": 2, "test": test}
     run.summary["finetuned"] = tuned
     run.clients.extend(
         {"round": 2, "metrics": {"local": {"test": {"accuracy": value}}}}
@@ -80,6 +81,7 @@ def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -
     )
     cell = make_cell([run], experiment="x", row="a")
     assert values_of(cell, "own", "test", "accuracy") == [0.9]
+    assert values_of(cell, "own", "test", "macro_recall") == [0.7]
     assert values_of(cell, "own", "test", "worst_accuracy") == [0.85]
     assert values_of(cell, "before", "test", "accuracy") == [0.6]
 
