@@ -4,8 +4,7 @@ One run of FedAvg for each task; some items of the first owner are explained wit
 aggregated model. A row has means over the items that at least ``--least`` edges influence:
 how much the score drops without any edge, without the edges that integrated gradients name,
 without those of GNNExplainer's masks, and without as many random ones. Numbers drop by
-standard deviations. Owners for the row of molecules, e.g. those that examples/molecules
-writes, are given by ``--molecules``.
+standard deviations.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def write_payments(path: Path, seed: int) -> None:
     )  # fmt: skip
 
 
-def cases(folder: Path, number: int, molecules: Path | None) -> Iterator[Case]:
+def cases(folder: Path, number: int) -> Iterator[Case]:
     """Train a model for each row."""
     run, client, path = synthetic("nodes", folder, {})
     ids = client.node_ids[:: len(client.node_ids) // number]
@@ -96,32 +95,19 @@ def cases(folder: Path, number: int, molecules: Path | None) -> Iterator[Case]:
     items = [[str(k)] for k in range(number)]
     yield "numbers of nodes, GINE", run, owners / "0.npz", items
 
-    if molecules is not None:
-        run = simulate(
-            "fedavg", owners=str(molecules), setting="graph", target_kind="numbers",
-            model="gine", num_layers=3, dropout=0.0, readout="mean", lr=0.003,
-            weight_decay=0.0, clip_gradient=1.0, rounds=5, local_epochs=1,
-            batch_size=64, run_dir=str(folder / "molecules"),
-        )  # fmt: skip
-        path = sorted(molecules.iterdir())[0]
-        ids = run.predict(str(path))["graph"].astype(str).tolist()
-        items = [[one] for one in ids[:: len(ids) // (4 * number)]]
-        yield "numbers of molecules, GINE", run, path, items
-
 
 def main() -> None:
     """Train, explain, and print the means."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--items", type=int, default=30)
     parser.add_argument("--least", type=int, default=20)
-    parser.add_argument("--molecules", type=Path, help="folder of owners")
     given = parser.parse_args()
     titles = ("items", "edges", "score", "without any edge", "integrated gradients")
     titles += ("masks", "random", "overlap of masks")
     print("| task |", " | ".join(titles), "|")
     print("|---" * (1 + len(titles)) + "|")
     with tempfile.TemporaryDirectory() as name:
-        for title, run, path, items in cases(Path(name), given.items, given.molecules):
+        for title, run, path, items in cases(Path(name), given.items):
             found = []
             for item in items:
                 one = explain_item(run.path, path, item)
