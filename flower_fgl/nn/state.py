@@ -67,6 +67,6 @@ def vector_to_state(
     sizes = [torch.Size(shape).numel() for shape in shapes.values()]
     parts = torch.split(vector, sizes, dim=-1)
     return {
-        name: part.view(*vector.shape[:-1], *shape)
+        name: part.view((*vector.shape[:-1], *shape))
         for (name, shape), part in zip(shapes.items(), parts, strict=True)
     }
