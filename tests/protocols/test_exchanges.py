@@ -107,7 +107,7 @@ def test_sums_survive_the_message_and_have_the_stated_size() -> None:
     with pytest.raises(PayloadError, match="calibration/bins"):
         CalibrationSums.from_record(content, (of_labels, 9, 1))
     numbers = number_sums(torch.zeros(9, 4), torch.ones(9, 4), torch.ones(4))
-    assert CalibrationSums(numbers).num_bytes == 8 + 4 * 2_576
+    assert CalibrationSums(numbers).num_bytes == 8 + 4 * 8 * (1_280 + 2)
 
 
 @pytest.mark.parametrize(
