@@ -331,5 +331,6 @@ def read_card(folder: Path) -> ModelCard | None:
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise RunError(
             f"{path} does not describe the network of its weights ({error}): another "
-            "program or an earlier version wrote it. Train the model again."
+            "program or another version wrote it. Use that version, or train the model "
+            "again."
         ) from error
