@@ -95,6 +95,19 @@ def test_the_global_mask_marks_weights_whose_descent_agrees_with_the_global_chan
     ]  # fmt: skip
 
 
+def test_the_two_scores_of_the_global_mask_by_hand() -> None:
+    gradient, direction = torch.tensor([-3.0, -1, -2]), torch.tensor([1.0, 2, 9])
+    # −g·Δ: 3, 2, 18; over their root mean squares −g and Δ differ by 1.2, 0.1 and 0.8
+    marked = {"product": 2, "neg-abs-diff": 1}
+    for score, place in marked.items():
+        mask = global_mask(gradient, direction, share=0.34, score=score)
+        assert mask.nonzero().flatten().tolist() == [place]
+    assert torch.equal(
+        global_mask(gradient, direction, share=0.34),
+        global_mask(gradient, direction, share=0.34, score="product"),
+    )
+
+
 def test_the_global_mask_is_filled_by_gradients_where_global_weights_did_not_change() -> (
     None
 ):
@@ -118,6 +131,7 @@ def test_masks_of_several_clients_are_those_of_each(
     generator: torch.Generator,
 ) -> None:
     gradient, direction = torch.randint(-9, 9, (2, 3, 40), generator=generator).float()
+    gradient[0] *= 100  # each client has a scale of its own
     gradient[1, 5:] = 0  # fewer than q have a gradient
     direction[2, 5:] = 0
     for make in (
