@@ -52,7 +52,6 @@ from flower_fgl.algorithms.adpfedgnn.agent import (
     NeighbourAgent,
     NeighbourLists,
     QNetwork,
-    Ragged,
     feature_table,
     next_candidates,
     sample_block,
@@ -87,7 +86,7 @@ from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.computation_graph import ClientDraws
 from flower_fgl.nn.sparse import lay_out_for_sparse
-from flower_fgl.nn.stacked import StackedInput, stack_module
+from flower_fgl.nn.stacked import Ragged, StackedInput, stack_module
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
@@ -339,10 +338,8 @@ class LocalTraining:
             config = replace(config, optimizer="adam", lr=rate, clip_gradient=0.0)
             self.learners = group.open_optimizer("network-optimizer", networks, config)
         self._forget_unused()
-        self.draws, self.order = (
-            group.generators("neighbours"),
-            group.generators("batches"),
-        )
+        self.draws = group.generators("neighbours")
+        self.order = group.generators("batches")
         self.sampling: torch.Generator | ClientDraws = self.draws[0]
         if isinstance(self.inputs, StackedInput):
             self.sampling = ClientDraws(self.draws, self.inputs.num_rows)

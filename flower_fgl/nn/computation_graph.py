@@ -20,9 +20,8 @@ from flower_fgl.nn.graph_union import concatenated_ranges, select_rows
 from flower_fgl.nn.sparse import Operator, SparseOperator, computed_once
 from flower_fgl.nn.topology import OperatorKind
 
-__all__ = ["Level", "NeighborSampler", "NeighbourLists", "output_nodes"]
-__all__ += ["receptive_field"]
-__all__ += ["ClientDraws"]
+__all__ = ["ClientDraws", "Level", "NeighborSampler", "NeighbourLists"]
+__all__ += ["output_nodes", "receptive_field"]
 
 
 SHARE, SHARE_IN_BATCH = 0.75, 0.5
@@ -318,15 +317,15 @@ class NeighbourLists:
         entry = concatenated_ranges(first, count)
         crowded = degree > limit
         if bool(crowded.any()):
-            many = int(crowded.sum())
+            # float64 can represent every integer up to 2⁵³
+            sizes = degree[crowded]
             if isinstance(generator, ClientDraws):
                 counts = generator.counts(nodes[crowded])
                 draws = generator.rand(limit, counts, torch.float64)
             else:
-                draws = torch.rand(
-                    limit, many, generator=generator, dtype=torch.float64
-                )
-            picks = _distinct(degree[crowded], draws.to(nodes.device))
+                shape = limit, len(sizes)
+                draws = torch.rand(shape, generator=generator, dtype=torch.float64)
+            picks = _distinct(sizes, draws.to(nodes.device))
             drawn = first[crowded][:, None] + picks
             entry.masked_scatter_(crowded.index_select(0, target), drawn)
         return target, entry
@@ -337,7 +336,6 @@ def _distinct(sizes: Tensor, draws: Tensor) -> Tensor:
     # Floyd's algorithm (Bentley & Floyd, CACM 30(9), 1987) for all rows at once: step j
     # draws t from 0 to size − count + j, and takes that maximum instead if t was drawn
     # before. The work does not grow with the sizes.
-    # float64 can represent every integer up to 2⁵³
     count = len(draws)
     picks = torch.empty_like(draws, dtype=torch.int64)
     for j in range(count):

@@ -26,8 +26,8 @@ from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
 __all__ = ["Ensemble", "SharedInput", "StackedInput", "StackedWeights", "can_stack"]
-__all__ += ["map_each", "pad_rows", "split_state", "stack_model"]
-__all__ += ["map_rows", "stack_module"]
+__all__ += ["Ragged", "map_each", "map_rows", "pad_rows", "split_state"]
+__all__ += ["stack_model", "stack_module"]
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -176,6 +176,26 @@ def map_rows(layer: nn.Module, h: Tensor) -> Tensor:
         return map_each(h, layer.weight.mT, layer.bias)
     out: Tensor = layer(h)
     return out
+
+
+class Ragged:
+    """Rows of K clients, ``counts`` of each, and the same padded to m rows of each.
+
+    ``index`` (K, m) are the rows in the padded matrix; padding repeats the client's first
+    row. ``slots`` are the places of the rows in the flattened matrix.
+    """
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        count = torch.tensor(counts, device=device)[:, None]
+        place = torch.arange(max(counts), device=device)
+        first, is_row = count.cumsum(0) - count, place < count
+        # a client without rows gets those of any other
+        self.index = (first + place * is_row).clamp(max=max(sum(counts) - 1, 0))
+        self.slots = is_row.flatten().nonzero().squeeze(1)
+
+    def flat(self, padded: Tensor) -> Tensor:
+        """Return the rows of a padded matrix (..., K, m)."""
+        return padded.flatten(-2)[..., self.slots]
 
 
 def pad_rows(parts: Sequence[Tensor], num_rows: int) -> Tensor:

@@ -14,6 +14,7 @@ from flower_fgl.nn.message_passing import GCN
 from flower_fgl.nn.sparse import lay_out_for_sparse
 from flower_fgl.nn.stacked import (
     Ensemble,
+    Ragged,
     StackedInput,
     can_stack,
     pad_rows,
@@ -140,6 +141,14 @@ def test_a_stack_refuses_edge_weights(make_graph: MakeGraph) -> None:
     weight = torch.ones(graph.edge_index.shape[1])
     with pytest.raises(ValueError, match="edge weights"):
         StackedInput([graph, graph.with_edges(graph.edge_index, weight)])
+
+
+def test_ragged_rows_are_padded_with_the_first_of_their_client() -> None:
+    ragged = Ragged([2, 3, 1], torch.device("cpu"))
+    assert ragged.index.tolist() == [[0, 1, 0], [2, 3, 4], [5, 5, 5]]
+    values = torch.arange(12.0).view(2, 6)
+    assert torch.equal(ragged.flat(values[:, ragged.index]), values)
+    assert Ragged([1, 0], torch.device("cpu")).slots.tolist() == [0]
 
 
 def test_states_are_split_and_stacked_again() -> None:

@@ -19,13 +19,13 @@ from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.computation_graph import ClientDraws, NeighbourLists
 from flower_fgl.nn.graph_union import select_rows
-from flower_fgl.nn.stacked import StackedInput, map_rows
+from flower_fgl.nn.stacked import Ragged, StackedInput, map_rows
 
 __all__ = ["Block", "Candidates", "NeighbourAgent", "NeighbourLists", "QNetwork"]
 __all__ += ["ReplayBuffer", "RunningDeviation", "Steps", "feature_table"]
 __all__ += ["keep_probabilities", "next_candidates", "reward", "sample_block"]
 __all__ += ["sample_neighbours", "shuffled", "td_loss"]
-__all__ += ["AgentMemory", "Ragged", "project_rows"]
+__all__ += ["AgentMemory", "project_rows"]
 
 
 class Candidates(NamedTuple):
@@ -55,25 +55,6 @@ class Block:
         place = torch.empty(num_nodes, dtype=torch.int64, device=self.nodes.device)
         place[self.nodes] = torch.arange(len(self.nodes), device=place.device)
         return tuple(Candidates(place[v], place[u]) for v, u in self.layers)
-
-
-class Ragged:
-    """Rows of K clients, ``counts`` of each, and the same padded to m rows of each.
-
-    ``index`` (K, m) are the rows in the padded matrix; padding repeats a row of any
-    client. ``slots`` are the places of the rows in the flattened matrix.
-    """
-
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
-        count = torch.tensor(counts, device=device)
-        place = torch.arange(max(counts), device=device)
-        first = (count.cumsum(0) - count)[:, None]
-        self.index = (first + place).clamp(max=max(sum(counts) - 1, 0))
-        self.slots = (place < count[:, None]).flatten().nonzero().squeeze(1)
-
-    def flat(self, padded: Tensor) -> Tensor:
-        """Return the rows of a padded matrix (..., K, m)."""
-        return padded.flatten(-2)[..., self.slots]
 
 
 def sample_neighbours(
@@ -343,14 +324,15 @@ def td_loss(
     steps: Steps,
     *,
     discount: float,
-    known: Sequence[tuple[Tensor, Tensor]] = (),
+    of_agent: tuple[Tensor, Tensor] | None = None,
+    of_frozen: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the Huber loss of ``r + γ (1 − done) max_a' Q⁻(s', a') − Q(s, a)``.
 
     Q is ``agent``, Q⁻ ``frozen``, its copy from the beginning of the round, and γ
     ``discount``. ``steps`` are a batch of m steps, which index the nodes of the client's
-    ``graph``; of a stack (K, m), which gives losses (K,). ``known`` are the
-    :func:`project_rows` of both networks for the table of all nodes.
+    ``graph``; of a stack (K, m), which gives losses (K,). ``of_agent`` and
+    ``of_frozen`` are the :func:`project_rows` of the two networks, if they are known.
     """
     steps = Steps(*(column.to(graph.device) for column in steps))
     branch = steps.branch[..., None].to(graph.x.dtype)
@@ -359,11 +341,11 @@ def td_loss(
     table, (target, neighbour, following) = feature_table(
         graph, torch.stack(nodes).long()
     )
-    of_target, of_neighbour = known[0] if known else project_rows(agent, table)
+    of_target, of_neighbour = of_agent or project_rows(agent, table)
     values = agent(of_target[target], of_neighbour[neighbour], branch)
     chosen = values.gather(-1, steps.action[..., None].long()).squeeze(-1)
     with torch.no_grad():
-        of_target, of_neighbour = known[1] if known else project_rows(frozen, table)
+        of_target, of_neighbour = of_frozen or project_rows(frozen, table)
         ahead = frozen(of_target[target], of_neighbour[following], branch).amax(dim=-1)
         goal = steps.reward + discount * ahead.masked_fill(is_done, 0.0)
     return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
@@ -498,11 +480,12 @@ class NeighbourAgent:
         self.draws = draws
         self.frozen = copy.deepcopy(network)
         self._rows = graph.num_rows if isinstance(graph, StackedInput) else 0
-        # of a stack, whose table stays the same: the current network's, and the copy's
-        self._known: list[tuple[Tensor, Tensor]] = []
+        # a stack has one table, so that both networks map it once a round, or once a step
+        self._of_frozen: tuple[Tensor, Tensor] | None = None
+        self._of_network: tuple[Tensor, Tensor] | None = None
         if self._rows:
             with torch.no_grad():
-                self._known = [(), project_rows(self.frozen, graph)]  # type: ignore[list-item]
+                self._of_frozen = project_rows(self.frozen, graph)
 
     def choose(
         self, table: GraphInput, pairs: Candidates, counts: Sequence[int]
@@ -511,13 +494,12 @@ class NeighbourAgent:
 
         The pairs are rows of ``table``, ``counts`` of each client, sorted by client.
         """
-        if self._known:
-            self._known[0] = project_rows(self.network, table)
-            chance = keep_probabilities(
-                self.network, table, pairs, counts, self._known[0]
-            )
-        else:
-            chance = keep_probabilities(self.network, table, pairs)
+        stacked = None
+        if self._rows:
+            stacked, self._of_network = counts, project_rows(self.network, table)
+        chance = keep_probabilities(
+            self.network, table, pairs, stacked, self._of_network
+        )
         parts = []
         chances = torch.split(chance, list(counts), dim=1)
         for mine, draws, memory in zip(chances, self.draws, self.memories, strict=True):
@@ -561,7 +543,8 @@ class NeighbourAgent:
                 self.graph,
                 self._drawn(),
                 discount=self.memories[0].method_config.gamma_rl,
-                known=self._known,
+                of_agent=self._of_network,
+                of_frozen=self._of_frozen,
             )
             loss.sum().backward()  # type: ignore[no-untyped-call]
 

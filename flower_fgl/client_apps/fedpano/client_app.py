@@ -56,7 +56,7 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, SparseOperator, state_shapes
 from flower_fgl.nn.layers import RepNorm
-from flower_fgl.nn.stacked import map_each, stack_module
+from flower_fgl.nn.stacked import Ragged, map_each, stack_module
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPANOClientApp", "StackedTrainer"]
@@ -195,21 +195,15 @@ class StackedTrainer(Trainer):
         self.method_config: FedPANOSettings = group.config.method_config
         self.owned = torch.stack([one.data.own_classes for one in group.clients])
         self.parts = self.assemble(downloads)
-        rows, count = group.rows, group.rows.count
-        size, inputs = int(count.max()), group.inputs
-        first = count.cumsum(0) - count
-        place = torch.arange(len(rows.index), device=group.device) - first[rows.client]
-        self.slots = rows.client * size + place
-        shape = (len(group), size)
-        # padding reads a client's first training node
-        self.index = rows.index[first][:, None].repeat(1, size).view(-1)
-        self.index[self.slots] = rows.index
-        labels = rows.labels[first][:, None].repeat(1, size).view(-1)
-        labels[self.slots] = rows.labels
-        self.labels = self.predicted = self.own_labels = labels.view(shape)
-        share = torch.zeros(len(labels), device=group.device)
-        share[self.slots] = rows.share
-        self.share = share.view(shape)
+        rows, inputs = group.rows, group.inputs
+        ragged = Ragged(rows.count.tolist(), group.device)
+        self.slots = ragged.slots
+        self.index = rows.index[ragged.index].view(-1)
+        labels = rows.labels[ragged.index]
+        self.labels = self.predicted = self.own_labels = labels
+        share = torch.zeros(labels.shape, device=group.device)
+        share.view(-1)[self.slots] = rows.share
+        self.share = share
         key = ("fedpano", "around")
         if key not in group.memo:
             number = group.fill(0).numel()

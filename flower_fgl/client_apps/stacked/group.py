@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from flower_fgl.protocols.base import Payload
 
 __all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
-__all__ += ["cross_entropy", "take_steps"]
-__all__ += ["GroupOptimizer"]
+__all__ += ["GroupOptimizer", "cross_entropy", "take_steps"]
 
 
 @dataclass(frozen=True, eq=False)
