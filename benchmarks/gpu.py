@@ -3,12 +3,18 @@
     python benchmarks/gpu.py                      # 1, 10, 100, 1,000 clients on cuda
     python benchmarks/gpu.py --clients 1000 --nodes 200 --methods fedavg
     python benchmarks/gpu.py --device cpu --clients 1 10   # dry run without a GPU
+    python benchmarks/gpu.py --quick              # every method, in under 8 minutes
 
 Every client has 100 nodes of the synthetic graph (``--nodes``). Each form runs in the local
 engine, in its own process. Seconds are wall seconds of a whole round, messages and server
 included, the median over the rounds after the first. A ratio above 1 means that the device
 with its fastest form is faster. Methods without a stacked form run one by one only. Device
 memory is the peak of what torch allocated on the GPU.
+
+``--quick`` measures one round of every method that plain graphs can train: 100 clients
+of 100 nodes for those with a stacked form, and 4 clients of 5,000 nodes for all. It trains
+without dropout, so that the losses of all forms can be compared, and ends after
+``--seconds``: what was left then is named.
 """
 
 from __future__ import annotations
@@ -19,6 +25,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +39,21 @@ from flower_fgl import simulate
 from flower_fgl.methods import METHODS
 
 FORMS = ("stacked", "one by one", "on the CPU")
+
+QUICK = ((100, 100, 64), (4, 5000, 500))  # clients, nodes of each, features
+ONCE = {"rounds": 1, "local_epochs": 50, "check_every": 0}
+DISTILLED = {"server_epochs": 5, "generator_steps": 5, "finetune_epochs": 5}
+SHORT: dict[str, dict[str, Any]] = {  # long starts, single rounds, other needs
+    "adafgl": {"adafgl": {"finetune_epochs": 5}},
+    "adpfedgnn": {"model": "graphsage"},
+    "co-boosting": {**ONCE, "co-boosting": DISTILLED},
+    "dense": {**ONCE, "dense": DISTILLED},
+    "fedlog": {"fedlog": {"prompt_epochs": 1}},
+    "fedpano": {"split": "60/20/20"},  # stacked clients train on most of their graphs
+    "fedsage+": {"fedsage+": {"gen_rounds": 1}},
+    "opfgl": {**ONCE, "min_class_count": 1, "opfgl": {"server_steps": 50}},
+}
+OTHER_GRAPHS = ("fedhgn", "fedlit", "flit", "fedstar", "fedsst", "gcfl+")
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -43,6 +67,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=100, help="nodes of each client")
     parser.add_argument("--features", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5, help="rounds after the first")
+    parser.add_argument("--quick", action="store_true", help="every method, briefly")
+    parser.add_argument("--seconds", type=float, default=460, help="limit of --quick")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args(given)
 
@@ -83,19 +109,103 @@ def settings(options: argparse.Namespace, method: str, clients: int) -> dict[str
 
 
 def measure(values: dict[str, Any]) -> dict[str, float]:
-    """Run one form; return seconds per round, peak device memory (GiB) and accuracy."""
+    """Run one form; return seconds per round, peak memory (GiB), accuracy and loss."""
     is_gpu = values["device"].startswith("cuda")
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(values["device"])
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(**values, output_dir=folder)
     seconds = [row["seconds"]["total"] for row in run.rounds if row["phase"] == "train"]
+    losses = [row["loss"] for row in run.rounds if row.get("loss") is not None]
     peak = torch.cuda.max_memory_allocated(values["device"]) if is_gpu else 0
     return {
-        "seconds": statistics.median(seconds[1:]),
+        "seconds": statistics.median(seconds[1:] or seconds),
         "gib": peak / 2**30,
         "accuracy": run.summary["last"]["test"]["accuracy"],
+        "loss": losses[-1] if losses else float("nan"),
     }
+
+
+def quick_cases(options: argparse.Namespace) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each form at each size, with the settings of all methods that have it."""
+    for clients, options.nodes, options.features in QUICK:
+        for form in ("stacked", "on the CPU", "one by one"):
+            found = []
+            for method in options.methods:
+                changes = forms(options, method)
+                is_alone_enough = "stacked" in changes and clients == QUICK[1][0]
+                if form not in changes or (form == "one by one" and is_alone_enough):
+                    continue
+                if clients == QUICK[0][0] and "stacked" not in changes:
+                    continue
+                shared = {**settings(options, method, clients), "dropout": 0.0}
+                found.append({**shared, **SHORT.get(method, {}), **changes[form]})
+            yield form, found
+
+
+def measure_all(cases: list[dict[str, Any]]) -> None:
+    """Measure cases in one process; print a line of JSON for each."""
+    for values in cases:
+        try:
+            result: dict[str, Any] = measure(values)
+        except Exception as error:  # the others are measured all the same
+            result = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps({"method": values["method"], **result}), flush=True)
+
+
+def quick(options: argparse.Namespace) -> None:
+    """Measure every method briefly; print a table of each size, and what is missing."""
+    options.rounds = 1
+    end = time.monotonic() + options.seconds
+    results: dict[int, dict[str, dict[str, Any]]] = {}
+    for form, cases in quick_cases(options):
+        command = [sys.executable, str(Path(__file__).resolve()), "--measure"]
+        with subprocess.Popen(
+            [*command, json.dumps(cases)], stdout=subprocess.PIPE, text=True
+        ) as child:
+            stop = threading.Timer(max(0.1, end - time.monotonic()), child.kill)
+            stop.start()
+            left = [values["method"] for values in cases]
+            for line in child.stdout or ():
+                result = json.loads(line)
+                left.remove(result["method"])
+                size = results.setdefault(cases[0]["clients"], {})
+                size.setdefault(result["method"], {})[form] = result
+                print(f"{cases[0]['clients']} clients, {form}: {line}", end="")
+            stop.cancel()
+        if left:
+            print(f"{cases[0]['clients']} clients, {form}: not run: {', '.join(left)}")
+    for (clients, options.nodes, _), found in zip(
+        QUICK, results.values(), strict=False
+    ):
+        table = Table(
+            "method", *(f"{form}, s" for form in FORMS), "one by one / best",
+            "CPU / best", "losses differ by", "GiB",
+            title=f"{clients} clients of {options.nodes} nodes",
+        )  # fmt: skip
+        for method, of_forms in found.items():
+            table.add_row(method, *quick_row(of_forms))
+        Console(width=150).print(table)
+
+
+def quick_row(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a row of the table of ``--quick``: seconds, ratios, losses, memory."""
+    known = {form: found[form] for form in FORMS if "seconds" in found.get(form, {})}
+    seconds = {form: result["seconds"] for form, result in known.items()}
+    on_device = [seconds[form] for form in FORMS[:2] if form in seconds]
+    best = min(on_device, default=float("nan"))
+    losses = [result["loss"] for result in known.values()]
+    apart = (max(losses) - min(losses)) / abs(max(losses)) if losses else float("nan")
+    return [
+        *(
+            f"{seconds[form]:.3f}" if form in seconds
+            else "failed" if form in found else "-"
+            for form in FORMS
+        ),
+        *(f"{seconds.get(form, float('nan')) / best:.1f}" for form in FORMS[1:]),
+        f"{apart:.1e}",
+        f"{max((result['gib'] for result in known.values()), default=0):.2f}",
+    ]  # fmt: skip
 
 
 def add_row(
@@ -132,10 +242,15 @@ def new_table(options: argparse.Namespace) -> Table:
 def main() -> None:
     options = arguments()
     if options.measure:
-        print(json.dumps(measure(json.loads(options.measure))))
+        cases = json.loads(options.measure)
+        measure_all([cases] if isinstance(cases, dict) else cases)
         return
     if options.device != "cpu" and not torch.cuda.is_available():
         sys.exit(f"torch finds no GPU for --device {options.device}; try --device cpu.")
+    if options.quick:
+        options.methods = [name for name in METHODS.own if name not in OTHER_GRAPHS]
+        quick(options)
+        return
     table = new_table(options)
     for method in options.methods:
         for clients in options.clients:
@@ -148,9 +263,9 @@ def main() -> None:
                     capture_output=True,
                     text=True,
                 )  # fmt: skip
-                if done.returncode:
-                    sys.exit(done.stderr)
                 found[form] = json.loads(done.stdout.strip().splitlines()[-1])
+                if "error" in found[form]:
+                    sys.exit(found[form]["error"])
                 seconds = found[form]["seconds"]
                 print(
                     f"{method}, {clients:,} clients, {form}: {seconds:.4f} s",

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from rich.console import Console
 
+from benchmarks import gpu
 from benchmarks.gpu import (
     add_row,
     arguments,
     forms,
     has_stacked_form,
     measure,
+    measure_all,
     new_table,
+    quick_cases,
+    quick_row,
     settings,
 )
 
@@ -33,10 +39,30 @@ def test_the_dry_run_measures_every_form_on_the_cpu() -> None:
     assert "fedavg" in text
 
 
-@pytest.mark.parametrize("method", ["fedgta", "fedlog"])
+@pytest.mark.parametrize("method", ["feddc", "fednh"])
 def test_methods_without_a_stacked_form_run_one_by_one(method: str) -> None:
     options = arguments(["--device", "cpu"])
     assert not has_stacked_form(method)
     found = forms(options, method)
     assert list(found) == ["one by one", "on the CPU"]
     assert found["on the CPU"]["stacked"] == "false"
+
+
+def test_the_quick_form_names_a_method_that_fails_and_measures_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "QUICK", ((3, 30, 8), (2, 60, 8)))
+    monkeypatch.setattr(gpu, "has_stacked_form", lambda method: method != "fedlog")
+    monkeypatch.setitem(gpu.SHORT, "fedlog", {"model": "unknown"})
+    options = arguments(["--device", "cpu", "--rounds", "1"])
+    cases = list(quick_cases(options))
+    methods = [[values["method"] for values in found] for _, found in cases]
+    stacked = ["fedavg", "fedpg"]
+    assert methods == [stacked] * 4 + [[*stacked, "fedlog"], ["fedlog"]]
+    measure_all(cases[4][1])
+    first, _, failed = map(json.loads, capsys.readouterr().out.splitlines())
+    assert failed["error"].startswith("ConfigError: ")
+    row = quick_row({"stacked": {**first, "seconds": 1.0}, "on the CPU": first})
+    assert row[:2] == ["1.000", "-"]
+    assert row[-2] == "0.0e+00"
+    assert quick_row({"one by one": failed})[:3] == ["-", "failed", "-"]
