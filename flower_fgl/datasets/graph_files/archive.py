@@ -12,7 +12,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,7 @@ from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.own_split import is_split_name
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 
-__all__ = ["Array", "integers", "no_file", "read_arrays"]
+__all__ = ["EVALUATION", "Array", "integers", "no_file", "read_arrays"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,6 +62,8 @@ ENTRY = (
 )
 HEADER = re.compile(rf"\{{(?:\s*(?:{ENTRY})\s*,?){{3}}\s*\}}\s*", re.ASCII)
 """Three entries of an ``.npy`` header in any order."""
+EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
+"""Name of an array of an evaluation graph: its number, and the array's own name."""
 
 
 def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
@@ -79,12 +81,15 @@ def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
     return array.astype(np.int64)
 
 
-def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
-    """Read all arrays of an ``.npz`` file, with names that are known, without unpickling.
+def read_arrays(
+    path: Path, known: Collection[str] | None, nested: Collection[str] = ()
+) -> dict[str, Array]:
+    """Read all arrays of an ``.npz`` file, without unpickling.
 
-    Booleans are 0 or 1, and text can be encoded as UTF-8. A DataError says that the
-    file is missing, damaged or of another format, contains pickled objects or an
-    unknown name, or claims sizes that it does not have.
+    ``known`` are the names that it may have, ``None`` for any, and ``nested`` those that
+    may follow ``evaluation_<number>_``. Booleans are 0 or 1, and text can be encoded as
+    UTF-8. A DataError says that the file is missing, damaged or of another format,
+    contains pickled objects or an unknown name, or claims sizes that it does not have.
     """
     where = show_path(path)
     if not os.path.isfile(path):  # Path.is_file raises an error for long names
@@ -96,7 +101,7 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
                 members = archive.infolist()
                 _check_members(members, os.fstat(stream.fileno()).st_size, where)
                 names = [member.filename.removesuffix(".npy") for member in members]
-                _check_names(names, is_known, where)
+                _check_names(names, known, nested, where)
                 return {
                     name: _read_array(archive, member, where)
                     for name, member in zip(names, members, strict=True)
@@ -113,23 +118,6 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
         raise _broken(where, str(error)) from error
 
 
-KNOWN_ARRAYS = (
-    *("x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_index", "edges", "y"),
-    *("class_names", "node_ids", "feature_names", "feature_scale", "feature_mean"),
-    *("outside_edges", "outside_ids", "edge_label", "edge_class_names", "edge_time"),
-    *("edge_attr", "edge_attr_names", "edge_train_mask", "edge_val_mask"),
-    *("edge_test_mask", "declared_classes", "edge_declared_classes"),
-    *("feature_std", "train_mask", "val_mask", "test_mask", "label_names"),
-    *("target_names", "target_units", "edge_target", "edge_target_names"),
-    *("edge_target_units", "graph_of_node", "graph_ids", "graph_keys"),
-)
-"""Arrays of a graph file, for messages."""
-UNREAD = {
-    "edge_type": "types of edges",
-    "node_type": "types of nodes",
-    "edge_weight": "weights of edges",
-}
-"""Arrays that other tools write and nothing here reads, and what they hold."""
 TABLES = "Export its nodes and edges as tables, nodes.csv and edges.csv"
 LOAD = "If you trust it, load it in Python, and write the graph with flower_fgl.to_npz"
 FORMATS = {
@@ -243,28 +231,38 @@ def _check_members(members: list[zipfile.ZipInfo], num_bytes: int, where: str) -
         )
 
 
-def _check_names(names: list[str], is_known: Callable[[str], bool], where: str) -> None:
+def _check_names(
+    names: list[str],
+    known: Collection[str] | None,
+    nested: Collection[str],
+    where: str,
+) -> None:
     """Reject unknown and repeated array names."""
     for name in names:
-        if not is_known(name) and is_split_name(name):
+        match = EVALUATION.fullmatch(name) if nested else None
+        if known is None or name in known or (match and match[2] in nested):
+            continue
+        if is_split_name(name):
             raise DataError(
                 f'{where}: array "{clip(name)}" looks like a split, which cannot be read '
                 "in this form. Save train_mask, val_mask and test_mask, bool of shape "
                 "(N,); of edges edge_train_mask, edge_val_mask and edge_test_mask."
             )
-        if not is_known(name) and name in UNREAD:
+        if name == "edge_weight":
             raise DataError(
-                f'{where}: {UNREAD[name]} are not read: the array "{name}" would have no '
+                f'{where}: weights of edges are not read: the array "{name}" would have no '
                 "effect. Remove it if they may be ignored; numbers that describe nodes "
                 "are columns of x, and those that describe classified edges (edge_label) "
                 "are columns of edge_attr."
             )
-        if not is_known(name):
-            raise DataError(
-                f'{where}: unknown array "{clip(name)}". '
-                f"{nearest(name, KNOWN_ARRAYS)} Evaluation graphs have the same ones, "
-                "with evaluation_0_ before the name."
-            )
+        hint = (
+            " Evaluation graphs have the same ones, with evaluation_0_ before the name."
+            if nested
+            else ""
+        )
+        raise DataError(
+            f'{where}: unknown array "{clip(name)}". {nearest(name, sorted(known))}{hint}'
+        )
     if len(set(names)) < len(names):
         raise DataError(
             f"{where} contains an array twice. Write it again, with numpy.savez."

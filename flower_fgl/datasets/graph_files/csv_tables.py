@@ -1,36 +1,4 @@
-"""Reader of a graph stored as a folder of CSV tables, e.g. from a spreadsheet.
-
-``nodes.csv``
-    ``id`` (any text, unique), ``label`` (class name, empty if unknown), and optionally
-    ``split`` (``train``, ``val``, ``test`` or empty; if all are empty there is no split),
-    or three columns such as ``train_mask``, ``val_mask`` and ``test_mask`` (0 or 1).
-    Every other column is a feature. Beside ``split`` words such as ``test`` and ``set`` are
-    features too, as in a bag of words; without it they are read as a split, or refused.
-``edges.csv``
-    ``source`` and ``target``: ids of nodes; one direction is enough. To classify edges, it
-    also has ``label`` (class name, empty if unknown), and optionally ``time`` (a number,
-    ascending) and a split as in ``nodes.csv``. Every other column is a feature of the
-    edges. Edges with classes or features have a direction, and may be repeated.
-``classes.csv``
-    Optional: ``name``, one class per line. By default the classes are the sorted labels
-    of ``nodes.csv``, and a label such as ``unknown`` or ``NA`` is an error, and so are ids
-    in place of classes. A label that is listed here is a class. The server agrees with all
-    data owners on one numbering, by name.
-``edge_classes.csv``
-    Optional: the same for the labels of ``edges.csv``.
-``targets.csv``
-    Optional: ``name`` and ``unit`` of numbers to predict. In place of ``label`` the tables
-    then have ``target:NAME``, see ``csv_rows.py``.
-``outside.csv``
-    Optional: ``source``, the id of a node in ``nodes.csv``, and ``target``, the id of a
-    node of another data owner, as in that owner's ``nodes.csv``. Only methods that use
-    edges between owners read it.
-``prepared.csv``
-    Optional, written by ``flower-fgl prepare``: ``sha256``, the hash of its recipe and
-    vocabulary, which owners compare.
-
-Blank lines and spaces around text are ignored.
-"""
+"""Reader of a graph stored as a folder of CSV tables, see docs/graph-files.md."""
 
 from __future__ import annotations
 

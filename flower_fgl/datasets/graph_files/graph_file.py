@@ -1,71 +1,12 @@
 """Reader of a data owner's graph: one ``.npz`` file, or a folder of CSV tables.
 
-The ``.npz`` file holds plain arrays; pickled objects are rejected:
-
-``x``
-    (N, d) floats; alternatively the CSR matrix ``x_indptr``, ``x_indices``, ``x_data``,
-    ``x_shape``. They become float32; whole numbers that are equal there are an error.
-``edge_index`` or ``edges``
-    (2, M) or (M, 2) integers in [0, N); one direction of each edge is enough.
-``y``
-    (N,) integers in [-1, C), -1 if the class is unknown. In place of classes it may hold
-    several labels (``label_names``) or numbers (``target_names``), see
-    ``target_arrays.py``.
-``class_names``
-    (C,) text: the name of each class number in ``y``. Data owners may number classes
-    differently and lack some; the server agrees with all owners on one numbering, by name.
-    A class with nodes that is named ``unknown``, ``NA``, ``-1`` or alike is an error, and
-    so are ids in place of classes.
-``declared_classes``
-    Text, optional: names in ``class_names`` that are classes, whatever they look like.
-``train_mask``, ``val_mask``, ``test_mask``
-    (N,) bool, optional: a split.
-``node_ids``
-    (N,) integers, ascending, optional.
-``feature_names``
-    (d,) text, optional: the name of each column of ``x``. With names, columns in another
-    order are found; without them they are not. A CSV folder has them in its header.
-``feature_scale``
-    Text, optional: normalization of the features, ``rows``, or ``columns`` with
-    ``feature_mean`` and ``feature_std``, (d,) floats. ``flower-fgl export`` writes it.
-    Features of edges, ``edge_attr``, are always raw.
-``outside_edges``
-    (M, 2) integers, optional: edges to nodes of other data owners, as the row number of
-    the own node and the id of the other node. ``outside_ids``, (N,) integers, are the ids
-    by which the others name this owner's nodes, by default ``node_ids``.
-``edge_label``, ``edge_class_names``, ``edge_declared_classes``
-    (M,) integers and two (C,) texts, optional: classes of the edges, as ``y``,
-    ``class_names`` and ``declared_classes`` are those of nodes. Edges then have a direction
-    and may be repeated.
-``edge_target``, ``edge_target_names``, ``edge_target_units``
-    Numbers of the edges in place of their classes.
-``edge_time``
-    (M,) numbers, ascending, optional: times of edges with classes or numbers.
-``edge_attr``, ``edge_attr_names``
-    (M, a) numbers and (a,) text, optional: features of the edges, which ``model = "gine"``
-    and the classification of edges read.
-``edge_train_mask``, ``edge_val_mask``, ``edge_test_mask``
-    (M,) bool, optional: a split of the edges.
-``node_types``, ``node_type_widths``, ``relations``, ``node_type``, ``edge_type``,
-``target_type``, ``private_relations``
-    Kinds of nodes and relations of a typed graph, see ``typed_arrays.py``.
-``prepared``
-    Text, optional, written by ``flower-fgl prepare``: the hash of its recipe and
-    vocabulary, which owners compare; of a typed graph one for each kind of nodes, sorted by
-    kind, separated by blanks.
-``evaluation_0_x``, …
-    Optional: additional graphs for evaluation only, each with the keys above.
-
-The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``; that of a
-typed graph holds ``relations.csv``, see ``typed_csv.py``. A file or folder with a set of
-graphs is described in ``graph_set.py``.
+docs/graph-files.md describes the arrays and tables.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +23,12 @@ from flower_fgl.datasets.client_graph import (
     OutsideEdges,
     Scaling,
 )
-from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
+from flower_fgl.datasets.graph_files.archive import (
+    EVALUATION,
+    Array,
+    integers,
+    read_arrays,
+)
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
@@ -104,6 +50,7 @@ from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
     "GRAPHS",
+    "KNOWN",
     "NO_CLASSES",
     "SCALING",
     "LocalGraphFile",
@@ -111,7 +58,6 @@ __all__ = [
     "edges_to_score",
     "inspect",
     "inspect_graph_file",
-    "is_known",
     "load_graph_file",
     "read_feature_names",
     "read_logged",
@@ -123,14 +69,15 @@ log = logging.getLogger(__name__)
 
 NO_CLASSES = Target.classes(("",))
 """Target of a file that is read without labels."""
-EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
 SET = ("graph_of_node", "graph_ids", "graph_keys")
-"""Arrays that only a set of graphs has, see ``graph_set.py``."""
+"""Arrays that only a set of graphs has."""
 SINGLE = {*TARGET_KEYS[1:], *OUTSIDE, *SCALING, *EDGE_KEYS, *SET}
 SINGLE |= {*SCHEMA_KEYS, "declared_classes", "feature_names", "node_ids", "prepared"}
 """Arrays that an evaluation graph does not have."""
+KNOWN = SINGLE | GRAPH_KEYS
+"""All arrays, see docs/graph-files.md."""
 GRAPHS = "graphs.csv"
 """Table that only a set of graphs has."""
 
@@ -236,7 +183,7 @@ def _load(
         if attempt.problems:
             return None
     else:
-        arrays = read_arrays(path, is_known)
+        arrays = read_arrays(path, KNOWN, GRAPH_KEYS)
         if any(key in arrays for key in SET):
             graphs = arrays.get("graph_of_node", np.empty(0))
             raise _holds_a_set(path, len(np.unique(graphs)))
@@ -334,12 +281,6 @@ def edges_to_score(arrays: Mapping[str, Array]) -> dict[str, Array]:
     known = np.array(["known"])
     out |= {"edge_class_names": known, "edge_declared_classes": known}
     return out | {"edge_label": label}
-
-
-def is_known(key: str) -> bool:
-    """Return whether a graph file may contain an array of this name."""
-    nested = EVALUATION.fullmatch(key)
-    return key in SINGLE or (nested[2] if nested else key) in GRAPH_KEYS
 
 
 def read_scaling(

@@ -1,33 +1,6 @@
 """Reader of a data owner's set of graphs: one ``.npz`` file, or a folder of CSV tables.
 
-The ``.npz`` file holds all graphs as one disjoint union, with the arrays of
-``graph_file.py`` where they have the same name:
-
-``graph_of_node``
-    (N,) integers, ascending: the graph of each row of ``x``. Each of the G graphs 0, 1, …
-    has a node.
-``x``
-    (N, d) floats, or the four arrays of a CSR matrix; may be missing with
-    ``graph-features = "degree"``.
-``edge_index`` or ``edges``
-    (2, M) or (M, 2) row numbers of ``x``; one direction of each edge is enough.
-``edge_attr``, ``edge_attr_names``
-    (M, a) numbers and (a,) text, optional: features of the edges.
-``node_types``, ``node_type_widths``, ``relations``, ``node_type``, ``edge_type``
-    Optional: kinds of nodes and relations, as for one graph. The graphs may lack some.
-``y`` with ``class_names``, ``label_names`` or ``target_names``
-    Classes, labels or numbers of the graphs, see ``target_arrays.py``.
-``graph_ids``
-    (G,) text, optional, unique: names of the graphs in predictions and messages.
-``graph_keys``
-    (G,) text, optional: the identifiers by which ``split-by`` splits; they may repeat. By
-    default ``graph_ids``.
-``train_mask``, ``val_mask``, ``test_mask``
-    (G,) bool, optional: a split.
-``feature_names``, ``feature_scale``, ``feature_mean``, ``feature_std``
-    Optional, as for one graph.
-
-The folder holds ``graphs.csv``, see ``set_csv.py``.
+docs/graph-files.md describes the arrays and tables.
 """
 
 from __future__ import annotations
@@ -45,16 +18,17 @@ from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.graph_file import (
     GRAPHS,
+    KNOWN,
     NO_CLASSES,
     SCALING,
     check_kind,
     inspect,
-    is_known,
     read_feature_names,
     read_logged,
     read_scaling,
 )
 from flower_fgl.datasets.graph_files.npz import (
+    GRAPH_KEYS,
     SPARSE_KEYS,
     check_labels,
     read_masks,
@@ -195,7 +169,7 @@ def _read(
         if os.path.exists(path / GRAPHS):
             return read_set_folder(path, needs_labels=needs_labels, attempts=attempt)
         raise _one_graph(where)
-    arrays = read_arrays(path, is_known)
+    arrays = read_arrays(path, KNOWN, GRAPH_KEYS)
     if "graph_of_node" not in arrays:
         raise _one_graph(where)
     if surplus := sorted(arrays.keys() - SET_KEYS):

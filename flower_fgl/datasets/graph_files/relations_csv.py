@@ -1,6 +1,6 @@
 """Names in a folder of a typed graph: its kinds of nodes, relations, and kind to predict.
 
-``typed_csv.py`` describes the tables.
+docs/typed-graphs.md describes the tables.
 """
 
 from __future__ import annotations

@@ -1,17 +1,4 @@
-"""What is predicted, in the arrays of an ``.npz`` file: classes, labels or numbers.
-
-==========  =======================  ============================  ======================
-of          classes                  labels                        numbers
-==========  =======================  ============================  ======================
-nodes,      ``y`` (I,), integers     ``y`` (I, T): 1, 0, or -1     ``y`` (I,) or (I, T),
-graphs      ``class_names``          ``label_names``               NaN if unknown,
-                                                                   ``target_names``,
-                                                                   ``target_units``
-edges       ``edge_label`` (M,)      none                          ``edge_target``,
-            ``edge_class_names``                                   ``edge_target_names``,
-                                                                   ``edge_target_units``
-==========  =======================  ============================  ======================
-"""
+"""What is predicted, in the arrays of an ``.npz`` file: classes, labels or numbers."""
 
 from __future__ import annotations
 

@@ -1,20 +1,4 @@
-"""Kinds of nodes and relations in an ``.npz`` graph file.
-
-``node_types``, ``node_type_widths``
-    (A,) text and (A,) integers: kinds of nodes, and the columns of ``x`` that each has.
-    Columns follow each other in this order; a node has zeros outside those of its kind.
-``relations``
-    (R, 3) text: kind of the sources, name, and kind of the targets of each relation.
-``node_type``, ``edge_type``
-    (N,) and (M,) integers: kind of each node, and relation of each edge in ``edges``.
-``target_type``
-    Text: kind of the nodes to predict; only these have classes, and are in masks. A set of
-    graphs has none.
-``private_relations``
-    (R,) bool, optional: relations that the owner keeps to itself.
-``target_relation``
-    (3,) text, with labels or numbers of edges: their relation, one of ``relations``.
-"""
+"""Kinds of nodes and relations in an ``.npz`` graph file, see docs/graph-files.md."""
 
 from __future__ import annotations
 

@@ -1,19 +1,4 @@
-"""Reader of a typed graph stored as a folder of CSV tables.
-
-``relations.csv``
-    ``relation``, ``source`` and ``target``: its name and the kinds of nodes that it joins.
-    Optional: ``file``, the table of its edges, by default ``edges/RELATION.csv``; and
-    ``private``, ``yes`` for a relation that the owner keeps to itself, else empty.
-``nodes/KIND.csv``
-    One table per kind of nodes: ``id`` (unique in its table) and features, of which there
-    may be none. The kind to predict also has ``label``, ``label:NAME``, ``target`` or
-    ``target:NAME``, and optionally a split, as in ``nodes.csv`` of one graph.
-``edges/RELATION.csv``
-    ``source`` and ``target``: ids of nodes of its two kinds. A relation may have no edge.
-    One relation may also have ``label`` or ``target:NAME``, ``time``, a split and features,
-    as in ``edges.csv`` of one graph.
-``classes.csv``, ``edge_classes.csv``, ``targets.csv``, ``prepared.csv``
-    Optional, as for one graph.
+"""Reader of a typed graph stored as a folder of CSV tables, see docs/typed-graphs.md.
 
 A relation is known by its kinds and its name. Its edges have a direction; repeated edges
 are one.

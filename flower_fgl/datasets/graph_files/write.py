@@ -1,4 +1,4 @@
-"""Write a client's graph as a graph file, see ``graph_file.py``."""
+"""Write a client's graph as a graph file, see docs/graph-files.md."""
 
 from __future__ import annotations
 

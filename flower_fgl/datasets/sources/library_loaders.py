@@ -73,7 +73,7 @@ def filtered_nodes(root: Path, *, name: str) -> Raw:
         download = _import_quietly("torch_geometric.data").download_url
         download(f"{loader.url}/{name}.npz", str(path.parent), log=False)
     keys = ("node_features", "node_labels", "edges", *(f"{s}_masks" for s in SPLITS))
-    arrays = read_arrays(path, keys.__contains__)
+    arrays = read_arrays(path, keys)
     x, y, edges, *masks = (torch.from_numpy(arrays[key]) for key in keys)
     return Raw.of(
         compact_features(x),

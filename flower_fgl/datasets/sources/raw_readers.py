@@ -188,7 +188,7 @@ def fold_ppi(folder: Path) -> Raw:
     """Read Fold-PPI (Huang and Zitnik, NeurIPS 2020) from ``fold_ppi.npz``.
 
     The file holds ``x``, ``edge_index``, ``y`` and ``class_names`` as in
-    ``graph_files/graph_file.py``, and ``network`` of shape (N,), integers, the network of
+    docs/graph-files.md, and ``network`` of shape (N,), integers, the network of
     each node. Nodes without a fold category have class -1.
 
     Raises
@@ -224,7 +224,7 @@ def fold_ppi(folder: Path) -> Raw:
     """
     path = folder / "fold_ppi.npz"
     known = GRAPH_KEYS | {"class_names", "network"}
-    arrays = read_arrays(path, known.__contains__)
+    arrays = read_arrays(path, known)
     network = torch.from_numpy(integers(arrays, "network", str(path)))
     names = tuple(str(name) for name in arrays.get("class_names", ()))
     dataset = node_dataset(arrays, str(path), Target.classes(names))
@@ -255,7 +255,7 @@ def aifb(folder: Path) -> Raw:
     which may be names of files.
     """
     path = folder / "aifb.npz"
-    arrays = read_arrays(path, {*AIFB, "num_classes"}.__contains__)
+    arrays = read_arrays(path, {*AIFB, "num_classes"})
     if missing := [key for key in AIFB if key not in arrays]:
         raise DataError(
             f"{path}: the array {missing[0]} is missing. Get the file again."
@@ -354,7 +354,7 @@ def collab_npz(folder: Path) -> Raw:
     """
     path = folder / "COLLAB.npz"
     names = ("num_nodes", "y", "edge_ptr", "edge_u", "edge_v")
-    arrays = read_arrays(path, names.__contains__)
+    arrays = read_arrays(path, names)
     num_nodes, y, edge_ptr, u, v = (integers(arrays, n, str(path)) for n in names)
     batch = np.repeat(np.arange(len(num_nodes)), num_nodes)
     first_node = np.cumsum(num_nodes) - num_nodes

@@ -205,7 +205,7 @@ def _read_npz(path: Path, table: TableRecipe) -> Iterator[Block]:
     ``train_mask`` become one column ``split``. Ids are the row numbers.
     """
     where = show_path(path)
-    arrays = read_arrays(path, lambda name: True)
+    arrays = read_arrays(path, None)
     pairs = arrays.pop("edge_index", None)
     if "x" not in arrays or pairs is None or pairs.ndim != 2 or 2 not in pairs.shape:
         raise DataError(

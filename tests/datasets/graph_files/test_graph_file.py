@@ -19,6 +19,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import (
+    KNOWN,
     load_graph_file,
     save_client_graph,
 )
@@ -83,6 +84,12 @@ def assert_same_graph(one: Graph, other: Graph) -> None:
 
 
 # .npz
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_the_documentation_lists_every_array(name):
+    page = Path(__file__).parents[3] / "docs" / "graph-files.md"
+    assert f"`{name}`" in page.read_text("utf-8")
 
 
 def test_a_file_of_plain_arrays_is_read(path):

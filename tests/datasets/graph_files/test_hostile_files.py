@@ -167,7 +167,7 @@ def test_numbers_are_read_as_numpy_reads_them(
 ) -> None:
     x = np.asarray(GOOD["x"], dtype=dtype, order=order)
     np.savez(path, **(GOOD | {"x": x}))
-    read = archive.read_arrays(path, lambda name: True)
+    read = archive.read_arrays(path, None)
     with np.load(path) as expected:
         assert set(read) == set(expected.files)
         for name, array in read.items():
