@@ -1,4 +1,4 @@
-"""Compare the results of six methods on Cora between two checkouts, bit for bit.
+"""Compare results on Cora, by default of six methods, between two checkouts, bit for bit.
 
     python benchmarks/same_numbers.py --against ../other-checkout
 
@@ -45,7 +45,7 @@ def numbers(checkout: Path, method: str, dataset: str, folder: Path) -> dict[str
         "clients": 3,
         "rounds": 3,
         "run_dir": str(run_dir),
-        **SETTINGS[method],
+        **SETTINGS.get(method, {}),
     }
     subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(keywords)],

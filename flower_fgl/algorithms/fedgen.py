@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-__all__ = ["LatentGenerator", "class_shares", "diversity_loss", "ensemble_loss"]
-__all__ += ["generator_shapes", "mean_divergence"]
+__all__ = ["LatentGenerator", "class_shares", "divergence_terms", "diversity_loss"]
+__all__ += ["ensemble_loss", "generator_shapes", "mean_divergence"]
 
 
 class LatentGenerator(nn.Module):
@@ -94,8 +94,8 @@ def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
     return (-2 * (apart * moved).sum() / len(noise) ** 2).exp()
 
 
-def mean_divergence(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:
-    """Compute the mean of KL(softmax(teacher/τ) ‖ softmax(student/τ)), Hinton 2015.
+def divergence_terms(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:
+    """Compute the terms (b, C) of KL(softmax(teacher/τ) ‖ softmax(student/τ)), Hinton 2015.
 
     Of logits (b, C), of the student with gradient. Not scaled by τ²; zero for one column.
     In FedGen the student's are predictions for real nodes, the teacher's those of the head
@@ -104,6 +104,11 @@ def mean_divergence(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Te
     return F.kl_div(
         (student / tau).log_softmax(dim=1),
         (teacher.detach() / tau).log_softmax(dim=1),
-        reduction="batchmean",
+        reduction="none",
         log_target=True,
     )
+
+
+def mean_divergence(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:
+    """Compute the mean over the rows of the sums of :func:`divergence_terms`."""
+    return divergence_terms(student, teacher, tau=tau).sum() / len(student)

@@ -137,6 +137,13 @@ class StackedInput(StackedWeights):
         out._filtered = {}
         return out
 
+    def with_features(self, x: Tensor) -> StackedInput:
+        """Return an input with the same edges, and features of the layout of ``x``."""
+        out = copy(self)
+        out.x, out._filtered = x, {}
+        out._sparse = SparseOperator(x) if x.layout == torch.sparse_csr else None
+        return out
+
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:

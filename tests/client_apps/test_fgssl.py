@@ -58,6 +58,24 @@ def test_the_contrast_against_a_loop() -> None:
     assert found.item() == pytest.approx(sum(losses) / 6, rel=1e-5)
 
 
+def test_the_contrast_of_clients_at_once_is_that_of_each() -> None:
+    generator = torch.Generator().manual_seed(1)
+    z, received = (torch.randn(3, 5, 4, generator=generator) for _ in range(2))
+    z.requires_grad_()
+    # the last two have padding, and the last a single class
+    labels = torch.tensor([[0, 0, 1, 2, 1], [2, 0, 2, 0, -1], [1, 1, 1, -1, -1]])
+    found = node_contrast(z, received, labels, tau=0.5)
+    found.sum().backward()
+    alone = [
+        node_contrast(z[k, :n], received[k, :n], labels[k, :n], tau=0.5)
+        for k, n in ((0, 5), (1, 4))
+    ]
+    torch.testing.assert_close(found, torch.stack([*alone, torch.zeros(())]))
+    assert z.grad is not None
+    assert bool(z.grad.isfinite().all())
+    assert bool((z.grad[1, 4:] == 0).all())
+
+
 def test_both_losses_have_a_gradient() -> None:
     generator = torch.Generator().manual_seed(1)
     received = torch.randn(3, 4, generator=generator)
@@ -105,7 +123,9 @@ def test_a_view_drops_edges_in_both_directions(is_sparse: bool) -> None:
     graph = GraphInput(
         in_csr(x) if is_sparse else x, torch.cat([pairs, pairs.flip(0)], dim=1)
     )
-    view = random_view(graph, pairs, generator, edge_drop=0.8, feature_mask=0.5)
+    view = random_view(
+        graph, pairs, [number - 1], [generator], edge_drop=0.8, feature_mask=0.5
+    )
     one, other = view.edge_index
     half = len(one) // 2
     assert torch.equal(one[:half], other[half:])

@@ -55,6 +55,7 @@ STACKED = [
     "fedsem",
     "fedtgp",
     "fggp",
+    "fgssl",
     "local",
     "moon",
 ]
@@ -295,6 +296,25 @@ def test_fedpg_with_an_mlp_as_attention_is_not_stacked() -> None:
         exchange = send_receive(stacked.grid, messages, timeout=60)
     assert len(exchange.failures) == 2
     assert "fedpg.scorer = mlp has no stacked form" in exchange.failures[0].reason
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"partition": "louvain", "fgssl": {"global_feature_mask": 0.0}},
+        {"batch_size": 7, "model": "gin"},
+        {"fgssl": {"contrast_weight": 0.0}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_fgssl_equals_one_by_one(
+    settings: dict[str, Any], is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_sparse:
+        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+    compare("fgssl", settings)
 
 
 def test_all_nodes_can_be_contrasted() -> None:
