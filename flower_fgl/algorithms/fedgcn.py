@@ -16,14 +16,17 @@ c_k(v)                    :func:`partial_sums`: Σ_{u ∈ N[v] ∩ V_k} x_u / �
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn import GraphInput, SparseOperator, Topology
+from flower_fgl.nn.sparse import Operator
+from flower_fgl.nn.stacked import BlockOperator, StackedInput
 from flower_fgl.nn.topology import OperatorKind
 
 __all__ = ["OwnedEdges", "SummedGraph", "degrees", "listed_nodes", "partial_sums"]
@@ -106,34 +109,20 @@ def _closed(edges: OwnedEdges) -> SparseOperator:
     )
 
 
-class SummedGraph(GraphInput):
-    """A graph whose features are the rows of ÂX, and whose operator is Â.
+class Summed(GraphInput):
+    """Graphs whose features are the rows of ÂX, and whose ``normalised`` operator is Â.
 
-    ``sums`` (M, d) are (ÂX)_v of each node; ``edge_index`` (2, E) has one self-loop per
-    node, and ``weight`` (E,) are the entries of Â. Only the first layer of a GCN reads
-    the features, and it takes them as propagated already. Another backbone would
-    propagate them again, which raises an error.
+    Only the first layer of a GCN reads the features, and it takes them as propagated
+    already. Another backbone would propagate them again, which raises an error.
     """
 
-    def __init__(self, sums: Tensor, edge_index: Tensor, weight: Tensor) -> None:
-        self.union = None
-        self.topology = Topology(edge_index, None, len(sums), sums.dtype)
-        self._set_features(sums)
-        self.weight = weight
-        source, target = edge_index
-        shape = (len(sums), len(sums))
-        self._normalised = SparseOperator.from_entries(target, source, weight, shape)
+    normalised: Operator
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of sums, edges and operator, in bytes."""
-        return self.x.nbytes + 40 * self.edge_index.shape[1]
-
-    def operator(self, kind: OperatorKind) -> SparseOperator:
+    def operator(self, kind: OperatorKind) -> Operator:
         """Return Â."""
         if kind != "normalised":
             raise DataError(f'Sums of neighbours have no operator "{kind}": use a GCN.')
-        return self._normalised
+        return self.normalised
 
     def filtered_linear(
         self,
@@ -151,7 +140,45 @@ class SummedGraph(GraphInput):
             )
         if kind != "normalised" or coefficients != ONE_STEP:
             raise DataError("The first layer on sums of neighbours must be a GCN's.")
-        return F.linear(self.x, weight, bias)
+        return self.linear(None, weight, bias)
+
+
+class StackedSums(Summed, StackedInput):
+    """The graphs of K clients, each a :class:`SummedGraph`, as one input."""
+
+    def __init__(self, graphs: Sequence[SummedGraph]) -> None:
+        super().__init__(graphs)
+        weight = torch.cat([graph.weight for graph in graphs])
+        self.normalised = BlockOperator(weighted(self.topology, weight))
+
+
+class SummedGraph(Summed):
+    """The graph of a client with its sums.
+
+    ``sums`` (M, d) are (ÂX)_v of each node; ``edge_index`` (2, E) has one self-loop per
+    node, and ``weight`` (E,) are the entries of Â.
+    """
+
+    stacked_as: ClassVar[type[StackedInput]] = StackedSums
+
+    def __init__(self, sums: Tensor, edge_index: Tensor, weight: Tensor) -> None:
+        self.union = None
+        self.topology = Topology(edge_index, None, len(sums), sums.dtype)
+        self._set_features(sums)
+        self.weight = weight
+        self.normalised = weighted(self.topology, weight)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of sums, edges and operator, in bytes."""
+        return self.x.nbytes + 40 * self.edge_index.shape[1]
+
+
+def weighted(topology: Topology, weight: Tensor) -> SparseOperator:
+    """Return the matrix with the entries ``weight`` (E,) at the edges."""
+    source, target = topology.edge_index
+    size = (topology.num_nodes, topology.num_nodes)
+    return SparseOperator.from_entries(target, source, weight, size)
 
 
 def summed_graph(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from flower_fgl.client_apps.runtime.protection import privatize
 from flower_fgl.client_apps.runtime.secure_aggregation import pack_masked
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
+from flower_fgl.client_apps.stacked.group import Group, GroupFit
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedgcn import FedGCNSettings
 from flower_fgl.protocols import fedgcn, private_ids
@@ -57,6 +59,8 @@ class FedGCNClientApp(FedAvgClientApp):
     3. A saved model is a plain GCN: it predicts from a graph without the sums.
     """
 
+    stacked = True
+
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
         self.query(private_ids.BLIND)(self._blind)
@@ -74,14 +78,14 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg does, on the completed graph."""
-        hops, is_kept = client.config.method_config.hops, KEPT in client.state.values
-        if hops and not is_kept and len(edges_of(client).own):
-            log.warning(
-                "Client %d has no sums of its neighbours at other clients, because its "
-                "state was lost. It trains on its own edges.",
-                client.partition_id,
-            )
+        warn_without_sums(client)
         return super().fit(client, server_round, download)
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Train many clients, see :meth:`fit`."""
+        for client in group.clients:
+            warn_without_sums(client)
+        return super().fit_group(group, downloads)
 
     def _blind(self, message: Message, context: Context) -> Message:
         """Draw the own secret; send the ids at the border, multiplied by it."""
@@ -212,6 +216,17 @@ class Border(NamedTuple):
     outside: Tensor
 
 
+def warn_without_sums(client: Client) -> None:
+    """Log a warning if a client with neighbours at other clients has lost their sums."""
+    hops, is_kept = client.config.method_config.hops, KEPT in client.state.values
+    if hops and not is_kept and len(edges_of(client).own):
+        log.warning(
+            "Client %d has no sums of its neighbours at other clients, because its "
+            "state was lost. It trains on its own edges.",
+            client.partition_id,
+        )
+
+
 def border_of(client: Client) -> Border:
     """Return the identifiers as the client knows them."""
     edges = edges_of(client)
@@ -287,5 +302,7 @@ def completed_data(client: Client) -> ClientData:
         )
         parts = (graph.x, graph.edge_index, graph.weight)
         moved = SummedGraph(*(tensor.to(client.device) for tensor in parts))
-        data.memo[KEPT,] = kept = (token, moved)
-    return data.with_inputs([kept[1]])
+        # the same data in each round, which a stack keeps; the graph states its memory
+        data.memo[KEPT,] = kept = (token, data.with_inputs([moved]), moved)
+    completed: ClientData = kept[1]
+    return completed

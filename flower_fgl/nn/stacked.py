@@ -27,7 +27,7 @@ from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
 __all__ = ["Ensemble", "SharedInput", "StackedInput", "StackedWeights", "can_stack"]
 __all__ += ["Ragged", "map_each", "map_rows", "pad_rows", "split_state"]
-__all__ += ["stack_model", "stack_module"]
+__all__ += ["stack_graphs", "stack_model", "stack_module"]
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -158,6 +158,15 @@ class StackedInput(StackedWeights):
             z = z.view(self.num_clients, self.num_rows, -1)
             return z if bias is None else z + bias[:, None]
         return map_each(self.x if h is None else h, across, bias)
+
+
+def stack_graphs(graphs: Sequence[GraphInput]) -> StackedInput:
+    """Return the graphs of K clients, all of one class, as one input.
+
+    A class of graphs with operators of its own names its input in ``stacked_as``.
+    """
+    kind: type[StackedInput] = getattr(type(graphs[0]), "stacked_as", StackedInput)
+    return kind(graphs)
 
 
 def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:

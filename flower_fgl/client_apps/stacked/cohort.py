@@ -28,7 +28,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AbsentClasses, Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
-from flower_fgl.nn.stacked import StackedInput, pad_rows, split_state, stack_model
+from flower_fgl.nn.stacked import pad_rows, split_state, stack_graphs, stack_model
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["Cohort", "StackedData"]
@@ -47,7 +47,7 @@ class StackedData:
     def __init__(self, clients: Sequence[Client]) -> None:
         datas = [client.data for client in clients]
         self.inputs = [
-            StackedInput(graphs)
+            stack_graphs(graphs)
             for graphs in zip(*(data.inputs for data in datas), strict=True)
         ]
         counts = torch.tensor([data.training.index.numel() for data in datas])

@@ -76,7 +76,7 @@ class Backbones:
         if any(g.batch is not None or g.edge_weight is not None for g in data.inputs):
             return "it has a batch of graphs or edge weights"
         sizes = graph.num_features, data.num_classes
-        layout = graph.x.layout, graph.x.dtype, str(client.device)
+        layout = type(graph), graph.x.layout, graph.x.dtype, str(client.device)
         kind = (id(config), client.model_name, *sizes, *layout)
         if kind not in self._reach:
             model: Backbone = client.build_model()

@@ -45,6 +45,7 @@ STACKED = [
     "fedala",
     "fedavg",
     "feded",
+    "fedgcn",
     "fedntd",
     "fedpano",
     "fedper",
@@ -296,6 +297,20 @@ def test_fedpg_with_an_mlp_as_attention_is_not_stacked() -> None:
         exchange = send_receive(stacked.grid, messages, timeout=60)
     assert len(exchange.failures) == 2
     assert "fedpg.scorer = mlp has no stacked form" in exchange.failures[0].reason
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fedgcn": {"hops": 1}},
+        {"fedgcn": {"hops": 2, "min_outside": 2}, "num_layers": 3},
+        {"fedgcn": {"hops": 0}, "batch_size": 7},
+        {"split": "7/40/53", "fedgcn": {"hops": 2}},
+    ],
+    ids=str,
+)
+def test_fedgcn_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("fedgcn", settings)
 
 
 @pytest.mark.parametrize(
