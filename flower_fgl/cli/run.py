@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from flower_fgl.cli.arguments import Given, rows_table, show
-from flower_fgl.cli.progress import GridProgress, TimeLeft
+from flower_fgl.cli.progress import GridProgress
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
@@ -186,7 +186,7 @@ def _run_grid(
         # so that the settings equal those in the run folder
         planned = [replace(run, settings=count_owners(run.settings)) for run in planned]
     done: dict[str, RunFolder] = {}
-    jobs, left = [], TimeLeft(run_options.jobs)
+    jobs, rounds = [], dict[str, int]()
     for run in planned:
         finished, can_resume = _existing_run(run)
         if finished is not None:
@@ -198,12 +198,12 @@ def _run_grid(
             console.print(f"{run.name}: resumes", highlight=False)
             settings["resume"] = True
         jobs.append(Job(run.name, settings))
-        left.add(run.name, run.row, parse_config(settings).rounds)
+        rounds[run.name] = parse_config(settings).rounds
     copy()
     errors = {}
     if jobs:
         try:
-            with GridProgress(console, left, quiet=run_options.quiet) as progress:
+            with GridProgress(console, rounds, quiet=run_options.quiet) as progress:
                 errors = run_jobs(
                     jobs,
                     progress,
@@ -425,9 +425,7 @@ def _progress(
         return
     from flower_fgl.lab.experiments.jobs import logged_to  # other commands need no pool
 
-    left = TimeLeft(1)
-    left.add(name, name, rounds)
-    with GridProgress(console, left) as shown:
+    with GridProgress(console, {name: rounds}) as shown:
         shown.start(name)
         with logged_to(partial(show, to=console), logging.INFO):
             yield partial(shown.round, name)

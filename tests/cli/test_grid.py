@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from flower_fgl import Run, register
 from flower_fgl.cli.arguments import read_options, read_values
 from flower_fgl.cli.main import app
-from flower_fgl.cli.progress import GridProgress, TimeLeft
+from flower_fgl.cli.progress import GridProgress
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.experiments import jobs as jobs_module
@@ -143,44 +143,50 @@ def test_an_option_with_several_values_becomes_part_of_a_files_grid() -> None:
     assert [run.settings["lr"] for run in runs] == [0.1, 1.0]
 
 
-def test_the_time_left_follows_runs_of_the_same_kind() -> None:
-    left = TimeLeft(2)
-    for name, kind in (("a0", "a"), ("a1", "a"), ("b0", "b")):
-        left.add(name, kind, 10)
-    assert left() is None
-    left.start("a0", 0.0)
-    left.start("b0", 0.0)
-    left.round("a0", 1, 2.0)
-    left.round("b0", 1, 0.0)
-    left.round("a0", 5, 10.0)
-    left.round("b0", 2, 10.0)
-    # a takes 2 s per round: 10 s + 20 s; b takes 10 s per round: 80 s
-    assert left.of_run("a1") == 20.0
-    assert left() == 80.0  # the longest run, since 110 s / 2 is less
-    left.end("b0", 10.0)
-    assert left() == 20.0
+class Clock:
+    """Seconds that a test sets."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def plain_console() -> Console:
+    return Console(width=80, record=True, force_terminal=False, file=io.StringIO())
+
+
+def lines_after(rounds: dict[str, int], events: list[tuple[float, str, int]]) -> str:
+    """Print what runs report at some seconds: their start (0), a round, or the end (-1)."""
+    now, console = Clock(), plain_console()
+    with GridProgress(console, rounds, now=now) as progress:
+        for now.seconds, name, number in events:
+            if number > 0:
+                row = {"phase": "train", "round": number, "loss": 0.5}
+                progress.round(name, row)
+            else:
+                progress.end(name, "") if number else progress.start(name)
+    return console.export_text()
 
 
 def test_the_time_left_does_not_count_the_start_of_a_process() -> None:
-    left = TimeLeft(1)
-    left.add("a", "a", 11)
-    left.add("b", "b", 11)
-    left.start("a", 0.0)
-    left.round("a", 1, 80.0)  # torch was imported, the data were read
-    assert left() is None
-    left.round("a", 2, 81.0)
-    assert left() == 20.0  # 9 rounds and 11 rounds
+    events = [(0.0, "a", 0), (80.0, "a", 1), (81.0, "a", 2), (82.0, "a", 3)]
+    assert lines_after({"a": 3, "b": 11}, [*events, (82.0, "a", -1)]) == (
+        "a: 0:01:22  loss 0.500  (1 of 2 runs, about 0:00:11 left)\n"
+    )
 
 
-def test_the_time_left_of_runs_of_one_round_is_that_of_whole_runs() -> None:
-    left = TimeLeft(1)
-    for name in "abc":
-        left.add(name, "a", 1)
-    left.start("a", 0.0)
-    left.round("a", 1, 4.0)
-    assert left() is None
-    left.end("a", 5.0)
-    assert left() == 10.0
+def test_the_time_left_does_not_count_rounds_before_a_run_resumed() -> None:
+    events = [(0.0, "a", 0), (1.0, "a", 1), (3.0, "a", 2), (3.0, "a", -1)]
+    events += [(3.0, "b", 0), (5.0, "b", 51), (7.0, "b", 52), (7.0, "b", -1)]
+    first, second = lines_after({"a": 2, "b": 52, "c": 4}, events).splitlines()
+    assert first.endswith("(1 of 3 runs, about 0:01:52 left)")  # 56 rounds of 2 s
+    assert second.endswith("(2 of 3 runs, about 0:00:08 left)")
+
+
+def test_the_rounds_of_a_run_that_ended_before_are_not_left() -> None:
+    events = [(0.0, "a", 0), (1.0, "a", 1), (2.0, "a", 2), (2.0, "a", -1)]
+    assert "about 0:00:05 left" in lines_after({"a": 100, "b": 5}, events)
 
 
 NOTEBOOK = """
@@ -369,31 +375,33 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
 
 
 def test_without_a_terminal_every_run_prints_one_plain_line() -> None:
-    now = iter([0.0, 5.0, 10.0])
-    left = TimeLeft(1)
-    left.add("a", "a", 2)
-    left.add("b", "b", 2)
-    console = Console(width=80, record=True, force_terminal=False, file=io.StringIO())
-    with GridProgress(console, left, now=lambda: next(now)) as progress:
-        progress.start("a")
-        progress.round("a", {"phase": "train", "round": 2, "loss": 0.5})
-        progress.end("a", "")
-    assert (
-        console.export_text() == "a: 0:10  loss 0.500  (1 of 2 runs, about 0:10 left)\n"
+    events = [(0.0, "a", 0), (4.0, "a", 1), (9.0, "a", 2), (10.0, "a", -1)]
+    assert lines_after({"a": 2, "b": 2}, events) == (
+        "a: 0:00:10  loss 0.500  (1 of 2 runs, about 0:00:10 left)\n"
     )
+    assert lines_after({"a": 2}, events) == "a: 0:00:10  loss 0.500\n"
 
 
 def test_an_error_of_several_runs_is_printed_once() -> None:
-    left = TimeLeft(1)
-    console = Console(width=80, record=True, force_terminal=False, file=io.StringIO())
-    with GridProgress(console, left, quiet=True) as progress:
+    console = plain_console()
+    with GridProgress(console, {"a": 2, "b": 2, "c": 2}, quiet=True) as progress:
         for name, error in (("a", "no data"), ("b", "no data"), ("c", "no reply")):
-            left.add(name, name, 2)
             progress.start(name)
             progress.end(name, error)
     assert console.export_text() == (
         "a: failed. no data\nb: failed as a did.\nc: failed. no reply\n"
     )
+
+
+def test_a_terminal_shows_a_bar_for_each_active_run() -> None:
+    out = io.StringIO()
+    console = Console(width=120, force_terminal=True, file=out)
+    with GridProgress(console, {"a": 2, "b": 3}) as progress:
+        progress.start("a")
+        progress.round("a", {"phase": "train", "round": 1, "loss": 0.5})
+        progress._bars.refresh()
+    assert re.search(r"all runs .*1/5", out.getvalue())
+    assert re.search(r"a .*1/2.*loss 0.500", out.getvalue())
 
 
 def test_missing_data_is_found_once_and_before_the_first_run(
