@@ -45,7 +45,7 @@ ONCE = {"rounds": 1, "local_epochs": 50, "check_every": 0}
 DISTILLED = {"server_epochs": 5, "generator_steps": 5, "finetune_epochs": 5}
 SHORT: dict[str, dict[str, Any]] = {  # long starts, single rounds, other needs
     "adafgl": {"adafgl": {"finetune_epochs": 5}},
-    "adpfedgnn": {"model": "graphsage"},
+    "adpfedgnn": {"model": "graphsage", "batch_size": 0},  # small batches do not stack
     "co-boosting": {**ONCE, "co-boosting": DISTILLED},
     "dense": {**ONCE, "dense": DISTILLED},
     "fedlog": {"fedlog": {"prompt_epochs": 1}},
@@ -61,7 +61,10 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, …, or cpu")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 10, 100, 1000])
     parser.add_argument(
-        "--methods", nargs="+", default=["fedavg", "fedpg", "fedlog"], choices=METHODS
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        help="default: fedavg, fedpg and fedlog; with --quick all of plain graphs",
     )
     parser.add_argument("--model", default="gcn")
     parser.add_argument("--nodes", type=int, default=100, help="nodes of each client")
@@ -70,7 +73,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="every method, briefly")
     parser.add_argument("--seconds", type=float, default=460, help="limit of --quick")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    if not options.methods:
+        every = [name for name in METHODS.own if name not in OTHER_GRAPHS]
+        options.methods = every if options.quick else ["fedavg", "fedpg", "fedlog"]
+    return options
 
 
 def has_stacked_form(method: str) -> bool:
@@ -248,7 +255,6 @@ def main() -> None:
     if options.device != "cpu" and not torch.cuda.is_available():
         sys.exit(f"torch finds no GPU for --device {options.device}; try --device cpu.")
     if options.quick:
-        options.methods = [name for name in METHODS.own if name not in OTHER_GRAPHS]
         quick(options)
         return
     table = new_table(options)
