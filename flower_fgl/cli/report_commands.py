@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -180,24 +179,15 @@ def _show_owners(
     scale = common_scale(metric, [*one, *other])
     end = f", {scale.title}" if scale.is_error else ", %"
     table = make_table("owner", *(f"{n}{end}" for n in names), "gain", "better in")
-    rows = [
-        {entry.name: fmean(scores) for entry, scores in zip(gains, side, strict=True)}
-        for side in ([e.one for e in gains], [e.other for e in gains])
-    ]
-    for entry in gains:
-        table.add_row(
-            entry.name,
-            *(scale.show(row[entry.name]) for row in rows),
-            scale.show(entry.gain, sign="+"),
-            f"{entry.wins} of {len(entry.one)}",
-        )
+    for owner, *scores, gain, pairs, wins in gains.itertuples(name=None):
+        texts = [*map(scale.show, scores), scale.show(gain, sign="+")]
+        table.add_row(owner, *texts, f"{wins} of {pairs}")
     console.print(table)
-    winners = sum(entry.gain > 0 for entry in gains)
-    losers = sum(entry.gain < 0 for entry in gains)
-    worst = [scale.worst(dict(sorted(row.items()))) for row in rows]
+    winners, losers = (gains["gain"] > 0).sum(), (gains["gain"] < 0).sum()
+    sides = [gains[side].sort_index().to_dict() for side in ("one", "other")]
     lowest = ", ".join(
-        f"{name} {scale.show(row[name])} with {method}"
-        for name, row, method in zip(worst, rows, names, strict=True)
+        f"{(worst := scale.worst(scores))} {scale.show(scores[worst])} with {method}"
+        for scores, method in zip(sides, names, strict=True)
     )
     show(
         f"{winners} of {len(gains)} owners gain, {losers} lose ({column} {metric}, "

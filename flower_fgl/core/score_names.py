@@ -208,8 +208,8 @@ class ScoreScale:
         """Return whether a value is better than another one."""
         return is_better(self.name, new, best)
 
-    def gain(self, one: float, other: float) -> float:
-        """Return how much the first value is better: positive is good."""
+    def gain(self, one: Any, other: Any) -> Any:
+        """Return how much the first value, or each of a frame, is better if positive."""
         return other - one if self.is_error else one - other
 
     def worst(self, values: Mapping[str, float]) -> str:

@@ -358,25 +358,24 @@ class RunSet(Sequence[Run]):
         """
         import pandas as pd
 
-        from flower_fgl.lab.tables.per_owner import owner_metric, rows_per_owner
+        from flower_fgl.lab.tables.per_owner import frames_per_owner, owner_metric
 
         groups = self.by_method()
         names = list(groups)
         base = names.index(against) if against in names else None
-        rows = rows_per_owner(
+        means, gains = frames_per_owner(
             [list(group) for group in groups.values()],
             base,
             column=column,
             metric=metric or owner_metric(self, column),
         )
-        table = [
-            {"owner": row.name, "method": name, "score": mean, "gain": gain}
-            for row in rows
-            for name, mean, gain in zip(names, row.means, row.gains, strict=True)
-        ]
-        columns = ["owner", "method", "score", "gain"]
-        return pd.DataFrame(table, columns=columns).astype(
-            {"score": float, "gain": float}
+        return pd.DataFrame(
+            {
+                "owner": means.index.repeat(len(names)),
+                "method": names * len(means),
+                "score": means.to_numpy().ravel(),
+                "gain": gains.to_numpy().ravel(),
+            }
         )
 
     def plot(self, picture: str = "convergence") -> Figure:

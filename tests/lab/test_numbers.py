@@ -179,8 +179,8 @@ def test_errors_give_the_same_best_row_verdicts_and_owners_as_shares(
         gains_per_owner(found["local"], found["fedavg"], column="test", metric=metric)
         for found, metric in ((runs, "rmse"), (shares, "accuracy"))
     ]
-    assert [g.name for g in gains[0]] == [g.name for g in gains[1]]
-    assert [g.wins for g in gains[0]] == [g.wins for g in gains[1]]
+    assert list(gains[0].index) == list(gains[1].index)
+    assert list(gains[0]["wins"]) == list(gains[1]["wins"])
     worst = [
         run.owner_lines()[1].split()[2]
         for run in (runs["local"][0], shares["local"][0])

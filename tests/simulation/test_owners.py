@@ -154,14 +154,14 @@ def test_the_gain_of_each_owner_is_the_difference_of_its_scores(
     one, other = runs["local"], runs["fedavg"]
     gains = gains_per_owner([one], [other], column="test", metric="accuracy")
     before, after = one.per_owner(), other.per_owner()
-    assert {g.name: g.gain for g in gains} == {n: after[n] - before[n] for n in NAMES}
-    assert [g.gain for g in gains] == sorted((g.gain for g in gains), reverse=True)
+    assert gains["gain"].to_dict() == {n: after[n] - before[n] for n in NAMES}
+    assert gains["gain"].is_monotonic_decreasing
     with pytest.raises(RunError, match='No owner has "speed"'):
         gains_per_owner([one], [other], column="test", metric="speed")
     command = ["compare", str(one.path), str(other.path), "--per-owner"]
     shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
-    winners = sum(g.gain > 0 for g in gains)
+    winners = (gains["gain"] > 0).sum()
     assert f"{winners} of 3 owners gain" in shown.output
     assert "Worst owner" in shown.output
     assert "birch" in shown.output
@@ -180,15 +180,14 @@ def test_the_report_names_the_owners(runs: dict[str, Run], tmp_path: Path) -> No
     both = RunSet([one, other])
     gains = gains_per_owner([one], [other], column="test", metric="auroc")
     page = both.report(tmp_path / "both.html").read_text()
-    won = sum(entry.gain > 0 for entry in gains)
+    won = (gains["gain"] > 0).sum()
     assert f'<td class="n">{won} of 3</td>' in page
-    for entry in gains:
-        assert f">{100 * entry.gain:+.1f}</td>" in page
+    for gain in gains["gain"]:
+        assert f">{100 * gain:+.1f}</td>" in page
     frame = both.per_owner()
     fedavg = frame[frame.method == "fedavg"].set_index("owner")
-    for entry in gains:
-        assert fedavg.gain[entry.name] == pytest.approx(entry.gain)
-        assert fedavg.score[entry.name] == pytest.approx(entry.other[0])
+    assert fedavg.gain.to_dict() == pytest.approx(gains["gain"].to_dict())
+    assert fedavg.score.to_dict() == pytest.approx(gains["other"].to_dict())
     assert frame[frame.method == "local"].gain.isna().all()
 
 

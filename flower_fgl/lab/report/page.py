@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import jinja2
@@ -32,7 +31,7 @@ from flower_fgl.lab.report.groups import (
     over_seeds,
 )
 from flower_fgl.lab.tables.compare import common_scale
-from flower_fgl.lab.tables.per_owner import owner_metric, rows_per_owner
+from flower_fgl.lab.tables.per_owner import frames_per_owner, owner_metric
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import RunFolder
@@ -318,26 +317,21 @@ def owner_table(
     scale = common_scale(metric, runs)
     bases = [n for n, line in enumerate(lines) if line.method == against]
     base = bases[0] if len(bases) == 1 and len(lines) > 1 else None
-    rows = rows_per_owner([line.runs for line in lines], base, metric=metric)
-    if not rows:
+    means, gains = frames_per_owner([line.runs for line in lines], base, metric=metric)
+    if means.empty:
         return {}
-    worst, mean, winners = [], [], []
-    for number in range(len(lines)):
-        known = {row.name: row.means[number] for row in rows}
-        scores = {name: value for name, value in known.items() if value is not None}
+    worst = []
+    for number in means:
+        scores = means[number].dropna().to_dict()
         last = scale.worst(scores) if scores else ""
         worst.append((last, scores.get(last)))
-        mean.append(fmean(scores.values()) if scores else None)
-        gains = [row.gains[number] for row in rows]
-        compared = [gain for gain in gains if gain is not None]
-        winners.append((sum(gain > 0 for gain in compared), len(compared)))
     return {
         "metric": TITLES.get(metric, scale.title),
         "scale": scale,
         "lines": [line.label or line.method for line in lines],
         "base": base,
-        "rows": rows,
+        "rows": list(zip(means.index, means.values, gains.values, strict=True)),
         "worst": worst,
-        "mean": mean,
-        "winners": winners,
+        "mean": means.mean().tolist(),
+        "winners": list(zip((gains > 0).sum(), gains.count(), strict=True)),
     }
