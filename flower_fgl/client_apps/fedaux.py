@@ -8,7 +8,7 @@ from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet
 from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.fedpub import keep_masks, kept_masks
+from flower_fgl.client_apps.fedpub import MASK, kept_masks
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.fedaux import FedAuxSettings
@@ -43,7 +43,9 @@ class FedAuxClientApp(FedAvgClientApp):
         load_state(network, download.tensors)
         model = self.masked(client, network)
         loss = client.train(model, server_round)
-        keep_masks(client, network, model)
+        names = [name for name, _ in network.named_parameters()]
+        masks = {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
+        client.state.set_group(MASK, masks)
         personal = self.build(client)
         load_state(personal, model.eval().effective())
         return Fit(personal, Weights(network.state_dict()), loss)

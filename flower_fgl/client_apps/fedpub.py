@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.fedpub import MaskedBackbone
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.methods.fedpub import FedPubSettings
 from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.stacked import SharedInput
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 
@@ -46,19 +47,24 @@ def mask_penalty(
     *,
     l1: float,
     l2: float,
+    is_stacked: bool = False,
 ) -> Tensor:
-    """Compute λ_1‖ν‖_1 + λ_2‖θ − w‖_2, Baek et al. 2023, Eq. (6).
+    """Compute λ_1‖ν‖_1 + λ_2‖θ − w‖_2, Baek et al. 2023, Eq. (6): (), or (K,).
 
     ν and θ, ``weights``, have a gradient; ``anchors`` are w, the received weights, in
-    the order of θ. The norms are over all entries together; the gradient of ‖θ − w‖_2
-    is 0 at θ = w.
+    the order of θ. The norms are over all entries of a client together; those of K clients
+    are (K, ...) if they are stacked. The gradient of ‖θ − w‖_2 is 0 at θ = w.
     """
-    size = torch.stack([mask.abs().sum() for mask in masks]).sum()
+
+    def own(tensor: Tensor) -> tuple[int, ...]:
+        return tuple(range(int(is_stacked), tensor.dim()))
+
+    size = torch.stack([mask.abs().sum(own(mask)) for mask in masks]).sum(0)
     moved = [
-        torch.linalg.vector_norm(theta - w)
+        torch.linalg.vector_norm(theta - w, dim=own(w))
         for theta, w in zip(weights, anchors, strict=True)
     ]
-    distance: Tensor = torch.linalg.vector_norm(torch.stack(moved))
+    distance: Tensor = torch.linalg.vector_norm(torch.stack(moved), dim=0)
     return l1 * size + l2 * distance
 
 
@@ -76,33 +82,49 @@ class FedPubClientApp(FedAvgClientApp):
        the model that is evaluated and kept.
     """
 
+    stacked = True
+    fit = GroupClientApp.fit
     down = Weights
     up = EmbeddedWeights
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train weights and mask together, then embed the proxy graph."""
-        method_config = client.config.method_config
-        backbone = client.receive(download.tensors)
-        masks = kept_masks(client, backbone)
-        model = MaskedBackbone(backbone, masks, threshold=method_config.l1)
-        weights = list(backbone.parameters())
-        anchors = [weight.detach().clone() for weight in weights]
+    def stack_key(self, client: Client, download: Weights) -> bool:
+        """Separate clients in their first round: their masks are 1."""
+        return client.state.has_group(MASK)
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Train weights and masks together, then embed the proxy graph."""
+        settings: FedPubSettings = group.config.method_config
+        network, number = group.receive(downloads, self.build), len(group)
+        weights = dict(network.named_parameters())
+        masks = {name: torch.ones_like(weight) for name, weight in weights.items()}
+        if self.stack_key(group.clients[0], downloads[0]):
+            kept = group.join(group.stored(MASK))
+            masks = {name: mask.copy_(kept[name]) for name, mask in masks.items()}
+        model = MaskedBackbone(network, list(masks.values()), threshold=settings.l1)
         penalty = partial(
             mask_penalty,
             list(model.masks),
-            weights,
-            anchors,
-            l1=method_config.l1,
-            l2=method_config.l2,
+            list(weights.values()),
+            [weight.detach().clone() for weight in weights.values()],
+            l1=settings.l1,
+            l2=settings.l2,
+            is_stacked=group.is_stacked,
         )
-        loss = client.train(model, server_round, penalty=penalty)
-        keep_masks(client, backbone, model)
-        personal = client.build_model()
-        load_state(personal, model.eval().effective())
-        upload = EmbeddedWeights(
-            backbone.state_dict(), proxy_embedding(client, personal).cpu()
-        )
-        return Fit(personal, upload, loss)
+        losses = group.train(model, penalty=penalty)
+        trained = {n: m.detach() for n, m in zip(weights, model.masks, strict=True)}
+        for client, own in zip(group.clients, group.split(trained), strict=True):
+            client.state.set_group(MASK, own)
+        sent = {name: t.clone() for name, t in network.state_dict().items()}
+        load_state(network, model.eval().effective())
+        proxies = proxy_embedding(group, network).cpu()
+        uploads = [
+            EmbeddedWeights(state, proxy)
+            for state, proxy in zip(
+                group.split(sent), proxies.view(number, -1), strict=True
+            )
+        ]
+        records = partial(EmbeddedWeights.stacked_records, number, sent, proxies)
+        return GroupFit(network, uploads, losses, records if group.is_stacked else None)
 
     def received_model(self, client: Client, download: Weights) -> Backbone:
         """Return the received weights under the client's mask."""
@@ -123,22 +145,18 @@ def kept_masks(client: AnyClient, backbone: Backbone) -> list[Tensor]:
     ]
 
 
-def keep_masks(client: AnyClient, network: Backbone, model: MaskedBackbone) -> None:
-    """Store the masks of a network's parameters in the client's state."""
-    names = [name for name, _ in network.named_parameters()]
-    found = {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
-    client.state.set_group(MASK, found)
-
-
 @torch.no_grad()
-def proxy_embedding(client: Client, model: Backbone) -> Tensor:
-    """Return o_i (p,), the mean embedding of the proxy graph's nodes.
+def proxy_embedding(group: Group, model: Backbone) -> Tensor:
+    """Return o_i (K, p), of one client (p,), the mean embedding of the proxy graph's nodes.
 
-    The proxy graph is drawn once per client graph and seed.
+    The proxy graph is drawn once per client graph, or stack of them, and seed.
     """
+    client = group.clients[0]
     seed, width = client.config.seed, client.data.graph.num_features
-    proxy = client.cached(
-        ("proxy", seed), lambda: GraphInput(*proxy_graph(seed, width)).to(client.device)
-    )
+    key = ("proxy", seed)
+    if key not in group.memo:
+        group.memo[key] = GraphInput(*proxy_graph(seed, width)).to(group.device)
+    proxy: GraphInput = group.memo[key]
     model.eval()
-    return model.embed_nodes(proxy).mean(dim=0)
+    inputs = SharedInput(proxy) if group.is_stacked else proxy
+    return model.embed_nodes(inputs).mean(dim=-2)

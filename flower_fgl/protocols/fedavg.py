@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,13 @@ from flower_fgl.protocols.base import (
 )
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
-__all__ = ["DescribedWeights", "Weights", "read_alike", "write_stacked"]
+__all__ = [
+    "DescribedWeights",
+    "StackedPayload",
+    "Weights",
+    "read_alike",
+    "write_stacked",
+]
 
 FLOAT, FLOAT_NAME = np.dtype("<f4"), "float32"
 
@@ -123,8 +129,43 @@ def _is_in_range(numbers: np.ndarray) -> bool:
     return low >= -LARGEST and high <= LARGEST
 
 
+class StackedPayload(TensorPayload):
+    """Payload of which those of many clients are packed and read at once."""
+
+    @classmethod
+    def read_alike(
+        cls, contents: Mapping[int, RecordDict], spec: Any
+    ) -> dict[int, Self]:
+        """Read each tensor of many clients into one array, see :func:`read_alike`."""
+        if cls.parts:  # other payloads, with checks of their own
+            return {}
+        specs = spec if isinstance(spec, tuple) else (spec,) * len(cls.records)
+        columns: list[dict[int, Any]] = []
+        for record, shapes in zip(cls.records, specs, strict=True):
+            is_one, entry = (
+                not isinstance(shapes, Mapping),
+                cls.entries.get(record, record),
+            )
+            found = read_alike(contents, record, {entry: shapes} if is_one else shapes)
+            columns.append({p: t[entry] if is_one else t for p, t in found.items()})
+        common = [pid for pid in columns[0] if all(pid in column for column in columns)]
+        return {pid: cls(*(column[pid] for column in columns)) for pid in common}
+
+    @classmethod
+    def stacked_records(cls, num_clients: int, *fields: Any) -> list[RecordDict]:
+        """Pack stacked fields (K, ...) as :meth:`to_record` packs those of a client."""
+        records = {
+            record: write_stacked(tensors, num_clients)
+            for record, tensors in cls(*fields)._values().items()
+        }
+        return [
+            flower_internals.plain_content(dict(zip(records, row, strict=True)))
+            for row in zip(*records.values(), strict=True)
+        ]
+
+
 @dataclass(frozen=True)
-class DescribedWeights(TensorPayload):
+class DescribedWeights(StackedPayload):
     """Weights of a client and its description: 4·(P + v) bytes for v numbers.
 
     ``tensors`` holds θ_i, the P weights, and ``descriptor`` the v numbers, both by name.
@@ -136,7 +177,7 @@ class DescribedWeights(TensorPayload):
 
 
 @dataclass(frozen=True)
-class Weights(TensorPayload, AdditivePayload):
+class Weights(StackedPayload, AdditivePayload):
     """All weights of a model, by parameter name: 4·P bytes for its P parameters.
 
     With secure aggregation the upload has 8·(P + 2) bytes: the weights times the client's
@@ -146,24 +187,6 @@ class Weights(TensorPayload, AdditivePayload):
     tensors: Mapping[str, Tensor]
     records: ClassVar[tuple[str, ...]] = ("weights",)
     public_summands = frozenset({"weight"})
-
-    @classmethod
-    def read_alike(
-        cls, contents: Mapping[int, RecordDict], spec: Shapes
-    ) -> dict[int, Self]:
-        """Read the weights of many clients into one array per name."""
-        found = read_alike(contents, "weights", spec)
-        return {pid: cls(tensors) for pid, tensors in found.items()}
-
-    @staticmethod
-    def stacked_records(
-        tensors: Mapping[str, Tensor], num_clients: int
-    ) -> list[RecordDict]:
-        """Pack stacked weights (K, ...) as :meth:`to_record` packs those of a client."""
-        return [
-            flower_internals.plain_content({"weights": record})
-            for record in write_stacked(tensors, num_clients)
-        ]
 
     def summands(self, weight: float) -> dict[str, Tensor]:
         """Return n_k·θ_k and n_k; the mean is the quotient of their sums."""

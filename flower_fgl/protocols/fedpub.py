@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.seeds import SERVER, torch_generator
-from flower_fgl.protocols.base import TensorPayload
+from flower_fgl.protocols.fedavg import StackedPayload
 
 __all__ = ["EmbeddedWeights", "proxy_graph"]
 
@@ -19,7 +19,7 @@ BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
 
 
 @dataclass(frozen=True)
-class EmbeddedWeights(TensorPayload):
+class EmbeddedWeights(StackedPayload):
     """Weights θ_i before masking, and mean proxy embedding o_i: 4·(P + p) bytes."""
 
     tensors: Mapping[str, Tensor]

@@ -471,7 +471,8 @@ class ServerHooks(Strategy):
             contents = {
                 pid: reply.content
                 for pid, reply in replies.items()
-                if specs[pid] is spec and reply.content.keys() == names
+                if (specs[pid] is spec or specs[pid] == spec)
+                and reply.content.keys() == names
             }
             return dict(up.read_alike(contents, spec))
         except Exception as error:  # each reply is read alone and causes its own error

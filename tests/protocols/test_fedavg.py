@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.fedavg import Weights, read_alike, write_stacked
+from flower_fgl.protocols.fedpub import EmbeddedWeights
 
 SHAPES = {"w": (2, 3), "b": (3,), "s": (), "none": (0, 2)}
 
@@ -34,7 +35,7 @@ def test_stacked_tensors_are_written_as_those_of_each_client(
     alone = [write_tensors({n: t[k] for n, t in stacked.items()}) for k in range(4)]
     assert write_stacked(stacked, 4) == alone
     weights = [Weights({n: t[k] for n, t in stacked.items()}) for k in range(4)]
-    packed = Weights.stacked_records(stacked, 4)
+    packed = Weights.stacked_records(4, stacked)
     assert packed == [w.to_record() for w in weights]
 
 
@@ -118,3 +119,19 @@ def test_an_error_in_one_record_does_not_reach_the_others(
 def test_no_client_and_no_entry_are_read() -> None:
     assert read_alike({}, "r", SHAPES) == {}
     assert read_alike({1: RecordDict({"r": ArrayRecord({})})}, "r", {}) == {}
+
+
+def test_payloads_of_several_records_are_packed_and_read_as_each() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = {"w": torch.randn(5, 3, 2, generator=generator)}
+    embedding = torch.randn(5, 4, generator=generator)
+    each = [EmbeddedWeights({"w": weights["w"][k]}, embedding[k]) for k in range(5)]
+    packed = EmbeddedWeights.stacked_records(5, weights, embedding)
+    assert packed == [one.to_record() for one in each]
+    packed[2]["embedding"] = write_tensors({"mean": torch.full((4,), torch.nan)})
+    packed[3]["weights"] = write_tensors({"w": torch.zeros(2, 3)})
+    found = EmbeddedWeights.read_alike(dict(enumerate(packed)), ({"w": (3, 2)}, (4,)))
+    assert list(found) == [0, 1, 4]
+    for pid, payload in found.items():
+        assert torch.equal(payload.tensors["w"], each[pid].tensors["w"])
+        assert torch.equal(payload.embedding, each[pid].embedding)

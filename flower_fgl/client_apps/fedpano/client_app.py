@@ -148,7 +148,7 @@ class FedPANOClientApp(GroupClientApp):
             parts.personal,
             [Weights(state) for state in group.split(shared)],
             losses,
-            partial(Weights.stacked_records, shared, len(group)),
+            partial(Weights.stacked_records, len(group), shared),
             rows,
             states=trainer.states(),
         )

@@ -231,7 +231,7 @@ class Cohort(Group):
     ) -> GroupFit:
         """Return the result of a method that uploads these weights."""
         uploads = [Weights(state) for state in self.split(tensors)]
-        records = partial(Weights.stacked_records, tensors, len(losses))
+        records = partial(Weights.stacked_records, len(losses), tensors)
         return GroupFit(model, uploads, losses, records)
 
     @cached_property

@@ -42,6 +42,7 @@ STACKED = [
     "adafgl",
     "adpfedgnn",
     "clustered-sampling",
+    "fed-pub",
     "fedala",
     "fedavg",
     "feded",
@@ -330,6 +331,24 @@ def test_fgssl_equals_one_by_one(
     if is_sparse:
         monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
     compare("fgssl", settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"participation": 0.6, "fed-pub": {"l1": 0.1}},
+        {"model": "graphsage", "optimizer": "sgd", "batch_size": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_fed_pub_equals_one_by_one(
+    settings: dict[str, Any], is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_sparse:
+        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+    compare("fed-pub", settings)
 
 
 def test_all_nodes_can_be_contrasted() -> None:
