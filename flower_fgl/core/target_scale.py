@@ -24,7 +24,8 @@ __all__ += ["given_scale", "moments", "own_scale", "robust_combine"]
 FAR, TOO_FAR = 10.0, 100.0
 """Spreads between a client and most others: for a warning, and to leave it out."""
 FEWEST_COMPARED = 3
-"""Clients from which one of them can be called far from most others."""
+"""Clients from which one of them can be called far from most others. Of two either can be
+in another unit."""
 SMALLEST = 1e-9
 """Standard deviation, relative to the mean, below which values count as equal."""
 
@@ -41,6 +42,11 @@ class Moments:
     def spread(self) -> float:
         """Standard deviation of the population, 0 without values."""
         return math.sqrt(self.m2 / self.count) if self.count else 0.0
+
+    @property
+    def size(self) -> float:
+        """Root mean square of the values, which a change of unit multiplies."""
+        return math.hypot(self.mean, self.spread)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,10 +170,29 @@ def _without_far(
     labels: Mapping[int, str],
     warn: Callable[[str], None],
 ) -> Mapping[int, Moments]:
-    """Warn of clients far from most others; return those that are not too far."""
+    """Warn of clients far from most others; return those that are not too far.
+
+    Values in a larger unit are near 0, and thus not far from others in spreads: they are
+    found by their size.
+    """
+    sizes = {pid: part.size for pid, part in found.items() if part.size}
     if len(found) < FEWEST_COMPARED:
+        ratio = max(sizes.values()) / min(sizes.values()) if len(sizes) > 1 else 1.0
+        if ratio > FAR:
+            one, other = (labels[pid] for pid in sorted(found))
+            warn(
+                f'{one} and {other}: their values of "{name}" differ by a factor of about '
+                f"{ratio:,.0f}. Check that both have the same unit."
+            )
         return found
     far = distances(found)
+    typical = median(part.size for part in found.values())
+    for pid, size in sorted(sizes.items()):
+        if far[pid] <= FAR and typical / size > FAR:
+            warn(
+                f'{labels[pid]}: its values of "{name}" are about {typical / size:,.0f} '
+                "times smaller than is typical of the owners. Check the unit."
+            )
     for pid in sorted(found):
         if far[pid] > FAR:
             left_out = " Its values do not count in the scale." * (far[pid] > TOO_FAR)

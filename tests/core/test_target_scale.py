@@ -133,11 +133,27 @@ def test_an_owner_somewhat_far_is_named_but_counts() -> None:
     assert float(scale.mean) == combine(owners)[0]
 
 
-def test_two_owners_cannot_be_called_far_from_most() -> None:
+def test_of_two_owners_in_different_units_both_are_named_with_the_factor() -> None:
     two = {pid: MILLIGRAMS[pid] for pid in (0, 3)}
     scale, said = agree(two)
-    assert not said
-    assert float(scale.mean) == combine(two)[0]
+    assert said == [
+        'owner a and owner d: their values of "logS" differ by a factor of about 1,035. '
+        "Check that both have the same unit."
+    ]
+    assert float(scale.mean) == combine(two)[0]  # one cannot say which is wrong
+    assert not agree({pid: MILLIGRAMS[pid] for pid in (0, 1)})[1]
+    assert not agree({0: Moments(9, 0.0, 0.0), 1: MILLIGRAMS[1]})[1]  # 0 in any unit
+
+
+def test_an_owner_in_a_larger_unit_is_named() -> None:
+    owners = MILLIGRAMS | {3: Moments(10, 0.0052, 10 * 0.002**2)}  # kg instead of g
+    assert max(distances(owners).values()) < 10
+    scale, said = agree(owners)
+    assert said == [
+        'owner d: its values of "logS" are about 955 times smaller than is typical of the '
+        "owners. Check the unit."
+    ]
+    assert float(scale.mean) == combine(owners)[0]
 
 
 def test_owners_without_any_spread_are_compared_in_units() -> None:
