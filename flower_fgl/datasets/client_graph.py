@@ -214,9 +214,10 @@ class GraphDataset(_Dataset):
 
     ``batch`` (N,), int64, is the graph of each node, non-decreasing. ``y``, ``masks`` and
     ``targets`` are those of the G graphs, ``messages`` those of all graphs; these and all
-    other fields are as in :class:`NodeDataset`. If graphs of one kind of nodes have no
-    features, ``d == 0``, degree features are built from the training graphs when the
-    dataset is split.
+    other fields are as in :class:`NodeDataset`. Features of edges that are bytes in the
+    file stay uint8: as float32 they take most of the memory of molecules. If graphs of one
+    kind of nodes have no features, ``d == 0``, degree features are built from the training
+    graphs when the dataset is split.
     """
 
     name: str

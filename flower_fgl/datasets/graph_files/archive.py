@@ -78,7 +78,7 @@ def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
             f"{where}: {key} holds {array.max()}, which does not fit int64. Save it as "
             "signed integers."
         )
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def read_arrays(

@@ -202,7 +202,7 @@ def try_node_dataset(
     if edges is not None:
         messages = MessageEdges(edges.pairs, edges.x, edges.feature_names)
     elif edge_index is not None and not has_edges:
-        messages = attempt(_message_edges, arrays, where)
+        messages = attempt(_message_edges, arrays, where, keeps_bytes=is_set)
     # unreadable edges count as empty so that the rest can be validated
     none = torch.empty(2, 0, dtype=torch.int64)
     dataset = NodeDataset(
@@ -246,8 +246,13 @@ def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Te
     return simple
 
 
-def _message_edges(arrays: Mapping[str, Array], where: str) -> MessageEdges:
-    """Return the edges with their features, in the order of the file."""
+def _message_edges(
+    arrays: Mapping[str, Array], where: str, *, keeps_bytes: bool = False
+) -> MessageEdges:
+    """Return the edges with their features, in the order of the file.
+
+    If it ``keeps_bytes``, features that are bytes in the file stay so.
+    """
     index = torch.from_numpy(np.ascontiguousarray(_edge_index(arrays, where)))
     num_edges = index.shape[1]
     features = arrays.get("edge_attr", np.zeros((num_edges, 0), dtype=np.float32))
@@ -260,8 +265,9 @@ def _message_edges(arrays: Mapping[str, Array], where: str) -> MessageEdges:
             f"{columns.dtype} of shape {columns.shape}."
         )
     check_whole_numbers(features, f"{where}: edge_attr", columns.tolist())
+    dtype = np.uint8 if keeps_bytes and features.dtype == np.uint8 else np.float32
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected below
-        x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(features, dtype=dtype))
     check_edge_features(x, num_edges, where)
     return MessageEdges(index, x, tuple(columns.tolist()))
 
@@ -372,7 +378,7 @@ def _csr_matrix(arrays: Mapping[str, Array], where: str) -> scipy.sparse.csr_mat
         integers(arrays, key, where) for key in ("x_indptr", "x_indices", "x_shape")
     )
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected later
-        data = arrays["x_data"].astype(np.float32)
+        data = arrays["x_data"].astype(np.float32, copy=False)
     fault = _csr_fault(indptr, indices, data, shape)
     if not fault:
         num_nodes, num_features = (int(size) for size in shape)

@@ -314,13 +314,20 @@ def read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
     parse = _Parser(graphs.where)
     from torch_geometric.utils.smiles import e_map, x_map
 
-    molecules, faults = [], []
+    # numbers of all molecules one after the other: a million molecules fit in memory
+    atoms, kinds, ends, sizes = bytearray(), bytearray(), array("q"), array("q")
+    faults, start = [], 0
     for line, smiles in graphs.cells("smiles"):
         molecule = parse(smiles)
         if isinstance(molecule, str):
             faults.append(f"{graphs.where}, line {line}: {molecule}")
-        else:
-            molecules.append(molecule)
+            continue
+        codes, pairs, of_bonds = molecule
+        atoms += codes.astype(np.uint8).tobytes()
+        kinds += of_bonds.astype(np.uint8).tobytes()
+        ends.frombytes((pairs + start).tobytes())
+        sizes.append(len(codes))
+        start += len(codes)
     for fault in faults[:MOST_FAULTS]:
         attempt.add(fault)
     if faults:
@@ -329,17 +336,15 @@ def read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
             "used. flower-fgl check-graph --drop-unreadable FOLDER writes the others to a "
             "new folder."
         )
-    atoms, bonds, kinds = zip(*molecules, strict=True)
-    sizes = [len(codes) for codes in atoms]
-    first = np.cumsum([0, *sizes])
-    edges = [ends + start for ends, start in zip(bonds, first, strict=False)]
-    columns, names = _columns(np.concatenate(atoms), x_map)
-    of_bonds, bond_names = _columns(np.concatenate(kinds), e_map)
-    edge_attr = np.zeros((len(of_bonds), len(bond_names)), dtype=np.float32)
-    np.put_along_axis(edge_attr, of_bonds, 1, axis=1)
+    columns, names = _columns(atoms, x_map)
+    of_bonds, bond_names = _columns(kinds, e_map)
+    edge_attr = np.zeros((len(of_bonds), len(bond_names)), dtype=np.uint8)
+    rows = np.arange(len(of_bonds))
+    for column in of_bonds.T:
+        edge_attr[rows, column] = 1
     return {
         "graph_of_node": np.repeat(np.arange(len(sizes)), sizes),
-        "edges": np.concatenate(edges),
+        "edges": np.frombuffer(ends, dtype=np.int64).reshape(-1, 2),
         "smiles": np.array(graphs.text["smiles"], dtype=object),
         "x_indptr": np.arange(len(columns) + 1) * columns.shape[1],
         "x_indices": columns.ravel(),
@@ -401,12 +406,13 @@ def _rdkit(where: str) -> Any:
 
 
 def _columns(
-    codes: Array, kinds: Mapping[str, Sequence[Any]]
+    codes: bytearray, kinds: Mapping[str, Sequence[Any]]
 ) -> tuple[Array, list[str]]:
-    """Return the columns that are 1 in each row of categories (n, k), and all names."""
+    """Return the columns (n, k) that are 1 in each row of k categories, and all names."""
     first = np.cumsum([0, *(len(values) for values in kinds.values())])[:-1]
     names = [f"{key}={value}" for key, values in kinds.items() for value in values]
-    return codes + first, names
+    columns = np.frombuffer(codes, dtype=np.uint8).reshape(-1, len(kinds))
+    return columns + first.astype(np.int32), names
 
 
 def inchikeys(smiles: Sequence[str], where: str, *, is_skeleton: bool) -> list[str]:

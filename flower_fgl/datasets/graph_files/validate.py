@@ -286,11 +286,16 @@ def check_edge_features(x: Tensor, num_edges: int, name: str) -> None:
     """Check that edges have one row of finite features each."""
     if x.dim() != 2 or len(x) != num_edges:
         raise DataError(_edge_shape(x, "edge_attr", num_edges, name))
-    if not bool(x.isfinite().all()):
+    if not _all_finite(x):
         raise DataError(
             f"{name}: edge_attr holds NaN or infinite values. Impute them, or drop these "
             "edges or columns."
         )
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Return whether all values are finite; ``isfinite`` copies them twice."""
+    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def _edge_shape(tensor: Tensor, key: str, num_edges: int, name: str) -> str:
@@ -309,7 +314,7 @@ def _check_features(x: Tensor, num_nodes: int, name: str) -> None:
             f"{x.dtype} of shape {tuple(x.shape)}."
         )
     values = x.values() if x.layout == torch.sparse_csr else x
-    if bool(values.isfinite().all()):
+    if _all_finite(values):
         return
     if x.layout == torch.sparse_csr:
         entry = int((~values.isfinite()).nonzero()[0, 0])
@@ -397,7 +402,8 @@ def check_whole_numbers(
     notes it if that is too few.
     """
     is_float = values.dtype.kind == "f"
-    if values.dtype.kind not in "fiu" or (is_float and values.dtype.itemsize <= 4):
+    exact_bytes = 4 if is_float else 2
+    if values.dtype.kind not in "fiu" or values.dtype.itemsize <= exact_bytes:
         return
     is_large = (values > EXACT) | (values < -EXACT)
     if (columns is None and values.ndim != 2) or not is_large.any():

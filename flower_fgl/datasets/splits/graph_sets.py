@@ -177,7 +177,9 @@ def _select(
     messages = dataset.messages
     if messages is not None and listed is not None:
         sent = listed.select(graphs)
-        messages = replace(messages.select(sent.edges), index=sent.edge_index)
+        messages = messages.select(sent.edges)
+        of_edges = messages.x.to(torch.float32)
+        messages = replace(messages, index=sent.edge_index, x=of_edges)
     return Graph(
         select_rows(x, part.nodes),
         part.edge_index,

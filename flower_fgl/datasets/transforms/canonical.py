@@ -95,9 +95,9 @@ def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:
     matrix.sort_indices()
     with quiet_csr():
         return torch.sparse_csr_tensor(
-            torch.from_numpy(matrix.indptr.astype(np.int64)),
-            torch.from_numpy(matrix.indices.astype(np.int64)),
-            torch.from_numpy(matrix.data.astype(np.float32)),
+            torch.from_numpy(matrix.indptr.astype(np.int64, copy=False)),
+            torch.from_numpy(matrix.indices.astype(np.int64, copy=False)),
+            torch.from_numpy(matrix.data.astype(np.float32, copy=False)),
             size=matrix.shape,
             check_invariants=True,
         )

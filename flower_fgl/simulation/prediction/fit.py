@@ -84,6 +84,8 @@ def _features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
     edges = dataset.messages if card.messages or task_of(card) == "edges" else None
     if edges is not None and not _width_of_edges(card) and task_of(card) != "edges":
         edges = edges.in_order([])
+    if edges is not None:  # those of a set may be bytes
+        edges = replace(edges, x=edges.x.to(torch.float32))
     return Features(dataset.x, dataset.feature_names, owned.scaling, edges)
 
 

@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,32 @@ def test_two_rows_of_aqsoldb_cannot_be_read(
     for line, problem in zip(lines, problems[:2], strict=True):
         assert f"line {line}:" in problem
         assert "[NH++]" in problem
+
+
+def test_molecules_are_collected_in_few_bytes_for_each_atom(tmp_path: Path) -> None:
+    ibuprofen = "CC(C)Cc1ccc(cc1)C(C)C(=O)O"
+
+    def peak(number: int) -> int:
+        rows = "".join(f"\nm{i},{ibuprofen},{'xy'[i % 2]}" for i in range(number))
+        path = molecules(tmp_path / str(number), f"id,smiles,label{rows}")
+        tracemalloc.start()
+        try:
+            data = load_graph_set(path).dataset
+            assert data.batch.numel() == 15 * number
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(2)  # imports
+    few, many = peak(200), peak(1000)
+    assert (many - few) / (800 * 15) < 450  # bytes; 658 with arrays of each molecule
+
+
+def test_features_of_bonds_are_bytes_until_they_are_trained_on(tmp_path: Path) -> None:
+    owned = load_graph_set(molecules(tmp_path))
+    assert owned.dataset.messages is not None
+    assert owned.dataset.messages.x.dtype == torch.uint8
+    client = client_from_set(owned, parse_config({"setting": "graph", "model": "gine"}))
+    held = [graph.messages.x for graph in client.graphs if graph.messages is not None]
+    assert [x.dtype for x in held] == 3 * [torch.float32]
+    assert sum(float(x.sum()) for x in held) == float(owned.dataset.messages.x.sum())
