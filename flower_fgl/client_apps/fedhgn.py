@@ -6,15 +6,17 @@ Fu and King, "FedHGN: A Federated Framework for Heterogeneous Graph Neural Netwo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.nn import Backbone
+from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedhgn import AlignedWeights, Coefficients
 
 __all__ = ["FedHGNClientApp", "alignment", "coefficient_rows"]
@@ -24,34 +26,40 @@ def alignment(own: Tensor, others: Tensor) -> Tensor:
     """Return ``A = Σ_l Σ_r min_r' ‖a_r^l − a_r'^l‖²``, the alignment of FedHGN.
 
     ``own`` (L, R, B) are the coefficients of the client's relations in each layer, with
-    gradient; ``others`` (L, M, B) those of other clients, constant; M is at least 1.
+    gradient; ``others`` (L, M, B) those of other clients, constant; M is at least 1. For K
+    clients both have a leading dimension, and the result is (K,).
 
     Notes
     -----
     1. The published code compares with zeros in the first round, and one layer too many;
        here a client without others has no term.
     """
-    distance = (own[:, :, None] - others[:, None]).square().sum(dim=-1)
-    return distance.amin(dim=2).sum()
+    distance = (own[..., :, None, :] - others[..., None, :, :]).square().sum(dim=-1)
+    out: Tensor = distance.amin(dim=-1).sum(dim=(-2, -1))
+    return out
 
 
 Client = AnyClient[FedHGNSettings]
 
 
 def coefficient_rows(model: Backbone) -> Tensor:
-    """Return the coefficients (L, R, B) of a network's relations, both directions."""
+    """Return the coefficients (L, R, B) of a network's relations, both directions.
+
+    Those of K stacked networks are (K, L, R, B).
+    """
     encoder: Any = model.encoder
     ways = [way for way in ("relations", "reverse") if way in encoder]
     relations = [one for way in ways for one in encoder[way]]
-    layers, bases = len(encoder["bases"]), encoder["bases"][0].weight.shape[0]
+    first: Tensor = encoder["bases"][0].weight
     if not relations:
-        return torch.zeros(layers, 0, bases)
-    return torch.stack(
-        [torch.stack([one.weight for one in r]) for r in relations], dim=1
-    )
+        return first.new_zeros(
+            *first.shape[:-3], len(encoder["bases"]), 0, first.shape[-3]
+        )
+    rows = [torch.stack([one.weight for one in r], dim=-2) for r in relations]
+    return torch.stack(rows, dim=-2)
 
 
-class FedHGNClientApp(FglClientApp):
+class FedHGNClientApp(GroupClientApp):
     """Train all weights from the received shared ones; keep those of kinds and relations.
 
     Notes
@@ -60,6 +68,7 @@ class FedHGNClientApp(FglClientApp):
     2. The gradient of the alignment reaches the client's own coefficients only.
     """
 
+    stacked = True
     down = AlignedWeights
     up = AlignedWeights
 
@@ -69,26 +78,36 @@ class FedHGNClientApp(FglClientApp):
         layers = sum(".bases." in name for name in shapes)
         return shapes, {"layers": layers, "bases": client.config.num_bases}
 
-    def fit(self, client: Client, server_round: int, download: AlignedWeights) -> Fit:
+    def stack_key(self, client: Client, download: AlignedWeights) -> tuple[int, ...]:
+        """Return the shape of the coefficients of other clients."""
+        return tuple(download.coefficients.rows.shape)
+
+    def fit_group(self, group: Group, downloads: Sequence[AlignedWeights]) -> GroupFit:
         """Train for ``local-epochs`` with the alignment."""
-        model = client.receive(download.tensors)
-        settings, others = client.config.method_config, download.coefficients.rows
-        aligns = settings.alignment == "peers"
-        fixed, weight = others.to(client.device), settings.weight
-        has_term = aligns and fixed.shape[1] and weight
-        loss = client.train(
-            model,
-            server_round,
-            penalty=(lambda: weight * alignment(coefficient_rows(model), fixed))
-            if has_term
-            else None,
+        weights = [Weights(download.tensors) for download in downloads]
+        model = group.receive(weights, Client.build_model)
+        settings = group.config.method_config
+        aligns, weight = settings.alignment == "peers", settings.weight
+        others = [download.coefficients.rows for download in downloads]
+        fixed = (torch.stack(others) if group.is_stacked else others[0]).to(
+            group.device
         )
+
+        def term() -> Tensor:
+            found: Tensor = weight * alignment(coefficient_rows(model), fixed)
+            return found
+
+        has_term = aligns and fixed.shape[-2] and weight
+        losses = group.train(model, penalty=term if has_term else None)
         rows = coefficient_rows(model).detach().cpu()
-        upload = AlignedWeights(
-            client.shared(model.state_dict()),
-            Coefficients(rows if aligns else rows[:, :0]),
-        )
-        return Fit(model, upload, loss)
+        shared = group.split(group.exchanged(model.state_dict()))
+        uploads = [
+            AlignedWeights(tensors, Coefficients(own if aligns else own[:, :0]))
+            for tensors, own in zip(
+                shared, rows if group.is_stacked else [rows], strict=True
+            )
+        ]
+        return GroupFit(model, uploads, losses)
 
     def first_model(
         self, client: Client, download: AlignedWeights | None

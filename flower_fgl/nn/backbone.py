@@ -114,6 +114,11 @@ class Backbone(nn.Module):
         # calls more must return None.
         return None
 
+    @property
+    def skips_empty(self) -> bool:
+        """Whether tensors of relations without edges get no gradient in typed graphs."""
+        return False
+
     def __init__(
         self,
         *,

@@ -1,17 +1,23 @@
-"""Edges of several relations, and means and sums of messages along them."""
+"""Edges of several relations, and means and sums of messages along them.
+
+The representations of one graph are (N, p), those of K stacked ones (K, n, p), see
+:mod:`flower_fgl.nn.stacked`; pairs and edges of the latter name flattened rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from flower_fgl.nn.graph_union import concatenated_ranges
 from flower_fgl.nn.sparse import SparseOperator, computed_once, index_sum
 
-__all__ = ["RelationPairs", "Relations", "relation_means", "relation_sum"]
+__all__ = ["RelationPairs", "Relations", "StackedRelations", "relation_means"]
+__all__ += ["relation_sum", "sum_at_targets"]
 
 FEWEST = 10_000
 """Edges from which a matrix takes means faster than sums of single rows. It takes half the
@@ -23,7 +29,7 @@ each step."""
 class RelationPairs:
     """Edges grouped by pairs (r, i) of a relation and a node that it reaches.
 
-    The S pairs are sorted by relation.
+    The S pairs are sorted by relation, those of K graphs first by graph.
 
     Parameters
     ----------
@@ -32,11 +38,11 @@ class RelationPairs:
     pair : Tensor of shape (M,), int64
         Pair of each message, ascending.
     relation, target : Tensor of shape (S,), int64
-        Relation and node of each pair.
+        Relation and node of each pair; relation r of graph k has the number k·R + r.
     count : Tensor of shape (S,), float
         Messages of each pair, at least 1.
     sizes : tuple of int
-        Number of pairs of each of the R relations.
+        Number of pairs of each of the R relations, in each graph.
     mask : Tensor of shape (M,), float, or None
         Weight in [0, 1] of each message; ``count`` then counts those above 0.
     """
@@ -83,6 +89,38 @@ class RelationPairs:
             mask,
         )
 
+    @classmethod
+    def stacked(cls, parts: Sequence[RelationPairs], num_rows: int) -> RelationPairs:
+        """Join the pairs of K graphs, of which each gets n rows.
+
+        Each has as many pairs of a relation as the graph with most. The pairs that a graph
+        lacks have no messages: their mean is 0.
+        """
+        sizes = torch.tensor([part.sizes for part in parts])  # (K, R)
+        widest, graphs = sizes.amax(0), torch.arange(len(parts))
+        total, number = int(widest.sum()), sizes.shape[1]
+        first = graphs[:, None] * total + widest.cumsum(0) - widest
+        slot = concatenated_ranges(first.flatten(), sizes.flatten())
+
+        def joined(values: Sequence[Tensor], step: int) -> Tensor:
+            """Concatenate numbers, raised by ``step`` from graph to graph."""
+            found = [v + step * k for k, v in enumerate(values)]
+            return torch.cat(found)
+
+        device = parts[0].source.device
+        slot = slot.to(device)
+        target = (graphs * num_rows).repeat_interleave(total).to(device)
+        target[slot] = joined([part.target for part in parts], num_rows)
+        count = parts[0].count.new_ones(len(target))
+        count[slot] = torch.cat([part.count for part in parts])
+        before = [0, *sizes.sum(1).cumsum(0).tolist()]
+        pair = [part.pair + start for part, start in zip(parts, before, strict=False)]
+        relation = torch.arange(number).repeat_interleave(widest)
+        relation = (graphs[:, None] * number + relation).flatten().to(device)
+        source = joined([part.source for part in parts], num_rows)
+        all_pairs = slot[torch.cat(pair)]
+        return cls(source, all_pairs, relation, target, count, tuple(widest.tolist()))
+
     def means(self, num_nodes: int, dtype: torch.dtype) -> SparseOperator:
         """Return the matrix (S, N) that takes means over neighbours, computed once."""
 
@@ -127,6 +165,15 @@ class Relations:
             self.node_type.to(device), self.index.to(device), self.relation.to(device)
         )
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Relations that have edges."""
+        return tuple(r for r, size in enumerate(self.pairs(0).sizes) if size)
+
+    def rows_of(self, per_kind: Tensor) -> Tensor:
+        """Return the vector of each node's kind, (N, p), from those of all kinds (A, p)."""
+        return per_kind.index_select(0, self.node_type)
+
     def pairs(self, num_relations: int, *, is_back: bool = False) -> RelationPairs:
         """Return the grouped edges, those against their direction if ``is_back``."""
         if self.mask is not None:
@@ -147,25 +194,80 @@ class Relations:
             return RelationPairs.of(self.index.flip(0), self.relation, 0)
 
 
+class StackedRelations(Relations):
+    """Kinds and relations of K graphs, of which each gets n rows.
+
+    ``node_type`` is (K·n,), 0 in rows without a node, and ``index`` names these rows.
+    """
+
+    def __init__(self, parts: Sequence[Relations], num_rows: int) -> None:
+        kinds = [one.node_type for one in parts]
+        padded = kinds[0].new_zeros(len(parts), num_rows)
+        for row, kind in zip(padded, kinds, strict=True):
+            row[: len(kind)] = kind
+        index = [one.index + num_rows * k for k, one in enumerate(parts)]
+        relation = torch.cat([one.relation for one in parts])
+        super().__init__(padded.flatten(), torch.cat(index, dim=1), relation)
+        vars(self).update(parts=parts, num_rows=num_rows, found={})
+
+    parts: Sequence[Relations]
+    num_rows: int
+    found: dict[tuple[int, bool], RelationPairs]
+
+    def rows_of(self, per_kind: Tensor) -> Tensor:
+        """Return the vector of each node's kind, (K, n, p), from those of each graph."""
+        graphs, kinds, width = per_kind.shape  # (K, A, p)
+        first = kinds * torch.arange(graphs, device=per_kind.device)
+        place = self.node_type + first.repeat_interleave(self.num_rows)
+        return per_kind.flatten(0, 1).index_select(0, place).view(graphs, -1, width)
+
+    def pairs(self, num_relations: int, *, is_back: bool = False) -> RelationPairs:
+        """Return the grouped edges, computed once."""
+        key = num_relations, is_back
+        if key not in self.found:
+            with torch.inference_mode(False), torch.no_grad():
+                parts = [
+                    one.pairs(num_relations, is_back=is_back) for one in self.parts
+                ]
+                self.found[key] = RelationPairs.stacked(parts, self.num_rows)
+        return self.found[key]
+
+
 def relation_means(h: Tensor, pairs: RelationPairs) -> Tensor:
-    """Return ``(1/|N_r(i)|) Σ_{j∈N_r(i)} h_j`` (S, p) of each pair (r, i); h is (N, p)."""
+    """Return ``(1/|N_r(i)|) Σ_{j∈N_r(i)} h_j`` (S, p) of each pair (r, i); h is (N, p).
+
+    Of K graphs they are (K, S/K, p).
+    """
+    rows = h.flatten(0, -2)
     if pairs.mask is None and len(pairs.source) >= FEWEST:
-        return pairs.means(len(h), h.dtype).matmul(h)
-    rows = pairs.weigh(h.index_select(0, pairs.source))
-    found = index_sum(rows, pairs.pair, len(pairs.count))
-    return found / pairs.count[:, None]
+        found = pairs.means(len(rows), h.dtype).matmul(rows)
+    else:
+        messages = pairs.weigh(rows.index_select(0, pairs.source))
+        found = index_sum(messages, pairs.pair, len(pairs.count))
+        found = found / pairs.count[:, None]
+    return found.view(*h.shape[:-2], -1, h.shape[-1])
+
+
+def sum_at_targets(found: Tensor, target: Tensor, like: Tensor) -> Tensor:
+    """Sum rows (..., M, q) at their targets (M,); the result has the rows of ``like``."""
+    rows = found.flatten(0, -2)
+    total = index_sum(rows, target, like.shape[:-1].numel())
+    return total.view(*like.shape[:-1], -1)
 
 
 def relation_sum(h: Tensor, pairs: RelationPairs, weights: Iterable[Tensor]) -> Tensor:
     """Return ``Σ_r (1/|N_r(i)|) Σ_{j∈N_r(i)} h_j W_r`` of every node, (N, q).
 
     ``h`` is (N, p), and ``weights`` are R matrices (p, q), Schlichtkrull et al., ESWC 2018,
-    Eq. (2). Relations without edges get no gradient.
+    Eq. (2); of K graphs they are (K, n, p) and (K, p, q). Relations without edges get no
+    gradient.
     """
-    means = torch.split(relation_means(h, pairs), list(pairs.sizes))
+    means = torch.split(relation_means(h, pairs), list(pairs.sizes), dim=-2)
     parts = [
-        mean @ weight for mean, weight in zip(means, weights, strict=True) if len(mean)
+        mean @ weight
+        for mean, weight in zip(means, weights, strict=True)
+        if mean.shape[-2]
     ]
     if not parts:
         return torch.zeros_like(h)
-    return index_sum(torch.cat(parts), pairs.target, len(h))
+    return sum_at_targets(torch.cat(parts, dim=-2), pairs.target, h)

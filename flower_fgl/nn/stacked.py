@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from flower_fgl.nn.backbone import Backbone, copy_network
 from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.relations import StackedRelations
 from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
@@ -106,6 +107,8 @@ class StackedInput(StackedWeights):
         is_sparse = self.x.layout == torch.sparse_csr
         self._sparse = SparseOperator(self.x) if is_sparse else None
         self._filtered = {}
+        typed = [graph.relations for graph in graphs if graph.relations is not None]
+        self.relations = StackedRelations(typed, self.num_rows) if typed else None
 
     @property
     def num_features(self) -> int:

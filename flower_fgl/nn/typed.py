@@ -12,8 +12,13 @@ from torch import Tensor, nn
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
-from flower_fgl.nn.relations import RelationPairs, relation_means, relation_sum
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.relations import (
+    RelationPairs,
+    relation_means,
+    relation_sum,
+    sum_at_targets,
+)
+from flower_fgl.nn.stacked import map_rows
 
 __all__ = ["RGCN", "SCHEMA_PARTS", "MeanRGCN", "TypedGINE", "TypedGraphSAGE"]
 __all__ += ["TypedNet", "unheld_names"]
@@ -141,7 +146,7 @@ class TypedNet(Backbone):
         """Construct what one relation has in one layer."""
         raise NotImplementedError
 
-    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+    def root(self, layer: int, h: Tensor) -> Tensor:
         """Map the nodes' own representations (N, p)."""
         raise NotImplementedError
 
@@ -164,10 +169,10 @@ class TypedNet(Backbone):
         relations = graph.relations
         if relations is None:
             raise ValueError("A typed network got a graph without relations.")
-        weight = torch.cat([one.weight for one in encoder["types"]], dim=1)
-        biases = torch.stack([one.bias for one in encoder["types"]])
-        h = biases.index_select(0, relations.node_type)
-        if weight.shape[1]:
+        weight = torch.cat([one.weight for one in encoder["types"]], dim=-1)
+        biases = torch.stack([one.bias for one in encoder["types"]], dim=-2)
+        h = relations.rows_of(biases)
+        if weight.shape[-1]:
             h = h + graph.linear(None, weight)
         if NODES in encoder:
             h = h + encoder[NODES].weight
@@ -179,7 +184,7 @@ class TypedNet(Backbone):
         num_layers = len(encoder["roots"])
         for layer in range(num_layers):
             h = self._relu_dropout(h) if layer else h
-            total = self.root(layer, h, relations.node_type)
+            total = self.root(layer, h)
             for pairs, name in ways:
                 place = layer - self.bare_layers
                 own = [one[place].weight for one in encoder[name] if place >= 0]
@@ -206,6 +211,13 @@ class RGCN(TypedNet):
     2. Weight decay acts on coefficients and bases alike.
     """
 
+    stacks = True
+
+    @property
+    def skips_empty(self) -> bool:
+        """Whether each relation has a matrix of its own."""
+        return self.typed is not None and not self.typed.num_bases
+
     def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
         """Construct bases and root weights."""
         assert self.typed is not None
@@ -225,11 +237,10 @@ class RGCN(TypedNet):
         hidden, bases = self.hidden_channels, self.typed.num_bases
         return Weight(bases) if bases else Weight(hidden, hidden)
 
-    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+    def root(self, layer: int, h: Tensor) -> Tensor:
         """Return ``W_0 h + b``."""
         encoder: Any = self.encoder
-        out: Tensor = encoder["roots"][layer](h)
-        return out
+        return map_rows(encoder["roots"][layer], h)
 
     def messages(
         self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
@@ -239,7 +250,8 @@ class RGCN(TypedNet):
         weights: Iterable[Tensor] = own
         if "bases" in encoder:
             bases = encoder["bases"][layer].weight
-            weights = torch.einsum("rb,bio->rio", torch.stack(own), bases)
+            found = torch.einsum("...rb,...bio->...rio", torch.stack(own, -2), bases)
+            weights = found.unbind(-3)
         return relation_sum(h, pairs, weights)
 
 
@@ -273,6 +285,7 @@ class MeanRGCN(RGCN):
        are a sixth of those of :class:`RGCN`.
     """
 
+    stacks = True
     min_layers = 2
     bare_layers = 1
 
@@ -290,11 +303,11 @@ class MeanRGCN(RGCN):
             ),
         }
 
-    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+    def root(self, layer: int, h: Tensor) -> Tensor:
         """Return the bias of each node."""
         encoder: Any = self.encoder
         bias: Tensor = encoder["roots"][layer].bias
-        return bias.expand_as(h)
+        return bias.unsqueeze(-2).expand_as(h)
 
     def messages(
         self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
@@ -302,7 +315,7 @@ class MeanRGCN(RGCN):
         """Return the sum over relations of the mean over neighbours."""
         if layer:
             return super().messages(layer - 1, h, pairs, own)
-        return index_sum(relation_means(h, pairs), pairs.target, len(h))
+        return sum_at_targets(relation_means(h, pairs), pairs.target, h)
 
     def represent(self, graph: GraphInput) -> Tensor:
         """Return the last layer's output after ReLU: (N, hidden_channels)."""
@@ -320,6 +333,9 @@ class TypedGraphSAGE(TypedNet):
     1. ``to_hetero`` has root weights per relation. Here all kinds share them: a mean over
        owners then weighs no owner by its number of relations.
     """
+
+    stacks = True
+    skips_empty = True
 
     def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
         """Construct the root weights."""
@@ -349,6 +365,7 @@ class TypedGINE(TypedNet):
     as in :class:`~flower_fgl.nn.GINE`.
     """
 
+    stacks = True
     has_message_rows = True
 
     def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
@@ -367,7 +384,7 @@ class TypedGINE(TypedNet):
         """Construct the vector e_r (p,)."""
         return Weight(self.hidden_channels)
 
-    def root(self, layer: int, h: Tensor, node_type: Tensor) -> Tensor:
+    def root(self, layer: int, h: Tensor) -> Tensor:
         """Return the representations."""
         return h
 
@@ -376,14 +393,13 @@ class TypedGINE(TypedNet):
     ) -> Tensor:
         """Return the sum over all edges."""
         relation = pairs.relation.index_select(0, pairs.pair)
-        vectors = torch.stack(own).index_select(0, relation)
+        vectors = torch.stack(own, dim=-2).flatten(0, -2).index_select(0, relation)
+        rows = h.flatten(0, -2).index_select(0, pairs.source)
         # in place: new rows for each edge take longer than the sums
-        found = pairs.weigh(h.index_select(0, pairs.source).add_(vectors).relu_())
-        target = pairs.target.index_select(0, pairs.pair)
-        return index_sum(found, target, len(h))
+        found = pairs.weigh(rows.add_(vectors).relu_())
+        return sum_at_targets(found, pairs.target.index_select(0, pairs.pair), h)
 
     def finish(self, layer: int, total: Tensor) -> Tensor:
         """Apply the layer's MLP."""
         encoder: Any = self.encoder
-        out: Tensor = encoder["roots"][layer](total)
-        return out
+        return map_rows(encoder["roots"][layer], total)

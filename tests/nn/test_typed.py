@@ -136,7 +136,7 @@ def test_kinds_have_input_maps_of_their_own() -> None:
         model.encoder["types"][0].bias.fill_(1.0)
         model.encoder["types"][1].bias.fill_(2.0)
     seen: list[torch.Tensor] = []
-    model.root = lambda layer, h, kinds: seen.append(h) or torch.zeros_like(h)
+    model.root = lambda layer, h: seen.append(h) or torch.zeros_like(h)
     model(graph)
     kind = model.encoder["types"][0]
     torch.testing.assert_close(seen[0][:3], graph.x[:3] @ kind.weight.T + 1)

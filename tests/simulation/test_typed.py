@@ -143,7 +143,7 @@ def test_a_plain_graph_is_refused_for_a_typed_model(tmp_path: Path) -> None:
         ),
         ({"schema_align": "private", "evaluate": "both"}, "different parts of a model"),
         ({"setting": "few-shot"}, "reads typed graphs: set setting"),
-        ({"stacked": "true"}, "reads kinds of nodes and relations"),
+        ({"stacked": "true", "node_embedding": True}, "node-embedding"),
         ({"types": "ignore"}, "leaves one kind of nodes and edges"),
     ],
 )

@@ -193,12 +193,16 @@ class Cohort(Group):
     def receive(
         self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
     ) -> Backbone:
-        """Build the network with the received weights."""
-        return self.build_model([download.tensors for download in downloads])
-
-    def exchanged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights that are exchanged."""
-        return dict(tensors)
+        """Build the network with the received weights, and those that stay on clients."""
+        received = [download.tensors for download in downloads]
+        if kept := self.clients[0].local_names():
+            first = self.initial_state()
+            own = [state or first for state in self.stored()]
+            received = [
+                {**{name: state[name] for name in kept}, **tensors}
+                for state, tensors in zip(own, received, strict=True)
+            ]
+        return self.build_model(received)
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""
@@ -230,8 +234,9 @@ class Cohort(Group):
         self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
     ) -> GroupFit:
         """Return the result of a method that uploads these weights."""
-        uploads = [Weights(state) for state in self.split(tensors)]
-        records = partial(Weights.stacked_records, len(losses), tensors)
+        shared = self.exchanged(tensors)
+        uploads = [Weights(state) for state in self.split(shared)]
+        records = partial(Weights.stacked_records, len(losses), shared)
         return GroupFit(model, uploads, losses, records)
 
     @cached_property

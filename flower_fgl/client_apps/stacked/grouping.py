@@ -35,8 +35,10 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         'setting = "graph" classifies whole graphs': config.classifies_graphs,
         'setting = "link" predicts pairs of nodes': config.predicts_links,
         'setting = "edge" classifies pairs of nodes': config.classifies_edges,
-        "a backbone reads kinds of nodes and relations": config.reads_types,
-        "a backbone reads edges with direction or features": config.reads_messages,
+        "a backbone reads edges with direction or features": (
+            config.reads_messages and not config.reads_types
+        ),
+        "node-embedding has a vector for each node of a client": config.node_embedding,
         "class-weights differ by client": config.class_weights != "none",
         "it predicts numbers": config.predicts_numbers,
         "each client calibrates its model": config.calibration == "owner",
@@ -65,7 +67,7 @@ class Backbones:
     """The stackable backbones of a process, found once per kind of client."""
 
     def __init__(self) -> None:
-        self._reach: dict[tuple[Any, ...], tuple[RunConfig, bool, int | None]] = {}
+        self._known: dict[tuple[Any, ...], tuple[RunConfig, bool, Backbone]] = {}
 
     def key(self, client: Client) -> tuple[Any, ...] | str:
         """Return what clients of one cohort have in common, or a text why it has none."""
@@ -75,20 +77,25 @@ class Backbones:
             return "it has no training nodes"
         if any(g.batch is not None or g.edge_weight is not None for g in data.inputs):
             return "it has a batch of graphs or edge weights"
+        kept = client.local_names()
+        if kept and config.schema_align == "name":
+            return "other clients have kinds of nodes or relations that it lacks"
         sizes = graph.num_features, data.num_classes
         layout = type(graph), graph.x.layout, graph.x.dtype, str(client.device)
-        kind = (id(config), client.model_name, *sizes, *layout)
-        if kind not in self._reach:
-            model: Backbone = client.build_model()
-            self._reach[kind] = config, can_stack(model), model.reach
-        _, is_able, reach = self._reach[kind]
+        kind = (id(config), client.model_name, *sizes, *layout, data.graph.schema)
+        if kind not in self._known:
+            made: Backbone = client.build_model()
+            self._known[kind] = config, can_stack(made), made
+        _, is_able, model = self._known[kind]
         if not is_able:
             return f"backbone {client.model_name} has no stacked form"
         size = config.batch_size
-        if size and data.training.uses_small_batches(reach, size):
+        if size and data.training.uses_small_batches(model.reach, size):
             return "its batches are so small that each reads only their surroundings"
+        held = () if graph.relations is None else graph.relations.held
         return (
             *kind,
+            held if model.skips_empty else bool(held),
             -(-count // size) if size else 1,
             tuple(tuple(sorted(columns)) for columns in data.columns),
         )

@@ -34,7 +34,8 @@ from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.rounds.discovery import discover
 from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
-from tests.support.short_runs import SHORT, SMALL, comparable, shortened
+from tests.support.short_runs import SHORT, SMALL, comparable, of_file, shortened
+from tests.support.typed_graphs import typed_bank, typed_owners
 
 LONGER = {**SMALL, "rounds": 9}
 
@@ -47,6 +48,7 @@ STACKED = [
     "fedavg",
     "feded",
     "fedgcn",
+    "fedhgn",
     "fedntd",
     "fedpano",
     "fedper",
@@ -100,12 +102,14 @@ class Stage:
 
 @contextmanager
 def stage(method: str, stacked: str, settings: dict[str, Any]) -> Iterator[Stage]:
+    values = {**shortened(method, {**LONGER, **settings}), "stacked": stacked}
+    dataset = values.pop("dataset", "synthetic")
     values = run_config_of(
         method=method,
-        dataset="synthetic",
+        dataset=dataset,
         clients=CLIENTS,
         seed=0,
-        settings={**shortened(method, {**LONGER, **settings}), "stacked": stacked},
+        settings=values if dataset == "synthetic" else of_file(values),
     )
     config = parse_config(values)
     session = Session(memory=MemoryStates())
@@ -387,6 +391,75 @@ def test_every_backbone_equals_one_by_one(model: str) -> None:
     compare("fedavg", {"model": model}, rounds=2)
 
 
+TYPED_METHODS = sorted(
+    {name for name in STACKED if METHODS[name].reads_messages} | {"fedhgn"}
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *[(method, {"model": "rgcn"}) for method in TYPED_METHODS],
+        ("fedavg", {"model": "rgcn-mean", "dropout": 0.5}),
+        ("fedavg", {"model": "rgcn", "num_bases": 0, "batch_size": 7}),
+        ("fedavg", {"model": "typed-graphsage", "reverse_relations": False}),
+        ("fedavg", {"model": "typed-gine", "optimizer": "sgd"}),
+        ("fedhgn", {"model": "rgcn", "fedhgn": {"alignment": "peers"}}),
+        ("fedprox", {"model": "rgcn", "schema_align": "private"}),
+        ("moon", {"model": "typed-graphsage", "schema_align": "private"}),
+    ],
+    ids=str,
+)
+def test_typed_graphs_equal_one_by_one(method: str, settings: dict[str, Any]) -> None:
+    compare(method, settings)
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write a typed graph whose parts lack relations."""
+    graph = typed_bank(0, has_device=True, size=150)
+    folder = typed_owners(tmp_path_factory.mktemp("typed") / "own", graph)
+    return str(Path(folder) / "bank0.npz")
+
+
+@pytest.mark.parametrize("align", ["same", "private"])
+@pytest.mark.parametrize("model", ["rgcn", "typed-graphsage"])
+def test_clients_that_lack_relations_equal_one_by_one(
+    model: str, align: str, bank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[tuple[int, ...]]] = []
+    train = Stacker._train_cohort
+
+    def watch(self: Any, app: Any, opened: Any, **given: Any) -> Any:
+        graphs = [one.client.data.inputs[0].relations for one in opened]
+        found.append([graph.held for graph in graphs])
+        return train(self, app, opened, **given)
+
+    monkeypatch.setattr(Stacker, "_train_cohort", watch)
+    settings = {"dataset": bank, "partition": "metis", "schema_align": align}
+    # a matrix without edges has no gradient, and so no decay
+    compare("fedavg", {**settings, "model": model, "weight_decay": 0.1}, rounds=2)
+    assert len({one for cohort in found for one in cohort}) > 1
+    are_alike = all(len(set(cohort)) == 1 for cohort in found)
+    assert are_alike == (model == "typed-graphsage")
+
+
+def test_clients_with_other_kinds_or_relations_are_not_stacked(bank: str) -> None:
+    settings = {"dataset": bank, "partition": "metis", "schema_align": "name"}
+    with stage("fedavg", "true", {**settings, "model": "rgcn"}) as stacked:
+        stacked.strategy.loop.log = RoundLog(1)
+        sent = stacked.strategy.train_messages(1, range(CLIENTS))
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+    refused = {failure.partition_id for failure in exchange.failures}
+    graphs = {e.place[0]: e for e in stacked.session.graphs._entries.values()}
+    lacking = {p for p, e in graphs.items() if len(e.inputs[0].relations.held) < 3}
+    assert refused == lacking
+    assert refused < set(range(CLIENTS))
+    reason = "other clients have kinds of nodes or relations that it lacks"
+    assert all(reason in failure.reason for failure in exchange.failures)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("model", ["gamlp", "gin", "graphsage", "sgc"])
 def test_two_views_of_every_backbone_equal_one_by_one(model: str) -> None:
@@ -429,6 +502,7 @@ def test_other_methods_are_refused_or_run_one_by_one(
     [
         ({"check_every": 1}, "check-every"),
         ({"num_neighbors": "5,5", "batch_size": 8}, "num-neighbors"),
+        ({"model": "rgcn", "node_embedding": True}, "node-embedding"),
         ({"setting": "graph"}, "whole graphs"),
     ],
 )
