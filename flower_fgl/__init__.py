@@ -4,8 +4,6 @@
 process. ``flower-fgl run`` and ``flwr run .`` run the same app with Flower.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

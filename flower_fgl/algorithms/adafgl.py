@@ -17,8 +17,6 @@ R            β B + (1 − β) c(E), 0 on the diagonal
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise

@@ -25,8 +25,6 @@ q̂ from histograms                       :func:`histogram_threshold`
 Letters: n items, N nodes, C classes, T targets, G temperatures, B bins.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -8,8 +8,6 @@ that draw k samples client i, where n is the sum of all n_i. Rows sum to n and c
 sums to m·n_i, both exactly (the paper's Proposition 1: the aggregation is unbiased).
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import linkage

@@ -11,8 +11,6 @@ w_k          ``weights``, of the clients' logits in the ensemble
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor

@@ -13,8 +13,6 @@ f_S(x)       ``student``, its logits
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn

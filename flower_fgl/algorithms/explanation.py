@@ -18,8 +18,6 @@ score drop without the edges       :func:`drops`
 Letters: n nodes, d features, E undirected edges.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations

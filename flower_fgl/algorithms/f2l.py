@@ -4,8 +4,6 @@ Wang et al., "Federated Few-shot Learning", KDD 2023. All functions accept one e
 or a batch of episodes with a leading dimension B; "…" denotes this optional dimension.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Self

@@ -13,8 +13,6 @@ r_i          ``[h_i ‖ z_i]``, result of ``FedAuxNet.embed_nodes``
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

@@ -14,8 +14,6 @@ U, Σ, V         ``name/u``, ``name/s``, ``name/v`` of :func:`compress`
 ==============  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -13,8 +13,6 @@ Z_m          channel m of :class:`FedLITNet`
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack

@@ -13,8 +13,6 @@ s            ``Prototypes.scale``
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from typing import Unpack
 
 import torch

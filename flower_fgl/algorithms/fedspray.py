@@ -11,8 +11,6 @@ e            ``SprayEncoder.hidden``
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn

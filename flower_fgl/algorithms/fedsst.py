@@ -12,8 +12,6 @@ x_k, w_k     results of :func:`relative_signals` and of :func:`shares`
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

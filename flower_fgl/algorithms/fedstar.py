@@ -13,8 +13,6 @@ x^l, s^l     hidden features and hidden structure after layer l
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import torch

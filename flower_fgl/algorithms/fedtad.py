@@ -14,8 +14,6 @@ w(G)         ``common``, logits of the global model
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)

@@ -15,8 +15,6 @@ u            output of the input layer, which :func:`shifted_output` shifts
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

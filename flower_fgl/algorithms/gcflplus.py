@@ -12,8 +12,6 @@ Q            ``series``, gradient norms of the last rounds
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import networkx as nx

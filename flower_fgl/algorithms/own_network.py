@@ -1,7 +1,5 @@
 """Sizes of a method's own network, and the backbone inside it."""
 
-from __future__ import annotations
-
 from typing import Any, TypedDict
 
 from flower_fgl.nn import Backbone, build_model

@@ -15,8 +15,6 @@ a            ``attention``, each row sums to 1
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -17,8 +17,6 @@ least one value of each side, do not overflow for values near the largest float3
 no loop over pairs of clients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

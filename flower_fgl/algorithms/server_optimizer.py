@@ -16,8 +16,6 @@ m_t, v_t              ``moments``                "m/NAME", "v/NAME"
 ====================  =========================  ============================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 A value of a setting is one value, a list, or a range of whole numbers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The ``check-graph`` command: problems of a graph file, and notes on its content."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Commands for deployments: new-app, certificates and rehearse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,7 +1,5 @@
 """The ``embeddings`` command: draw clients' training, test and synthetic nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

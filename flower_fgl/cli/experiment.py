@@ -1,7 +1,5 @@
 """Run an experiment file from Python, as ``flower-fgl run`` does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands that make and read graphs: prepare, partition, export, check-graph, predict."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """What ``check-graph`` says of what leaves an owner"s machine, and of typed graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Entry point of ``flower-fgl``: the app, and commands that train or list."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands on single scores of a model: calibrate and explain."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``flower-fgl new``: write a package with a method of one's own."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Mapping

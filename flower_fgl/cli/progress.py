@@ -1,7 +1,5 @@
 """Progress of the runs of a grid: bars in a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

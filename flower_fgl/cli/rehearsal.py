@@ -1,7 +1,5 @@
 """The ``rehearse`` command: graphs, programs, run and predictions of a rehearsal."""
 
-from __future__ import annotations
-
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Commands that read run folders: report, embeddings, compare and reach."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated

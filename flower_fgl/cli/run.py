@@ -1,7 +1,5 @@
 """The ``run`` command: one run or a grid, with a progress bar and a results table."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Explanation of one setting, for ``flower-fgl settings KEY``."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator
 from dataclasses import Field, fields

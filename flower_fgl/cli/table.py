@@ -1,7 +1,5 @@
 """The ``table`` command: results of experiments as a table that can be cited."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ``tune`` command: the same number of trials for each row of an experiment."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

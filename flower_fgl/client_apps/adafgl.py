@@ -9,8 +9,6 @@ personalized propagation                         ``AdaFGLClientApp.finetune``
 ===============================================  ==================================
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -28,8 +28,6 @@ new masks                                        ``local_mask``, ``global_mask``
 ===============================================  ===========================
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

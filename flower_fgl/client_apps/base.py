@@ -1,7 +1,5 @@
 """The message handling of every client half, and the hooks that methods override."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

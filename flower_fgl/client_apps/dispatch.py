@@ -1,7 +1,5 @@
 """Hand each message to the client half of the run's method."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

@@ -10,8 +10,6 @@ adaptation before prediction                ``adapt_for_prediction``
 ==========================================  =========================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

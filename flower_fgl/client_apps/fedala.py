@@ -22,8 +22,6 @@ until W converges, or one pass                   ``FedALAClientApp.learn``
 ===============================================  ==========================
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

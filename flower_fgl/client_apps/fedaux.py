@@ -1,7 +1,5 @@
 """Client half of FedAux: train weights and direction together."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from flower_fgl.algorithms.fedaux import DIRECTION, FedAuxNet

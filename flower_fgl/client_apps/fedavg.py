@@ -4,8 +4,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 Data", AISTATS 2017.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

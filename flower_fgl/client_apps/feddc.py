@@ -14,8 +14,6 @@ h_i          ``drift``
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 

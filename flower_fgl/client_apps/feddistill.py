@@ -11,8 +11,6 @@ z̄^c          ``target[c]``, mean logits of class c of all its owners
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import torch

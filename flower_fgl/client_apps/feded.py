@@ -13,8 +13,6 @@ z_w, z_θ               ``received``, ``logits``
 =====================  ==================================================
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

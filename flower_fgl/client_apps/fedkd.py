@@ -1,7 +1,5 @@
 """Client half of FedKD: an own teacher and the shared student learn from each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

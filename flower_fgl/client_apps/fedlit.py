@@ -1,7 +1,5 @@
 """Client half of FedLIT: cluster the edges into types and train a channel for each."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

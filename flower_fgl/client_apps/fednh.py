@@ -1,7 +1,5 @@
 """Client half of FedNH: train the body under a fixed head of unit prototypes."""
 
-from __future__ import annotations
-
 import torch
 
 from flower_fgl.algorithms import fednh

@@ -4,8 +4,6 @@ Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Fe
 Learning", NeurIPS 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912
 2019.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from flower_fgl.client_apps.runtime.client import Client

@@ -23,8 +23,6 @@ prototypes by Eq. (2)                            ``HopAverage``
 ===============================================  ===========================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@ Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients
 AAAI 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

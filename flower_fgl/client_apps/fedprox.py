@@ -3,8 +3,6 @@
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

@@ -12,8 +12,6 @@ h_i          the head, names that begin with ``classifier.``
 ===========  ==================================================
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flower_fgl.client_apps.fedper import FedPerClientApp

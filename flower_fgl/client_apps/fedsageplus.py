@@ -11,8 +11,6 @@ n_v, ñ_v               ``HiddenNodes.counts``, ``NeighbourGenerator.count(z)``
 =====================  ==================================================
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

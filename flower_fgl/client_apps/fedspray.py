@@ -1,7 +1,5 @@
 """Client half of FedSpray: a private network beside a shared encoder with proxies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Client half of FedSST: epochs and upload by the client's weight, and a signal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, cast
 

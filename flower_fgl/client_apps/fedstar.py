@@ -1,7 +1,5 @@
 """Client half of FedStar: train both channels, upload the structure encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet, build_network

@@ -1,7 +1,5 @@
 """Client half of FedTAD: FedAvg, and the reliability of the client's classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

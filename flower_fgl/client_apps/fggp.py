@@ -14,8 +14,6 @@ alignment of both views' prototypes              ``view_contrast``
 ===============================================  ==========================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

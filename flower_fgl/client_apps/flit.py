@@ -1,7 +1,5 @@
 """Client half of FLIT and FLIT+: FedAvg that weighs items by their difficulty."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

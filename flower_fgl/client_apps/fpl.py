@@ -13,8 +13,6 @@ U^k          ``unbiased``, :func:`class_means` of the clusters, Eq. (9)
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

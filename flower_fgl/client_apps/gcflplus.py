@@ -1,7 +1,5 @@
 """Client half of GCFL+: train all layers, upload the hidden ones and a norm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Client half of local training: every client trains alone and uploads nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from flower_fgl.client_apps.runtime.client import Client

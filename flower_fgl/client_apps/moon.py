@@ -12,8 +12,6 @@ z_prev       ``previous``, of the model the client trained last
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F  # noqa: N812 (its usual name)

@@ -1,7 +1,5 @@
 """Client half of methods whose clients share some layers and keep the others."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -12,8 +12,6 @@ K, η_l       ``steps``, ``lr``
 ===========  ==========================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 

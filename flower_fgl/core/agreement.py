@@ -1,7 +1,5 @@
 """Names of features, classes and kinds of nodes: what the owners of a run agree on."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

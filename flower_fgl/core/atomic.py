@@ -1,7 +1,5 @@
 """Atomic replacement of files, private folders, and locks of run folders."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

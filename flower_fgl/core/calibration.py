@@ -1,7 +1,5 @@
 """``Calibration``: how far the scores of a model can be trusted; imports no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

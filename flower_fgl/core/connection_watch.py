@@ -5,8 +5,6 @@ stop`` the ServerApp gets a signal with its next call; a call that is under way 
 by another error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import signal

@@ -1,7 +1,5 @@
 """Errors that a user can fix; the command line prints them without a traceback."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

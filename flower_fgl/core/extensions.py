@@ -5,8 +5,6 @@ Every process that has such a package installed finds its entry points
 :func:`flower_fgl.register` adds rows to this process only.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -19,8 +19,6 @@ The functions below build Flower's objects attribute by attribute, in a tenth of
 that its constructors take. The tests compare them with what those build.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

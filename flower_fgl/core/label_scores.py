@@ -1,7 +1,5 @@
 """Loss and scores of items with several labels, and scores of one class that is sought."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

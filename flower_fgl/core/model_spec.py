@@ -9,8 +9,6 @@
     gcn,gcn:2x128,sgc:4x64  assigned to the clients in turn
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

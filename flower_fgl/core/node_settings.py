@@ -4,8 +4,6 @@ A data owner starts its SuperNode with ``--node-config``. Some keys are floors: 
 a run cannot lower. The module loads no torch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

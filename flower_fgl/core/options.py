@@ -1,7 +1,5 @@
 """Declaration of single settings, and parsing of values into settings dataclasses."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect

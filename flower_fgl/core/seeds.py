@@ -1,7 +1,5 @@
 """Random seeds, from (seed, round, partition-id, purpose), and secret random numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

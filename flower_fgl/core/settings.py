@@ -1,7 +1,5 @@
 """Settings of all methods and of the synthetic dataset: defaults, ranges, choices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rejection of settings that have no effect."""
 
-from __future__ import annotations
-
 import difflib
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping

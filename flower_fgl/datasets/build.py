@@ -1,7 +1,5 @@
 """Build the clients' graphs from a dataset and settings: load, partition, split."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

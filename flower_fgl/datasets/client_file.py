@@ -1,7 +1,5 @@
 """A client's graphs as one safetensors file, and the sizes in its header."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Build the graph of a data owner's client from the owner's file and settings."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Each owner's graph is built as in a deployment, see ``owned.py``. Then all owner
 features and classes by name, with the checks of ``strategies/rounds/schema_agreement.py``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -19,8 +19,6 @@ level ``hetero_subgraph`` have these, their names ``hetero_node_types`` and
 ``x`` is padded with zeros to one width.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Attributes of a ``torch_geometric.data.Data``, its split included, read and checked."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Typed graphs of PyG: ``HeteroData``, and ``Data`` with kinds of nodes and edges."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Notes on data that can be used, but that probably mean something else than they say."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 

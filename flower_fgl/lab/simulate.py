@@ -1,7 +1,5 @@
 """Start and resume a run from Python: the functions ``simulate`` and ``resume``."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """Make the cells of a results table from run folders, and the table of a grid."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Units of quantities that tables and figures show."""
 
-from __future__ import annotations
-
 __all__ = ["scale_bytes", "show_bytes", "show_seconds"]
 
 NBSP = "\u00a0"

@@ -1,7 +1,5 @@
 """Settings and row of FedHGN, see ``client_apps.fedhgn``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option

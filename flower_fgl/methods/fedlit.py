@@ -1,7 +1,5 @@
 """Settings and row of FedLIT, see ``algorithms.fedlit``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option

@@ -1,7 +1,5 @@
 """Settings and row of FLIT and FLIT+, see ``algorithms.flit``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option

@@ -1,7 +1,5 @@
 """``Method``: the description of one method in the table ``METHODS``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import import_module

@@ -1,7 +1,5 @@
 """``METHODS``, the table of all methods, and the parser of their settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules

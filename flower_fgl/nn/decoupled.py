@@ -1,7 +1,5 @@
 """Backbones that separate propagation from learnt transformations."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -7,8 +7,6 @@ per edge, normalises the adjacency in each call, and cannot take sparse features
 half of a training step on a small graph.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal

@@ -5,8 +5,6 @@ A decoder of links turns the embeddings of two nodes into the logits of the clas
 the score. The decoder of edges turns them into one logit per class.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph

@@ -1,7 +1,5 @@
 """Table of backbones by name, their construction, and any ``Module`` as a backbone."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

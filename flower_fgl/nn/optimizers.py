@@ -4,8 +4,6 @@ At their first call the methods of ``torch.optim`` import ``torch._dynamo``, whi
 long as importing torch. The functions that they wrap compute the same.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import TypeVar, cast
 

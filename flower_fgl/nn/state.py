@@ -1,7 +1,5 @@
 """The state of a model: its encoder, classifier and layers by name; as one vector."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Payloads of ADPFedGNN: masked weights up, full weights down."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Payloads that are one array record, whose types and sizes a layout declares."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from itertools import filterfalse, zip_longest

@@ -5,8 +5,6 @@ the receiver checks it. Arrays are sent as ``.npy`` bytes, Flower's own format, 
 pickles.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import math

@@ -5,8 +5,6 @@ partition-id: the server assigns both. Every later message to such a client carr
 :class:`ClassAgreement`, so that the client need not store it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass, fields
 from typing import Any, Self

@@ -11,8 +11,6 @@ so they are at most 2·S apart. Noise of standard deviation z·S makes a release
 (2/z)-Gaussian differentially private.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace

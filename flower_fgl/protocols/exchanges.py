@@ -6,8 +6,6 @@ Errors name no value: the server logs them. After the last round the aggregated 
 calibrated by sums over the validation items of all clients.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Those of many clients are packed and read together, byte for byte as those of each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Payload of FedHGN: shared weights, and coefficients of relations without names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

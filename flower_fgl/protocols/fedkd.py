@@ -1,7 +1,5 @@
 """Payload of FedKD: the student's weights, matrices as truncated factors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

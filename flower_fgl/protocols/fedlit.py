@@ -1,7 +1,5 @@
 """Upload of FedLIT: weights, centroids of the types of edges, and sizes of the types."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self

@@ -1,7 +1,5 @@
 """Payloads of FedSage+ for the training of the neighbour generators."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise

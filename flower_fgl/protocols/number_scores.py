@@ -1,7 +1,5 @@
 """Read the scores of numbers that a client sends, and refuse impossible ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

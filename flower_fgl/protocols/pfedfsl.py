@@ -1,7 +1,5 @@
 """Payloads of pFedFSL: models of other clients down, a model and losses up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self

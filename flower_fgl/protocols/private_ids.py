@@ -7,8 +7,6 @@ identifiers they cannot tell; its code is equal wherever v occurs. Meadows, "A m
 efficient cryptographic matchmaking protocol", S&P 1986, has the idea for two parties.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Payloads of methods that send weights and something else with them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@
 data owner's own. Everything in them comes from the settings and the results of the run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Where and with what a run was made: versions, commit, host and device."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

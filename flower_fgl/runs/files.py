@@ -20,8 +20,6 @@ Rows are flushed after each round and files are replaced atomically, so the fold
 killed run is always readable. NaN (a metric without nodes) becomes ``null``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What a run under Flower writes to Flower's log: rounds, results and errors."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@
 interrupted write cannot separate them. Nothing is pickled.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Load a model file: build the network that it describes, and check its weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ nothing and keeps the old content. The secrets of secure aggregation are never k
 that holds some is copied without them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Summarise a run: best and last round, bytes, seconds and failures."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -12,8 +12,6 @@ the end. One that fails is named in one warning and then left out: it never ends
 ===============  =====================================================================
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

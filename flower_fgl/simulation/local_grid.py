@@ -1,7 +1,5 @@
 """A Flower ``Grid`` whose nodes run in this process."""
 
-from __future__ import annotations
-
 import gc
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping

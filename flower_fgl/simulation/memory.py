@@ -1,7 +1,5 @@
 """Estimate the memory of a run before it starts, and refuse a run that cannot fit."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

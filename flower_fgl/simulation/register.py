@@ -1,7 +1,5 @@
 """Add a method, a backbone or a dataset to the tables of this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

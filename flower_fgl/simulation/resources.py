@@ -1,7 +1,5 @@
 """CPUs, GPUs and worker processes: what a run asks for, and what machine or cluster has."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Run one configuration in a run folder, in this process or with Ray."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

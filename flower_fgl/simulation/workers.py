@@ -3,8 +3,6 @@
 An exchange sends each of them one call, and gets one answer with all replies.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import secrets

@@ -16,8 +16,6 @@ average θ_μ, θ_σ, θ_q                            ``weighted_mean``
 ===============================================  ===========================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Averages of client uploads, and the mean distance between client models."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The round loop of every server half, and Flower's interface to it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

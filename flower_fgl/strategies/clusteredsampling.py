@@ -16,8 +16,6 @@ algorithm                                        function
 ===============================================  ==========================
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

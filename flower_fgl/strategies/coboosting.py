@@ -1,7 +1,5 @@
 """Server half of Co-Boosting: DENSE with harder nodes and a weighted ensemble."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Server half of DENSE: distil the clients' models into one, in a single round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Distillation of an ensemble into one network on generated nodes, for DENSE."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

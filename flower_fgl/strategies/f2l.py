@@ -1,7 +1,5 @@
 """Server half of F²L: average the client model and the adaptation module."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor, nn

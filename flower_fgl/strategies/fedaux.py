@@ -1,7 +1,5 @@
 """Server half of FedAux: average the clients whose directions are alike."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

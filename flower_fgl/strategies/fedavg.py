@@ -1,7 +1,5 @@
 """FedAvg's server half, which several methods share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType

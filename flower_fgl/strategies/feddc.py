@@ -1,7 +1,5 @@
 """Server half of FedDC: average the corrected weights, and the changes of a round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from flower_fgl.protocols.weights import ControlledWeights

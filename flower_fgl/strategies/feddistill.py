@@ -1,7 +1,5 @@
 """Server half of FedDistill: average the clients' mean logits of each class."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import mean_prototypes

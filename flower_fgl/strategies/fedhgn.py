@@ -1,7 +1,5 @@
 """Server half of FedHGN: average what no schema names; pass on coefficients unnamed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Server half of FedKD: average the students, and send their mean in factors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Server half of FedLIT: match the clients' types of edges, then average each type."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

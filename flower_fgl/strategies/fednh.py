@@ -1,7 +1,5 @@
 """Server half of FedNH: average the bodies, and move the class prototypes."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar

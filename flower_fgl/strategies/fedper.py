@@ -1,7 +1,5 @@
 """Server half of FedPer and FedRep: average the bodies; heads stay on the clients."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from flower_fgl.strategies.fedavg import FedAvg, draw_model

@@ -24,8 +24,6 @@ personalize by Eq. (5)                           ``personalise_prototypes``
 ===============================================  ===========================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ C̄^(j)        ``FedProto.prototypes``
 ===========  =====================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

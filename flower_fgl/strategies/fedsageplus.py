@@ -1,7 +1,5 @@
 """FedSage+'s server half: generator training across clients, then FedAvg."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -17,8 +17,6 @@ M-step, Eq. (8): W̃                               ``mean_of_members``
 ===============================================  ==========================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

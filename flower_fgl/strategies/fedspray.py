@@ -1,7 +1,5 @@
 """Server half of FedSpray: average the encoders and the class proxies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Server half of FedSST: weights of the clients from their structure signals."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Server half of FedStar: average the structure encoders."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from torch import nn

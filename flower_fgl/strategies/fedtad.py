@@ -1,7 +1,5 @@
 """Server half of FedTAD: FedAvg, then distillation on generated graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Server half of FedTGP: train global prototypes that keep the classes apart."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import class_spread, topology_loss

@@ -1,7 +1,5 @@
 """Server half of FGGP: FedAvg, and clusters of the clients' prototypes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

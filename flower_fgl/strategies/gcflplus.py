@@ -9,8 +9,6 @@ minimum cut                                       ``bipartition``
 ================================================  ==========================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a method's server half overrides, with defaults, and what it calls."""
 
-from __future__ import annotations
-
 import logging
 import math
 from abc import abstractmethod

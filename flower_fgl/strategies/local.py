@@ -1,7 +1,5 @@
 """Server half of local training: exchange scores only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from flower_fgl.protocols.base import Empty, Payload

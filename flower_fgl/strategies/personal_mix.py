@@ -4,8 +4,6 @@ A method says how alike two clients are, and how that becomes a weight. The rule
 :mod:`flower_fgl.algorithms.personal_mix`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Server half of pFedFSL: mix for each client the models that perform well on its data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

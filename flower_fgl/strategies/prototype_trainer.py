@@ -1,7 +1,5 @@
 """Server-side training of prototypes for FedPG and FedTGP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

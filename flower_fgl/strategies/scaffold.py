@@ -1,7 +1,5 @@
 """Server half of SCAFFOLD: mean weights, and a control variate of the whole federation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the contract must know about a method, and the base of its test classes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Contract of a method's payloads, aggregation, evaluation and malformed messages."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """Contract of whole runs of a method: in the local engine, in each setting, and in Ray."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ A mask has one entry per weight of a network. Tensors are flattened and concaten
 the order of the network's state. The masks of K clients have the shape (K, P).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

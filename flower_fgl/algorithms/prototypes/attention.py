@@ -1,7 +1,5 @@
 """Attention over neighbours, FedPG Eq. (2): additive, or by an MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any

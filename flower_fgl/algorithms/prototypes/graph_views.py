@@ -5,8 +5,6 @@ Prototypes", AAAI 2024 (FGGP). Sarfraz, Sharma and Stiefelhagen, "Efficient Para
 Clustering Using First Neighbor Relations", CVPR 2019 (FINCH).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A client's multi-hop prototypes and their losses, FedPG Eqs. (1), (2) and (6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

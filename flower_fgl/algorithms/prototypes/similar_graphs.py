@@ -1,7 +1,5 @@
 """Similar graphs of a client, FedPG's neighbourhoods of graphs."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Nodes at distance two: listed by sparse products, or drawn by random walks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

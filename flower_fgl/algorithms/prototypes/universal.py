@@ -1,7 +1,5 @@
 """Prototype aggregation on the server: FedPG Eqs. (4) and (5), FedTGP, FedProto."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Calibration of a model with a client's validation items, and scores of what it gives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

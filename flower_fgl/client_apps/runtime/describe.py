@@ -1,7 +1,5 @@
 """A client's description, all that it reports about its graph, and checks of its node."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The file is ``<model-dir>/<run>-<owner>-<key>/model.safetensors``, of mode 0600 
 folder of mode 0700. The key follows from the owner's name and the path of its graph.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

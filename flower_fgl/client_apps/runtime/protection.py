@@ -1,7 +1,5 @@
 """Protection of what leaves a client: uploads, and the metrics of every reply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

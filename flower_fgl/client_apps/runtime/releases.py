@@ -1,7 +1,5 @@
 """What a node keeps on disk for all runs: replies, secure sums, and its first split."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The client's steps of secure aggregation."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """The per-process cache shared by all messages, which opens a message's client."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

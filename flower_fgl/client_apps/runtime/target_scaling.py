@@ -1,7 +1,5 @@
 """A client's numbers on the scale on which it trains, and the statistics that it sends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flwr.app import RecordDict

@@ -4,8 +4,6 @@ The worker ends after ``worker-idle`` seconds without a message, when its SuperN
 ended, and on SIGTERM. Its output and log go to the output of the SuperNode.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

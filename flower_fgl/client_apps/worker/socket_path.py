@@ -1,7 +1,5 @@
 """The path of a worker's socket, and the SuperNode that the worker belongs to."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

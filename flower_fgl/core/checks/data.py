@@ -1,7 +1,5 @@
 """Checks of the data: dataset, task, owners, partition and sparsity."""
 
-from __future__ import annotations
-
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import kebab
 from flower_fgl.core.settings import (

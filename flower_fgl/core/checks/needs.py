@@ -1,7 +1,5 @@
 """What settings need of the method: one table for the checks and for the documentation."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Set

@@ -1,7 +1,5 @@
 """Checks of backbones and batches, of numbers, and of the clients of a round."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Every claimed size is compared with the size of the file before memory is alloca
 Headers are matched with a pattern and never evaluated.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

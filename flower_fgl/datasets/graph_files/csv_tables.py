@@ -1,7 +1,5 @@
 """Reader of a graph stored as a folder of CSV tables, see docs/graph-files.md."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

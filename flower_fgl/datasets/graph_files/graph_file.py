@@ -3,8 +3,6 @@
 docs/graph-files.md describes the arrays and tables.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Mapping

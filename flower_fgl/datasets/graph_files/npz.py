@@ -1,7 +1,5 @@
 """A data owner's graph, and its conversion from the arrays of an ``.npz`` file."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Mapping, Sequence

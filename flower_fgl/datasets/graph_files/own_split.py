@@ -4,8 +4,6 @@ Readers use the three parts where they are unambiguous, and refuse other names o
 the column would else be a feature, and a random split would be drawn.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

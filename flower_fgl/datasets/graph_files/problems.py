@@ -1,7 +1,5 @@
 """Error handling for checks of a file: raise the first error, or collect all."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 docs/typed-graphs.md describes the tables.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

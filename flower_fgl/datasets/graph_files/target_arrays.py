@@ -1,7 +1,5 @@
 """What is predicted, in the arrays of an ``.npz`` file: classes, labels or numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Kinds of nodes and relations in an ``.npz`` graph file, see docs/graph-files.md."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import replace

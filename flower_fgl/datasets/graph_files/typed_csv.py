@@ -4,8 +4,6 @@ A relation is known by its kinds and its name. Its edges have a direction; repea
 are one.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validation of datasets from any source, and of numbers that float32 does not hold."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Write a client's graph as a graph file, see docs/graph-files.md."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

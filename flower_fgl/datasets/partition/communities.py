@@ -3,8 +3,6 @@
 Equal graphs, numbers of groups and seeds give equal groups, ascending arrays of nodes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from itertools import zip_longest

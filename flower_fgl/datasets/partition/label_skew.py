@@ -5,8 +5,6 @@ and King, IJCAI 2023: of K + 2 pieces, one is held by each client alone, one by 
 clients, and one by all. An own generator replaces theirs.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

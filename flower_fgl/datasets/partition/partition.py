@@ -4,8 +4,6 @@ A rule is a pure function of the dataset, the number of clients K, the seed and 
 and returns K ascending arrays.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -5,8 +5,6 @@ with links to the raw files, and its downloads are kept in ``…/<name>/download
 are written under a temporary name and renamed when complete, under one lock per dataset.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -4,8 +4,6 @@ Each takes a root folder in the layout that the library's loader expects, and ma
 there. Graphs get their canonical form before the loader writes them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import re

@@ -4,8 +4,6 @@
 ``download.py`` obtains them for the readers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Table of datasets: name → citation, task, split, published statistics, files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal

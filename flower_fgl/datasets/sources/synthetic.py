@@ -4,8 +4,6 @@ It follows Deshpande et al. (NeurIPS 2018) and adds latent communities with thei
 preferred classes, so that its parts have different class distributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ classes are not. By time, training edges come before validation edges, and these
 test edges. Messages pass over earlier edges only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction

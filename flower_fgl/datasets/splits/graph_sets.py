@@ -1,7 +1,5 @@
 """Sets of graphs: degree features, their split, and the graphs of each client."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -15,8 +15,6 @@ Notes
    e.g. backwards. Other relations between the same nodes stay.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence

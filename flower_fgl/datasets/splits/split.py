@@ -5,8 +5,6 @@ items are in one part at every owner, or have K training nodes and 15 queries pe
 (FedPANO).
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

@@ -15,8 +15,6 @@ h          ``hops``                     radius of the expansion
 ========== ============================ =============================================
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

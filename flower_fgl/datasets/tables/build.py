@@ -1,7 +1,5 @@
 """Nodes and edges of a graph from the tables of a data owner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

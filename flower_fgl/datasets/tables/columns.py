@@ -12,8 +12,6 @@ All parties share the vocabulary, which holds categories, and scales of numbers:
 In a typed graph the kind of nodes or the relation follows: ``[nodes.card.numbers]``.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

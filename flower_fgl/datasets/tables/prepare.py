@@ -1,7 +1,5 @@
 """Write the graph file of an owner, or a vocabulary, from tables and a recipe."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

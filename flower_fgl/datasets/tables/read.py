@@ -4,8 +4,6 @@ Text of a CSV table is not converted, so that account numbers keep all digits. I
 floats and dates of other files keep their types.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import warnings

@@ -3,8 +3,6 @@
 ``docs/prepare.md`` describes the TOML file, ``examples/recipes/`` holds some.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Canonical form of graphs: undirected, simple, float32, sparse if mostly zero."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence

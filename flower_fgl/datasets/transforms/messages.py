@@ -1,7 +1,5 @@
 """What a run reads of a dataset: its target, and its edges with direction and features."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

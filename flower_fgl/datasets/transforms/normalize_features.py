@@ -1,7 +1,5 @@
 """Feature columns: their order, and normalization by rows or by column statistics."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Build a typed graph from tables of nodes and relations, and change its schema."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Tables of an experiment file, with those of the files that it extends."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run the configurations of a grid, one after another or side by side in processes."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import traceback

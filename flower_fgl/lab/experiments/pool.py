@@ -1,7 +1,5 @@
 """Processes that run jobs side by side and share the memory of the machine."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -4,8 +4,6 @@ A key of a method (``fedprox.mu``) or of a case has an effect in its rows only, 
 a general list; an empty list keeps the row's own value. See docs/experiments.md.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Bars, dots and heat maps of clients and costs, and scatter plots of clients' nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

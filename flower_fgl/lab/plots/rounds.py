@@ -1,7 +1,5 @@
 """Curves by round, by cost and by the value of a setting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The colours follow those of Okabe and Ito, which colour-blind readers can tell a
 from data are never parsed as mathematics.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

@@ -1,7 +1,5 @@
 """The page that explains one prediction: text, tables and a picture of the edges."""
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 

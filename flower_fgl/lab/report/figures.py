@@ -1,7 +1,5 @@
 """Figures of the report, drawn from run folders."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ which they first appear. Lines of one method differ by their marker; where all l
 to one method, they have colours instead.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

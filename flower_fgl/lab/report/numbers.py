@@ -1,7 +1,5 @@
 """Names, scores, costs and failures of runs, as the report and the commands show them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

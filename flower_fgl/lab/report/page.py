@@ -4,8 +4,6 @@ The page is self-contained: figures are inline SVG images, and there are no scri
 network requests. All text from runs is escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import shlex

@@ -5,8 +5,6 @@ partition hashes, versions and a hash of the source code, device, tuning budget,
 each draw rounds, scores, bytes and seconds. It contains no path of a machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -1,11 +1,9 @@
 """Check of a cell that was read from a file, which somebody may have edited."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_origin
 
 from flower_fgl.core.score_names import kind_of_score
 
@@ -46,8 +44,8 @@ def check_cell(cell: Any) -> None:
 def _check_types(part: Any, name: str) -> None:
     """Check that texts, whole numbers and tables are such."""
     for entry in fields(part):
-        value, kind = getattr(part, entry.name), str(entry.type).partition("[")[0]
-        wanted = {"str": str, "int": int, "Mapping": Mapping}.get(kind, object)
+        value, kind = getattr(part, entry.name), get_origin(entry.type) or entry.type
+        wanted = kind if kind in (str, int, Mapping) else object
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise ValueError(f'"{entry.name}" of {name} cannot be {value!r}')
 

@@ -1,7 +1,5 @@
 """The ``compare`` command: select runs, and compare two sets by paired differences."""
 
-from __future__ import annotations
-
 import glob
 import json
 import math

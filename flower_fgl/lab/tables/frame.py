@@ -5,8 +5,6 @@ A line of the frame is one score of one run: ``place`` (the data), ``row``, ``mo
 ``partition_seed``; ``seed``), ``column`` (node set), ``score`` and ``value``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any

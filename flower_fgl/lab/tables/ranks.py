@@ -3,8 +3,6 @@
 Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 7, 2006.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A printed table is a frame of texts by row and title. ``attrs["caption"]`` is it
 the text of the best row is between two asterisks on each side.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Run the trials of a tuning study: in this process, or in processes that stay alive."""
 
-from __future__ import annotations
-
 import errno
 import math
 import shutil

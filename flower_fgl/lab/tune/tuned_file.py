@@ -1,7 +1,5 @@
 """What tuning writes: the study as JSON and CSV, and the tuned experiment file."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

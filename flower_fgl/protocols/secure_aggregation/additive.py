@@ -1,7 +1,5 @@
 """``AdditivePayload``, the base class of uploads that secure aggregation can sum."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar

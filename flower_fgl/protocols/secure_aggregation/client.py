@@ -1,7 +1,5 @@
 """Client side of secure aggregation in four messages, Bonawitz et al. 2017, Fig. 4."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

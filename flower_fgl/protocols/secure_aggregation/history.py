@@ -4,8 +4,6 @@ The difference of two sums over different clients is the sum of the clients that
 all others sent the same upload twice. Equal downloads give equal uploads.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ exchange their public identity keys outside of the federation, for example by te
 pin them in a file. A server cannot then replace the key of a client by its own.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

@@ -10,8 +10,6 @@ Notes
    integer arithmetic does not run in constant time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

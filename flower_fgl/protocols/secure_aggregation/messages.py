@@ -3,8 +3,6 @@
 Letters: n sampled clients, of which m sent shares and s are in the sum; L numbers summed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Self
 

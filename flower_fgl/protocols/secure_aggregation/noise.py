@@ -14,8 +14,6 @@ Notes
 3. Every step works on an array: an entry leaves the array when its outcome is decided.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import os

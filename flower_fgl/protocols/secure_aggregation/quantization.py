@@ -4,8 +4,6 @@ With f fractional bits a number v becomes round(v · 2^f); a step is 2^-f. Each 
 may have at most (2^63 - 1)/n steps in absolute value, so that no sum can wrap around.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import TypeAlias

@@ -5,8 +5,6 @@ Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the clients in
 that :meth:`SecureRound.confirm` is called for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

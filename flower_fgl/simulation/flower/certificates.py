@@ -4,8 +4,6 @@ Use these files for a rehearsal only. In a real federation the certificates are 
 its own CA, and each data owner creates its key and sends only the ``.pub`` file.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

@@ -4,8 +4,6 @@
 SuperLink, and can wait forever for a run that never starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

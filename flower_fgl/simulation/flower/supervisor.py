@@ -7,8 +7,6 @@ It runs as a file (``python -P supervisor.py FOLDER COMMAND``) and imports nothi
 package, so it starts fast and uses little memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

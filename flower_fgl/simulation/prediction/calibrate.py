@@ -1,7 +1,5 @@
 """Calibrate a saved model with items whose truth its user knows."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Explain one prediction: the features and the edges that carry its score."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

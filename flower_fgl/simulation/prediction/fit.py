@@ -1,7 +1,5 @@
 """Fit the features of a graph to those with which a model was trained."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cut out the part of a graph that the prediction for one item depends on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Predict the items of a graph file with a saved model: nodes, graphs, edges or links."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

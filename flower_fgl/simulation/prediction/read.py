@@ -1,7 +1,5 @@
 """Read a graph or a set of graphs whose items a model predicts."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fit a typed graph to the kinds, relations and features with which a model was trained."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The connected nodes of a run: agree on what all share, leave out those that differ."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping

@@ -1,7 +1,5 @@
 """Checkpoints of the server's state: packing, and restoring when a run resumes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

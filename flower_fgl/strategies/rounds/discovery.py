@@ -1,7 +1,5 @@
 """Wait for the clients of a run, request their descriptions, and check the federation."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Exchanges outside the rounds: one scale of numbers, and calibration of the model."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A grid whose nodes host several clients each (``clients-per-node``)."""
 
-from __future__ import annotations
-
 import itertools
 import secrets
 import time

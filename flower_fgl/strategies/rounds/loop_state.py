@@ -1,7 +1,5 @@
 """The state of the round loop: what checkpoints store besides the method's own state."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field

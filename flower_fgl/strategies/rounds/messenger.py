@@ -1,7 +1,5 @@
 """Messages to the clients and their replies; the round's log counts their bytes."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

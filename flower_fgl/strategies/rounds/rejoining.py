@@ -4,8 +4,6 @@ A SuperNode that was restarted without a key has a new node id. It is matched by
 description to the client it was before.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace

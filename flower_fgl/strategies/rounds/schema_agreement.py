@@ -3,8 +3,6 @@
 All results depend on names and not on the order in which nodes connect.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

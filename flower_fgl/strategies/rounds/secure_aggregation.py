@@ -1,7 +1,5 @@
 """The server's exchanges of secure aggregation before and after the training exchange."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
