@@ -69,24 +69,33 @@ def sharpen(
     return (labels / temperature).softmax(dim=1).index_copy(0, index, one_hot)
 
 
-def moments(labels: Tensor, *, orders: int, kind: str) -> Tensor:
-    """Compute moments of R, ``labels`` (N, C), over the nodes of each class.
+def moments(
+    labels: Tensor, *, orders: int, kind: str, real: Tensor | None = None
+) -> Tensor:
+    """Compute moments of R, ``labels`` (..., N, C), over the nodes of each class.
 
     Orders k are 1 to n = ``orders``: ``mean(R^k)`` (``raw``) or ``mean((R − mean R)^k)``
-    (``central``), (n, C), or both (``hybrid``), (2n, C).
+    (``central``), (..., n, C), or both (``hybrid``), (..., 2n, C). ``real`` (..., N), bool,
+    are the rows that are nodes, by default all.
     """
-    values = [labels] if kind == "raw" else [labels - labels.mean(dim=0)]
-    if kind == "hybrid":
-        values = [labels, labels - labels.mean(dim=0)]
-    rows = [(v**k).mean(dim=0) for v in values for k in range(1, orders + 1)]
-    return torch.stack(rows)
+    counted = labels.new_ones(labels.shape[:-1]) if real is None else real.to(labels)
+    number = counted.sum(dim=-1)[..., None]
+
+    def mean(values: Tensor) -> Tensor:
+        return (values * counted[..., None]).sum(dim=-2) / number
+
+    apart = labels - mean(labels).unsqueeze(-2)
+    values = {"raw": [labels], "central": [apart], "hybrid": [labels, apart]}[kind]
+    rows = [mean(v**k) for v in values for k in range(1, orders + 1)]
+    return torch.stack(rows, dim=-2)
 
 
 def confidence(flat: Tensor, degree: Tensor) -> Tensor:
-    """Compute ``H = Σ_u deg(u) [C/e + Σ_c Q_uc log(Q_uc + 1e-8)]``: ().
+    """Compute ``H = Σ_u deg(u) [C/e + Σ_c Q_uc log(Q_uc + 1e-8)]``: (...).
 
-    ``flat`` (N, C) is Q; ``degree`` (N,) counts no self-loops. At least 0, since C/e ≥
-    log C; 0 without edges.
+    ``flat`` (..., N, C) is Q; ``degree`` (..., N) counts no self-loops. At least 0, since
+    C/e ≥ log C; 0 without edges.
     """
-    entropy = (flat * (flat + TINY).log()).sum(dim=1)
-    return (degree * (flat.shape[1] / math.e + entropy)).sum().clamp(min=0)
+    entropy = (flat * (flat + TINY).log()).sum(dim=-1)
+    weighed = degree * (flat.shape[-1] / math.e + entropy)
+    return weighed.sum(dim=-1).clamp(min=0)

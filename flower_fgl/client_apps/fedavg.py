@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from flower_fgl.client_apps.stacked.group import (
 from flower_fgl.core.score_names import is_better
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.nn.stacked import split_state
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 
@@ -154,27 +155,43 @@ class FedAvgClientApp(GroupClientApp):
 
 
 class DescribingClientApp(FedAvgClientApp):
-    """Train as in FedAvg, then describe the model in evaluation mode."""
+    """Train as in FedAvg, then describe the models in evaluation mode."""
 
-    up: ClassVar[type[Payload]] = DescribedWeights
+    fit = GroupClientApp.fit
+    up: ClassVar[type[DescribedWeights]] = DescribedWeights
 
     @abstractmethod
     def describe(
-        self, client: Client, model: Backbone
+        self, group: Group, model: Backbone
     ) -> tuple[Mapping[str, Tensor], Tensor | None]:
-        """Return the description, and the logits of the training graph if it has them."""
+        """Return the descriptions, and the logits of the training graphs if it has them.
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train, then describe the result without dropout and gradient."""
-        result = super().fit(client, server_round, download)
-        assert result.model is not None  # of FedAvg's fit
+        The descriptions are (K, ...), also those of one client; logits as in
+        :class:`GroupFit`.
+        """
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Train, then describe the results without dropout and gradient."""
+        result = super().fit_group(group, downloads)
+        model = cast("Backbone", result.model)  # of FedAvg's
         with torch.no_grad():
-            described, logits = self.describe(client, result.model.eval())
-        upload = self.up(  # type: ignore[call-arg]
-            result.upload.tensors,  # type: ignore[attr-defined]
-            {name: tensor.float().cpu() for name, tensor in described.items()},
+            described, logits = self.describe(group, model.eval())
+        found = {name: tensor.float().cpu() for name, tensor in described.items()}
+        uploads = [
+            self.up(cast(Weights, upload).tensors, own)
+            for upload, own in zip(
+                result.uploads, split_state(found, len(group)), strict=True
+            )
+        ]
+        records = partial(
+            self.up.stacked_records, len(group), model.state_dict(), found
         )
-        return replace(result, upload=upload, logits=logits)
+        return replace(
+            result,
+            uploads=uploads,
+            records=records if group.is_stacked else None,
+            logits=logits,
+        )
 
 
 def _validation(client: Client, model: Backbone) -> float:

@@ -10,14 +10,12 @@ from torch import Tensor
 
 from flower_fgl.algorithms import fedgta
 from flower_fgl.client_apps.fedavg import DescribingClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.weights import MomentWeights
 
 __all__ = ["FedGTAClientApp"]
-
-Client = AnyClient[FedGTASettings]
 
 
 class FedGTAClientApp(DescribingClientApp):
@@ -31,31 +29,38 @@ class FedGTAClientApp(DescribingClientApp):
        propagation; ``fedgta.propagation = "add"`` does that.
     """
 
+    stacked = True
     up = MomentWeights
 
     def describe(
-        self, client: Client, model: Backbone
+        self, group: Group, model: Backbone
     ) -> tuple[Mapping[str, Tensor], Tensor | None]:
         """Return moments and confidence, and the logits."""
-        settings, data = client.config.method_config, client.data.training
-        graph = data.inputs
-        logits: Tensor = model(graph)
-        one_hot = F.one_hot(data.labels, logits.shape[1]).to(logits.dtype)
-        soft = logits.softmax(dim=1).index_copy(0, data.index, one_hot)
+        settings: FedGTASettings = group.config.method_config
+        inputs, rows, classes = group.inputs, group.rows, group.num_classes
+        logits: Tensor = model(inputs)
+        one_hot = F.one_hot(rows.labels, classes).to(logits.dtype)
+        soft = logits.softmax(dim=-1).view(-1, classes)
         labels = fedgta.propagate_labels(
-            graph.operator("normalised"),
-            soft,
-            data.index,
+            inputs.topology.operator("normalised"),
+            soft.index_copy(0, rows.index, one_hot),
+            rows.index,
             adds=settings.propagation == "add",
         )
-        sharp = fedgta.sharpen(labels, data.index, one_hot)
-        flat = fedgta.sharpen(labels, data.index, one_hot, temperature=fedgta.FLAT)
-        source, target = graph.edge_index
-        degree = torch.bincount(target[source != target], minlength=graph.num_nodes)
+        sharp = fedgta.sharpen(labels, rows.index, one_hot)
+        flat = fedgta.sharpen(labels, rows.index, one_hot, temperature=fedgta.FLAT)
+        source, target = inputs.edge_index
+        degree = torch.bincount(target[source != target], minlength=inputs.num_nodes)
+        number = len(group)
         described = {
             "moments": fedgta.moments(
-                sharp, orders=settings.orders, kind=settings.moments
+                sharp.view(number, -1, classes),
+                orders=settings.orders,
+                kind=settings.moments,
+                real=group.real,
             ),
-            "confidence": fedgta.confidence(flat, degree)[None],
+            "confidence": fedgta.confidence(
+                flat.view(number, -1, classes), degree.view(number, -1)
+            )[:, None],
         }
         return described, logits

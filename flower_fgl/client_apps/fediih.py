@@ -10,6 +10,7 @@ from torch import Tensor
 from flower_fgl.algorithms.fediih import FedIIHNet
 from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.nn import Backbone
 
 __all__ = ["FedIIHClientApp"]
@@ -33,9 +34,9 @@ class FedIIHClientApp(DescribingClientApp):
         return client.build_own(FedIIHNet)
 
     def describe(
-        self, client: Client, model: Backbone
+        self, group: Group, model: Backbone
     ) -> tuple[Mapping[str, Tensor], Tensor | None]:
         """Return the mean of each factor, and the logits."""
-        network, graph = cast(FedIIHNet, model), client.data.training.inputs
+        network, graph = cast(FedIIHNet, model), group.inputs
         h = network.embed(graph)
-        return {"mean": network.summary(h, graph)}, network.head(h, graph)
+        return {"mean": network.summary(h, graph)[None]}, network.head(h, graph)

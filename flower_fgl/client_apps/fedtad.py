@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.fedtad import class_reliability, node_features
 from flower_fgl.client_apps.fedavg import DescribingClientApp
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.weights import ReliableWeights
 
@@ -25,21 +27,26 @@ class FedTADClientApp(DescribingClientApp):
        after 1 to 5 steps.
     """
 
+    stacked = True
     up = ReliableWeights
 
     def describe(
-        self, client: Client, model: Backbone
+        self, group: Group, model: Backbone
     ) -> tuple[Mapping[str, Tensor], Tensor | None]:
-        """Return κ, computed once for the client's graph."""
-        data = client.data.training
-        found = client.cached(
-            ("fedtad-reliability",),
-            lambda: class_reliability(
-                node_features(data.inputs),
-                data.inputs.edge_index.cpu(),
-                data.index.cpu(),
-                data.labels.cpu(),
-                client.data.num_classes,
-            ),
-        )
-        return {"reliability": found}, None
+        """Return κ, computed once for each client's graph."""
+        return {"reliability": torch.stack(list(map(reliability, group.clients)))}, None
+
+
+def reliability(client: Client) -> Tensor:
+    """Return κ of a client, computed once."""
+    data = client.data.training
+    return client.cached(
+        ("fedtad-reliability",),
+        lambda: class_reliability(
+            node_features(data.inputs),
+            data.inputs.edge_index.cpu(),
+            data.index.cpu(),
+            data.labels.cpu(),
+            client.data.num_classes,
+        ),
+    )

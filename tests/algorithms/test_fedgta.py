@@ -57,6 +57,23 @@ def test_moments_and_confidence_of_the_first_step() -> None:
     assert confidence(flat, torch.zeros(3)) == 0
 
 
+def test_clients_at_once_have_the_moments_of_each() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.rand(2, 4, 3, generator=generator).softmax(-1)
+    degree = torch.tensor([[1, 2, 0, 3], [2, 2, 1, 0]])
+    real = torch.tensor([[True] * 4, [True, True, True, False]])
+    for kind in ("raw", "central", "hybrid"):
+        found = moments(labels, orders=3, kind=kind, real=real)
+        alone = [
+            moments(labels[k, :n], orders=3, kind=kind) for k, n in enumerate((4, 3))
+        ]
+        torch.testing.assert_close(found, torch.stack(alone))
+    torch.testing.assert_close(
+        confidence(labels, degree),
+        torch.stack([confidence(labels[k], degree[k]) for k in range(2)]),
+    )
+
+
 def test_moments_of_rare_classes_are_withheld() -> None:
     payload = MomentWeights(
         {"w": torch.ones(2)},

@@ -48,6 +48,7 @@ STACKED = [
     "fedavg",
     "feded",
     "fedgcn",
+    "fedgta",
     "fedhgn",
     "fedntd",
     "fedpano",
@@ -57,6 +58,7 @@ STACKED = [
     "fedproto",
     "fedrep",
     "fedsem",
+    "fedtad",
     "fedtgp",
     "fggp",
     "fgssl",
@@ -212,6 +214,19 @@ def test_sparse_features_equal_one_by_one(
 )
 def test_fedpg_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fedpg", {**WIDER["fedpg"], **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fedgta": {"moments": "raw", "propagation": "add"}, "partition": "louvain"},
+        {"model": "gcn", "fedgta": {"moments": "central"}, "batch_size": 7},
+    ],
+    ids=str,
+)
+def test_fedgta_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("fedgta", settings)
 
 
 FEDPANO = {"participants": 0, "split": "20/40/40"}
