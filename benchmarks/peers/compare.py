@@ -1,4 +1,4 @@
-"""Measure processor seconds a round: flower-fgl beside a bare PyG loop and plain Flower.
+"""Measure processor seconds a round: flower-fgl beside PyG, plain Flower and OpenFGL.
 
     python benchmarks/peers/compare.py --dataset cora --clients 10
     python benchmarks/peers/compare.py --clients 1000 --nodes 20000 --rounds 3
@@ -6,6 +6,7 @@
 All rows train FedAvg with a two-layer GCN on the same files, written by ``flower-fgl
 export``, with one thread per client. Each row runs with few and with more rounds; the
 difference is without start and end. The processor time is that of all processes of a row.
+OpenFGL has a row where it is installed (``pip install openfgl-lib==1.1.0 munkres``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -111,6 +113,12 @@ def main() -> None:
             ],
             "plain Flower": [sys.executable, str(HERE / "plain_flower.py"), "files"],
         }
+        if find_spec("openfgl"):
+            rows["OpenFGL"] = [
+                sys.executable,
+                str(HERE / "openfgl_library.py"),
+                "files",
+            ]
         first = 0.0
         for row, command in rows.items():
             if row in options.skip:
