@@ -183,7 +183,7 @@ def test_the_guide_prints_what_the_command_prints(
     tables = zip(("accounts.csv", "transfers.csv"), blocks(guide, "csv"), strict=True)
     for name, block in tables:
         Path(name).write_text(block.text)
-    recipe, vocabulary, typed = blocks(guide, "toml")
+    recipe, vocabulary, typed, of_set = blocks(guide, "toml")
     Path(recipe.file).write_text(recipe.text)
     (printed,) = blocks(guide, "text")
     outputs = {}
@@ -210,6 +210,19 @@ def test_the_guide_prints_what_the_command_prints(
         "c1,ok,2.0,1,0",
     ]
     assert "device nodes: 2, with 0 features" in result.output
+    Path("vocabulary.toml").write_text('[nodes.visit.categories]\nward = ["a"]\n')
+    Path(of_set.file).write_text(of_set.text)
+    Path("patients.csv").write_text("patient,household,back\np1,h1,1\np2,h1,0\n")
+    Path("visits.csv").write_text("patient,visit,ward\np1,1,a\np2,1,b\n")
+    Path("doses.csv").write_text("patient,visit,drug\np1,1,x\np2,1,x\n")
+    names = ("patients.csv", "visits.csv", "doses.csv")
+    result = invoke("prepare", of_set.file, *names, "--output", "set")
+    assert result.exit_code == 0, result.output
+    assert Path("set/graphs.csv").read_text().splitlines() == [
+        "id,label,key",
+        "p1,back,h1",
+        "p2,well,h1",
+    ]
 
 
 def test_either_an_output_or_a_proposal_is_needed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from flower_fgl.datasets.graph_files.npz import (
     SPARSE_KEYS,
     check_labels,
     read_masks,
+    read_prepared,
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS
@@ -63,7 +65,7 @@ SET_KEYS = frozenset(
         *INPUTS,
         *TYPES,
         *("graph_of_node", "declared_classes", *TARGET_KEYS),
-        *("graph_ids", "graph_keys", "feature_names"),
+        *("graph_ids", "graph_keys", "feature_names", "prepared"),
         *SCALING,
         *(f"{part}_mask" for part in PARTS),
     ]
@@ -77,8 +79,8 @@ class OwnedSet:
     The ``masks`` of ``dataset`` hold the file's split and are empty without one, and
     ``y`` is -1 where the label is unknown. ``ids`` are unique names of the G graphs, 0,
     1, … if the file has none, ``keys`` identifiers by which they can be split, and
-    ``smiles`` those of a table of molecules; the last two may be empty. ``scaling`` and
-    ``notes`` are as in
+    ``smiles`` those of a table of molecules; the last two may be empty. ``scaling``,
+    ``notes`` and ``prepared`` are as in
     :class:`~flower_fgl.datasets.graph_files.graph_file.LocalGraphFile`.
     """
 
@@ -88,6 +90,7 @@ class OwnedSet:
     smiles: tuple[str, ...] = ()
     scaling: Scaling | None = None
     notes: tuple[str, ...] = ()
+    prepared: str = ""
 
 
 def load_graph_set(
@@ -103,13 +106,13 @@ def load_graph_set(
 
 
 def inspect_graph_set(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str], **options: Any
 ) -> tuple[OwnedSet | None, list[str]]:
     """Read a file as :func:`load_graph_set`, and return all of its errors.
 
     The set is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(_load, path)
+    return inspect(_load, path, **options)
 
 
 def _load(
@@ -147,6 +150,7 @@ def _load(
         return None
     scaling = attempt(read_scaling, arrays, dataset.num_features, where)
     keys = attempt(read_texts, arrays, "graph_keys", where, number)
+    prepared = attempt(read_prepared, arrays, where, dataset.schema) or ""
     if attempt.problems:
         return None
     if not keys and "graph_ids" in arrays:
@@ -154,7 +158,7 @@ def _load(
     smiles, notes = (
         tuple(arrays.get(key, np.empty(0)).tolist()) for key in ("smiles", "notes")
     )
-    return OwnedSet(dataset, ids, keys or (), smiles, scaling, notes)
+    return OwnedSet(dataset, ids, keys or (), smiles, scaling, notes, prepared)
 
 
 def _read(

@@ -13,6 +13,8 @@
     a feature of the edges.
 ``classes.csv``
     Optional: ``name``, one class per line, as for one graph.
+``prepared.csv``
+    Optional, as for one graph.
 ``relations.csv``
     Makes the graphs typed, see ``typed_csv.py``: ``nodes/KIND.csv`` and
     ``edges/RELATION.csv`` with the columns above take the place of the two tables.
@@ -51,6 +53,7 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     index_ids,
     read_classes,
     read_masks,
+    single_cell,
     split_note,
 )
 from flower_fgl.datasets.graph_files.graph_file import GRAPHS
@@ -106,6 +109,8 @@ def read_set_folder(
         pairs = zip(keys, ids, strict=True)
         arrays["graph_keys"] = np.array([key or name for key, name in pairs], np.str_)
     arrays["notes"] = split_note(graphs)
+    if os.path.exists(path := folder / "prepared.csv"):
+        arrays["prepared"] = attempt(single_cell, path, "sha256")
     if graphs.text["smiles"]:
         arrays |= attempt(_molecules, graphs, attempt) or {}
     elif index is not None:

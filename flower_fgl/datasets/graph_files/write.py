@@ -64,8 +64,6 @@ def client_arrays(client: ClientGraph) -> dict[str, Any]:
     if client.edges is not None:
         arrays |= _among_all(_edge_arrays(client.edges), client)
     arrays |= schema_arrays(client.schema)
-    if client.prepared:
-        arrays["prepared"] = np.array(client.prepared)
     for i, graph in enumerate(client.evaluation):
         arrays |= graph_arrays(graph, f"evaluation_{i}_")
         values = graph.y if graph.targets is None else graph.targets
@@ -126,8 +124,10 @@ def _declared(
 
 
 def _feature_arrays(client: ClientGraph) -> dict[str, Any]:
-    """Return names and normalization of the features."""
+    """Return names, normalization and recipe of the features."""
     arrays: dict[str, Any] = {}
+    if client.prepared:
+        arrays["prepared"] = np.array(client.prepared)
     if (messages := client.graph.messages) is not None and messages.feature_names:
         arrays["edge_attr_names"] = np.array(messages.feature_names, dtype=np.str_)
     if client.feature_names:

@@ -231,6 +231,7 @@ def client_from_set(
         scaling=owned.scaling,
         drawn_from=drawn_from,
         replaces_split=is_drawn and bool(dataset.masks),
+        prepared=owned.prepared,
     )
     return scale_owned(finish_messages(client, config), config)
 

@@ -1,4 +1,7 @@
-"""Nodes and edges of a graph from the tables of a data owner."""
+"""Graphs, nodes and edges from the tables of a data owner.
+
+In a set of graphs the key of a node is ``GRAPH:ID``.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +27,7 @@ from flower_fgl.datasets.tables.recipe import (
     FEATURES,
     FOREIGN,
     KEYS,
+    OF_GRAPHS,
     PARTS,
     Column,
     Place,
@@ -43,9 +47,9 @@ SHOWN = 5
 
 @dataclass
 class Part:
-    """All N nodes, or all M edges, before their features are encoded."""
+    """All N graphs or nodes, or all M edges, before their features are encoded."""
 
-    ids: Array  # (N,) text; of edges empty
+    ids: Array  # (N,) text, in a set GRAPH:ID for nodes; of edges empty
     pairs: Array  # (M, 2) numbers of the nodes at the ends; of nodes empty
     columns: dict[str, Column]
     values: dict[str, Array]  # features, label, split and time, see read_cells
@@ -69,11 +73,11 @@ class _Rows:
 
 
 def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
-    """Read nodes, then edges, from the tables of an owner; of a typed graph each kind.
+    """Read graphs, nodes, then edges, from an owner's tables; of typed graphs each kind.
 
     Several files may belong to one table of the recipe. A ``DataError`` names a table that
-    is missing or unknown, a column or cell that cannot be read, an id that is repeated, or
-    an edge that ends at no node.
+    is missing or unknown, a column or cell that cannot be read, an id that is repeated, an
+    edge that ends at no node, or a node of no graph.
     """
     import pandas as pd
 
@@ -85,7 +89,7 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
     ]
     found = {}
     for place in recipe.places:
-        if place[0] == "nodes":
+        if place[0] != "edges":
             ends = [
                 (rows, key)
                 for table, rows in read
@@ -98,6 +102,8 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
                 for path in files.get(table.table, ())
             ]
             found[place] = _join(recipe, place, own, ends)
+            if recipe.graphs and place[0] == "nodes":
+                _require_graphs(place, found[place].ids, found["graphs",].ids)
             continue
         tables = recipe.tables(place)
         edges = [rows for table, rows in read if table.place == place]
@@ -122,7 +128,7 @@ def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
     """Return the files of each table of the recipe."""
     import fnmatch  # of file names only, which have no brackets with a meaning here
 
-    tables = [table for table in (*recipe.nodes, *recipe.edges) if table.table]
+    tables = [table for table in recipe.tables(()) if table.table]
     files: dict[str, list[Path]] = {table.table: [] for table in tables}
     for path in paths:
         found = [name for name in files if fnmatch.fnmatchcase(path.name, name)]
@@ -154,10 +160,13 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
             kind: read_keys(block, {k: c for k, c in used.items() if c.kind == kind})
             for kind in KEYS[table.part]
         }
+        if graph := {k: c for k, c in used.items() if c.kind == "graph" or c.graph}:
+            first = read_keys(block, graph, is_first=True)
+            keys = {kind: first + ":" + key for kind, key in keys.items()}
         values = {
             column.name: read_cells(block, key, column, table.decimal)
             for key, column in used.items()
-            if column.kind not in KEYS[table.part]
+            if column.kind not in (*KEYS[table.part], "graph")
         }
         for column in used.values():
             if column.cuts:
@@ -179,7 +188,7 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
 
 def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:
     """Return the columns to read, by their name in the table."""
-    left_out = set() if recipe.has_labels else {"label", "split", "time"}
+    left_out = set() if recipe.has_labels else {*OF_GRAPHS}
     where = show_path(recipe.path)
     used: dict[str, Column] = {}
     for name in block.columns:
@@ -252,6 +261,19 @@ def _join(
     columns, values = _stack(tables, places, len(index))
     ids = index.to_numpy(dtype=object)
     return Part(ids, np.empty((0, 2)), columns, values, is_foreign, lines)
+
+
+def _require_graphs(place: Place, ids: Array, graphs: Array) -> None:
+    """Reject nodes of a graph without a row in a table of graphs."""
+    of = np.array([name.partition(":")[0] for name in ids], dtype=object)
+    bad = ~np.isin(of, graphs)
+    if bad.any():
+        first = int(bad.argmax())
+        raise DataError(
+            f'{int(bad.sum()):,} {items_of(place)} are of no graph, e.g. "'
+            f'{clip(ids[first])}": the tables of graphs have no row with the id '
+            f'"{clip(of[first])}". Add it, or remove the rows.'
+        )
 
 
 def _concatenated(arrays: Sequence[Array]) -> Array:

@@ -72,10 +72,13 @@ def read_cells(block: Block, key: str, column: Column, decimal: str) -> Array:
     return values
 
 
-def read_keys(block: Block, keys: Mapping[str, Column]) -> Array:
+def read_keys(
+    block: Block, keys: Mapping[str, Column], *, is_first: bool = False
+) -> Array:
     """Return the text of an id; of several columns, joined by colons.
 
-    A ``DataError`` names the row of an id that is empty, or may have lost digits.
+    ``is_first`` says that more will follow. A ``DataError`` names the row of an id that is
+    empty, or may have lost digits.
     """
     parts = []
     for key, column in keys.items():
@@ -88,7 +91,7 @@ def read_keys(block: Block, keys: Mapping[str, Column]) -> Array:
             )  # fmt: skip
         text = cells_as_text(cells, column.empty)
         _require(block, key, text != "", "an id", "Fill the cell, or remove the row.")
-        if len(keys) > 1:
+        if len(keys) > 1 or is_first:
             has_none = np.array([":" not in part for part in text], dtype=np.bool_)
             _require(block, key, has_none, "no colon: ids are joined by it",
                      "Replace the colons.")  # fmt: skip
@@ -147,7 +150,7 @@ def _require_readable(
 
 def _require_filled(block: Block, key: str, column: Column, missing: Array) -> None:
     """Reject empty cells of a feature or of a time without a rule."""
-    if column.kind in ("label", "split") or column.missing is not None:
+    if column.kind in ("label", "split", "key") or column.missing is not None:
         return
     remedy = "Give every edge a time." if column.kind == "time" else _rules(column)
     _require(block, key, ~missing, _expected(column), remedy)
@@ -255,7 +258,7 @@ def _texts(block: Block, key: str, column: Column) -> Array:
         return np.where(missing, np.nan, yes.astype(np.float64))
     option = "classes" if column.kind == "label" else "parts"
     names = getattr(column, option)
-    if column.kind == "category" or not names:
+    if column.kind in ("category", "key") or not names:
         return text
     known = np.array([*names, ""], dtype=object)
     listed = ", ".join(names)

@@ -16,12 +16,14 @@ from flower_fgl.core.atomic import replacing, scratch_path, write_file
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
+from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
 from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.tables.build import Part, encode_part, read_graph
 from flower_fgl.datasets.tables.columns import hash_encoding, propose
 from flower_fgl.datasets.tables.recipe import (
     FEATURES,
     KEYS,
+    OF_GRAPHS,
     PARTS,
     Place,
     Recipe,
@@ -62,7 +64,8 @@ def prepare_graph(
     """Write a graph file from an owner's tables: CSV, Parquet, GraphML or ``.npz`` files.
 
     ``recipe_path`` is as in :func:`~flower_fgl.datasets.tables.recipe.read_recipe`, and
-    ``output`` a new ``.npz`` file, or folder of CSV tables; for a typed graph a folder.
+    ``output`` a new ``.npz`` file, or folder of CSV tables; a folder for a typed graph or a
+    set of graphs.
     Without ``has_labels``, labels and splits are not read, and the graph is for
     ``predict``. Returns what was read, filled and dropped, as lines of text. A DataError
     says that the recipe or a table cannot be read, the graph has an error, or the output
@@ -71,9 +74,10 @@ def prepare_graph(
     _require_new(output)
     recipe = read_recipe(recipe_path, has_labels=has_labels)
     is_archive = output.suffix == ".npz"
-    if is_archive and recipe.is_typed:
+    if is_archive and (recipe.is_typed or recipe.graphs):
+        what = "set of graphs" if recipe.graphs else "typed graph"
         raise DataError(
-            f"A typed graph is written as a folder, got {show_path(output)}. Give a name "
+            f"A {what} is written as a folder, got {show_path(output)}. Give a name "
             "without .npz."
         )
     parts = read_graph(recipe, tables)
@@ -83,9 +87,15 @@ def prepare_graph(
     try:
         write(scratch, Content(recipe, parts, features, hash_encoding(recipe)))
         has_label = any(
-            "label" in of.values for place, of in parts.items() if place[0] == "nodes"
+            "label" in of.values for place, of in parts.items() if place[0] != "edges"
         )
-        _require_valid(scratch, output, needs_labels=has_label)
+        inspect = inspect_graph_set if recipe.graphs else inspect_graph_file
+        _, problems = inspect(scratch, needs_labels=has_label)
+        if problems:
+            shown = "\n".join(problems).replace(str(scratch), str(output))
+            raise DataError(
+                f"The graph would have errors, and was not written:\n{shown}"
+            )
         scratch.rename(output)
     except OSError as error:
         raise DataError(
@@ -110,22 +120,15 @@ def _require_new(output: Path) -> None:
         raise DataError(f"The folder of {show_path(output)} does not exist. Create it.")
 
 
-def _require_valid(scratch: Path, output: Path, *, needs_labels: bool) -> None:
-    """Reject a graph that ``check-graph`` would refuse, with its reasons."""
-    _, problems = inspect_graph_file(scratch, needs_labels=needs_labels)
-    if problems:
-        shown = "\n".join(problems).replace(str(scratch), str(output))
-        raise DataError(f"The graph would have errors, and was not written:\n{shown}")
-
-
 def _summary(
     parts: Mapping[Place, Part], features: Mapping[Place, Mapping[str, Array]]
 ) -> list[str]:
-    """Count nodes, edges, features, classes and the parts of the split."""
+    """Count graphs, nodes, edges, features, classes and the parts of the split."""
     lines = []
     for place, of in parts.items():
         number, items = len(of.is_foreign), items_of(place)
-        lines.append(f"{items}: {number:,}, with {len(features[place]):,} features")
+        with_features = f", with {len(features[place]):,} features"
+        lines.append(f"{items}: {number:,}{with_features * (place[0] != 'graphs')}")
         for name in ("label", "split"):
             if name in of.values:
                 counts = Counter(of.values[name].tolist())
@@ -142,7 +145,7 @@ INT64_MAX = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Content:
-    """What a graph file holds: nodes and edges, and their features."""
+    """What a graph file holds: graphs of a set, nodes and edges, and their features."""
 
     recipe: Recipe
     parts: Mapping[Place, Part]
@@ -153,7 +156,8 @@ class Content:
 def write_folder(folder: Path, content: Content) -> None:
     """Write ``nodes.csv``, ``edges.csv`` and their companions into a new folder.
 
-    A typed graph has one table for each kind of nodes and each relation.
+    A typed graph has one table for each kind of nodes and each relation, a set of graphs
+    ``graphs.csv``.
     """
     folder.mkdir()
     recipe = content.recipe
@@ -164,7 +168,11 @@ def write_folder(folder: Path, content: Content) -> None:
                 key: content.parts[recipe.tables(place)[0].nodes_at(key)].ids[end]
                 for key, end in zip(KEYS["edges"], of.pairs.T, strict=True)
             }
-        own = {k: of.values[k] for k in ("label", "time", "split") if k in of.values}
+        if recipe.graphs and place[0] != "graphs":
+            keyed = {key: _graph_and_id(ids) for key, ids in columns.items()}
+            graph, _ = next(iter(keyed.values()))
+            columns = {"graph": graph} | {key: ids for key, (_, ids) in keyed.items()}
+        own = {k: of.values[k] for k in OF_GRAPHS if k in of.values}
         features = {
             name: cells.astype(np.int8) if cells.dtype == np.bool_ else cells
             for name, cells in content.features[place].items()
@@ -173,11 +181,17 @@ def write_folder(folder: Path, content: Content) -> None:
         path.parent.mkdir(exist_ok=True)
         _write_csv(path, columns | own | features)
         if "label" in own and (names := recipe.classes(place)):
-            listing = "classes" if place[0] == "nodes" else "edge_classes"
+            listing = "edge_classes" if place[0] == "edges" else "classes"
             _write_csv(folder / f"{listing}.csv", {"name": names})
     if recipe.is_typed:
         _write_csv(folder / "relations.csv", _relations(recipe))
     _write_csv(folder / "prepared.csv", {"sha256": [content.prepared]})
+
+
+def _graph_and_id(keys: Array) -> tuple[list[str], list[str]]:
+    """Return graph and id of nodes from their keys in a set."""
+    parts = [key.partition(":") for key in keys]
+    return [graph for graph, _, _ in parts], [name for _, _, name in parts]
 
 
 def _relations(recipe: Recipe) -> dict[str, list[str]]:

@@ -20,7 +20,8 @@ __all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_
 __all__ += ["FOREIGN", "KEYS", "PARTS", "Place", "items_of"]
 
 Place = tuple[str, ...]
-"""``nodes`` or ``edges``, and in a typed graph the kind of nodes or the relation."""
+"""``graphs`` of a set, ``nodes`` or ``edges``; in typed graphs also the kind of nodes or
+the relation."""
 
 FEATURES = ("number", "category", "date", "yes/no")
 """Kinds of columns that become features."""
@@ -29,28 +30,31 @@ OPTIONS = {
     "category": {"empty", "missing", "name"},
     "date": {"empty", "missing", "name", "format", "since"},
     "yes/no": {"empty", "missing", "name", "yes", "no"},
-    "id": {"empty"},
-    "source": {"empty"},
-    "target": {"empty"},
+    "graph": {"empty"},
+    "key": {"empty"},
+    **{kind: {"empty", "graph"} for kind in ("id", "source", "target")},
     "label": {"empty", "classes"},
     "split": {"empty", "parts"},
     "time": {"empty", "format", "cuts"},
     "ignore": set(),
 }
 """Options of each kind of column."""
-KEYS = {"nodes": ("id",), "edges": ("source", "target")}
-"""Columns that every table of nodes, or of edges, has."""
+KEYS = {"graphs": ("id",), "nodes": ("id",), "edges": ("source", "target")}
+"""Columns that every table of graphs, nodes or edges has."""
+OF_GRAPHS = ("label", "split", "time", "key")
+"""Columns that in a set only tables of graphs have."""
 PARTS = ("train", "val", "test")
 FOREIGN = "foreign"
 """Feature of nodes that only edges name."""
-RESERVED = {"id", "label", "split", "source", "target", "time", "constant", FOREIGN}
+RESERVED = {"graph", "id", "label", "split", "source", "target", "time", "constant"}
+RESERVED |= {FOREIGN}
 
 
 @dataclass(frozen=True)
 class Column:
     """What a column means.
 
-    ``name`` is that of the feature, and the kind for ``label``, ``split`` and ``time``.
+    ``name`` is that of the feature, and the kind for all others.
     """
 
     name: str
@@ -64,7 +68,8 @@ class Column:
     no: tuple[str, ...] = ("no", "n", "false", "f", "0")
     classes: Mapping[str, str] = field(default_factory=dict)  # by text
     parts: Mapping[str, str] = field(default_factory=lambda: _same(PARTS))
-    cuts: tuple[float, ...] = ()  # last times of training and of validation nodes
+    cuts: tuple[float, ...] = ()  # last times of training and of validation items
+    graph: bool = False  # whether an id of nodes, or an end, also names their graph
 
     @property
     def meaning(self) -> tuple[Any, ...]:
@@ -74,7 +79,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRecipe:
-    """A table of nodes or edges; in its name and in those of columns * is any text."""
+    """A table of graphs, nodes or edges; * in a name of table or column is any text."""
 
     place: Place
     table: str = ""  # empty: all ends of edges are nodes
@@ -88,7 +93,7 @@ class TableRecipe:
 
     @property
     def part(self) -> str:
-        """``nodes`` or ``edges``."""
+        """``graphs``, ``nodes`` or ``edges``."""
         return self.place[0]
 
     def nodes_at(self, key: str) -> Place:
@@ -109,6 +114,7 @@ class Recipe:
     foreign: str
     vocabulary: Mapping[str, Any] | None
     has_labels: bool
+    graphs: tuple[TableRecipe, ...] = ()  # empty for one graph
 
     def needs(self, table: TableRecipe) -> bool:
         """Return whether a table has more than labels that are not read."""
@@ -122,16 +128,15 @@ class Recipe:
 
     @property
     def places(self) -> list[Place]:
-        """Nodes, then edges; of a typed graph sorted by their names."""
-        return sorted({table.place for table in self.nodes}) + sorted(
-            {table.place for table in self.edges}
-        )
+        """Graphs, nodes, then edges; of a typed graph sorted by their names."""
+        parts = (self.graphs, self.nodes, self.edges)
+        return [place for part in parts for place in sorted({t.place for t in part})]
 
     def tables(self, place: Place) -> list[TableRecipe]:
         """Return the tables of some nodes or edges, or of all of a part."""
         return [
             table
-            for table in (*self.nodes, *self.edges)
+            for table in (*self.graphs, *self.nodes, *self.edges)
             if table.place[: len(place)] == place
         ]
 
@@ -171,12 +176,16 @@ def read_recipe(
     missing.
     """
     values, where = _read_toml(path), show_path(path)
-    _check_keys(values, {"nodes", "edges", "foreign", "vocabulary"}, where)
+    _check_keys(values, {*KEYS, "foreign", "vocabulary"}, where)
+    is_set = "graphs" in values
     for part, remedy in (
+        ("graphs", "with a column of the kind id"),
         ("nodes", 'or from = "edges" in it if the ends of all edges are the nodes'),
         ("edges", "with columns of the kinds source and target"),
     ):
         given = values.setdefault(part, [])
+        if part == "graphs" and not is_set:
+            continue
         if not given or not isinstance(given, list):
             raise DataError(
                 f"{where} has no {part}. Add a table [[{part}]], with two brackets, for "
@@ -187,11 +196,12 @@ def read_recipe(
             for number, one in enumerate(given, start=1)
         )
     _check_types(values["nodes"], values["edges"], where)
-    for place in {table.place for table in values["nodes"]}:
-        if all(table.join for table in values["nodes"] if table.place == place):
+    listed = [*values["graphs"], *values["nodes"]]
+    for place in {table.place for table in listed}:
+        if all(table.join for table in listed if table.place == place):
             raise DataError(
                 f"{where}: all tables of {items_of(place)} have join = true. One must "
-                "list the nodes."
+                f"list the {place[0]}."
             )
     foreign = values.get("foreign", "refuse")
     if foreign not in ("refuse", "flag"):
@@ -203,7 +213,9 @@ def read_recipe(
         words = _read_toml(path.parent / words) if needs_vocabulary else None
     if not isinstance(words, dict | None):
         raise DataError(f"{where}: vocabulary must be the name of a file, or a table.")
-    recipe = Recipe(path, values["nodes"], values["edges"], foreign, words, has_labels)
+    parts = values["nodes"], values["edges"]
+    graphs = tuple(values["graphs"])
+    recipe = Recipe(path, *parts, foreign, words, has_labels, graphs)
     _check_whole(recipe, where)
     return recipe
 
@@ -310,8 +322,7 @@ def _date(value: Any) -> str:
 CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "table": (_of(str), 'the name of a file, e.g. "accounts.csv" or "accounts-*.csv"'),
     "header": (_of(bool), "true or false"),
-    "join": (_of(bool), "true or false"),
-    "private": (_of(bool), "true or false"),
+    **dict.fromkeys(("join", "private", "graph"), (_of(bool), "true or false")),
     **dict.fromkeys(
         ("type", "relation", "source", "target"),
         (_of(str), "the name of a kind of nodes or of a relation"),
@@ -336,7 +347,12 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
 def _read_table(values: Any, part: str, where: str) -> TableRecipe:
     """Read one table of a recipe."""
     known = {"table", "columns", "header", "join", "separator", "decimal"}
-    named = {"nodes": ("type",), "edges": ("relation", "source", "target", "private")}
+    relation = ("relation", "source", "target", "private")
+    named: dict[str, tuple[str, ...]] = {
+        "graphs": (),
+        "nodes": ("type",),
+        "edges": relation,
+    }
     _check_keys(values, known | {"from", *named[part]}, where)
     given = {key: values.pop(key) for key in named[part] if key in values}
     types = _checked(given, CHECKS, where)
@@ -367,15 +383,15 @@ def _read_table(values: Any, part: str, where: str) -> TableRecipe:
                 f"{' and '.join(KEYS[part])}, and no other key. Declare them, e.g. "
                 f'account = "{KEYS[part][0]}".'
             )
-    if part == "nodes":
-        kinds["split"] += kinds["time"]  # times of nodes only determine the split
-    for kind in ("label", "split", "time"):
+    if part != "edges":
+        kinds["split"] += kinds["time"]  # these times only determine the split
+    for kind in OF_GRAPHS:
         if kinds[kind] > 1:
             raise DataError(f"{where}: {kinds[kind]} columns are the {kind}. Keep one.")
     times = [column for column in columns.values() if column.kind == "time"]
-    if any(bool(column.cuts) != (part == "nodes") for column in times):
+    if any(bool(column.cuts) != (part != "edges") for column in times):
         raise DataError(
-            f"{where}: a time of nodes needs cuts = [last of training, last of "
+            f"{where}: a time of nodes or graphs needs cuts = [last of training, last of "
             "validation], as a graph file keeps their split, not their time. A time of "
             "edges has no cuts: the run sets time-cuts."
         )
@@ -441,8 +457,34 @@ def _check_types(
         )
 
 
+def _check_set(recipe: Recipe, where: str) -> None:
+    """Check that columns of graphs are where a set, or one graph, has them."""
+    for table in (*recipe.nodes, *recipe.edges):
+        found = [c for c in table.columns.values() if c.kind == "graph" or c.graph]
+        if table.table and len(found) != bool(recipe.graphs):
+            raise DataError(
+                f"{where}: the tables of {items_of(table.place)} have {len(found)} columns "
+                "that name the graph. In a set of graphs, with tables [[graphs]], each has "
+                'one: column = "graph", or e.g. column = {kind = "id", graph = true}; '
+                "else there is none."
+            )
+    for place in recipe.places:
+        wrong = FEATURES if place == ("graphs",) else ("key",)
+        if recipe.graphs and place != ("graphs",):
+            wrong = OF_GRAPHS
+        kinds = {column.kind for column in recipe.columns(place)}
+        if misplaced := sorted(kinds.intersection(wrong)):
+            raise DataError(
+                f"{where}: {items_of(place)} have columns of the kind "
+                f"{', '.join(misplaced)}. "
+                "In a set of graphs, labels, splits and keys belong to [[graphs]], "
+                "features to nodes and edges."
+            )
+
+
 def _check_whole(recipe: Recipe, where: str) -> None:
     """Check what concerns several tables."""
+    _check_set(recipe, where)
     for place in recipe.places:
         seen: dict[str, Column] = {}
         for column in recipe.columns(place):

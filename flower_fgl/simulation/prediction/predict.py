@@ -272,6 +272,7 @@ def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Predic
 
     Raises a DataError if the features do not fit the model.
     """
+    check_recipe(owned.prepared, saved.card, where)
     owned = plain_set(owned, saved.card)
     dataset = owned.dataset
     fitted, notes = fit_features(owned, dataset.edge_index, saved, where)

@@ -294,7 +294,7 @@ CHANGES = {
     ),
     "time of nodes": (
         {"recipe_toml": RECIPE.replace('holder = "ignore"', 'holder = "time"')},
-        "a time of nodes needs cuts",
+        "a time of nodes or graphs needs cuts",
     ),
     "part of a split": (
         {
