@@ -76,10 +76,10 @@ def ensemble_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     ``logits`` (K, b, C) are the predictions of the clients' heads for the same
     embeddings, ``labels`` (b,) the classes of these, and ``weights`` (K, C) are α_k^c.
     """
-    losses = F.cross_entropy(
-        logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none"
-    ).view(len(logits), -1)
-    return (weights[:, labels] * losses).mean(dim=1).sum()
+    # over few classes a softmax along columns takes a third of the time
+    likely = logits.mT.contiguous().log_softmax(dim=1)  # (K, C, b)
+    own = likely.gather(1, labels.expand(len(logits), 1, -1)).squeeze(1)
+    return -(weights[:, labels] * own).mean(dim=1).sum()
 
 
 def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:

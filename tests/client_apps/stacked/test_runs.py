@@ -48,6 +48,7 @@ STACKED = [
     "fedavg",
     "feded",
     "fedgcn",
+    "fedgen",
     "fedgta",
     "fedhgn",
     "fedntd",
@@ -214,6 +215,19 @@ def test_sparse_features_equal_one_by_one(
 )
 def test_fedpg_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fedpg", {**WIDER["fedpg"], **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model": "graphsage", "batch_size": 7, "fedgen": {"generated": 5}},
+        {"model": "mlp", "partition": "louvain", "split": "60/20/20"},
+    ],
+    ids=str,
+)
+def test_fedgen_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("fedgen", settings)
 
 
 @pytest.mark.parametrize(
