@@ -1,9 +1,11 @@
-"""Training targets of prompt generators, FedLoG Eqs. (11) and (12)."""
+"""Gradient matching of prompt generators, FedLoG Eqs. (11) and (12)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -12,8 +14,11 @@ from torch import Tensor
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.computation_graph import output_nodes, receptive_field
 from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.sparse import narrow_csr
+from flower_fgl.nn.stacked import pad_rows
 
-__all__ = ["HIDDEN", "OUT", "PromptTask", "RandomNets"]
+__all__ = ["HIDDEN", "OUT", "Mismatch", "PromptTask", "RandomNets", "TaskStack"]
+__all__ += ["has_few_nodes"]
 
 HIDDEN, OUT = 128, 64
 """Widths of the random networks of Eq. (12), those of the encoder."""
@@ -87,16 +92,232 @@ class PromptTask:
             return self.graph.num_nodes
         return len(output_nodes(self.graph, LAYERS)[0])
 
+    @classmethod
+    def union(cls, tasks: Sequence[PromptTask]) -> tuple[PromptTask, Tensor]:
+        """Join the tasks of clients; return the client of each node that ℓ_true computes.
+
+        The graph of the result is only the part that ℓ_true needs, if that is at most
+        three quarters of the nodes.
+        """
+        first = tasks[0]
+        if len(tasks) == 1:
+            return first, first.index.new_zeros(first.num_rows)
+        sizes = torch.tensor([task.graph.num_nodes for task in tasks])
+        shifts = (sizes.cumsum(0) - sizes).tolist()
+        index = torch.cat(
+            [t.index + shift for t, shift in zip(tasks, shifts, strict=True)]
+        )
+        labels = torch.cat([task.labels for task in tasks])
+        graph = join_graphs([task.graph for task in tasks])
+        client = torch.repeat_interleave(sizes).to(index.device)
+        part = receptive_field(graph, index, LAYERS)
+        if part is None:
+            return cls(graph, index, labels, first.num_classes), client
+        kept = client[output_nodes(part, LAYERS)[0]]
+        index = torch.arange(len(index), device=index.device)
+        return cls(part, index, labels, first.num_classes), kept
+
+
+def join_graphs(graphs: Sequence[GraphInput]) -> GraphInput:
+    """Return graphs side by side as one, nodes in order."""
+    xs = [graph.x for graph in graphs]
+    sizes = [len(x) for x in xs]
+    shifts = torch.tensor([0, *sizes[:-1]]).cumsum(0).tolist()
+    edges = [g.edge_index + shift for g, shift in zip(graphs, shifts, strict=True)]
+    weights = [graph.edge_weight for graph in graphs]
+    known = [
+        torch.ones(graph.edge_index.shape[1], device=graph.device) if w is None else w
+        for graph, w in zip(graphs, weights, strict=True)
+    ]
+    weight = None if all(w is None for w in weights) else torch.cat(known)
+    if xs[0].layout == torch.strided:
+        return GraphInput(torch.cat(xs), torch.cat(edges, dim=1), weight)
+    counts = torch.cat([x.crow_indices().diff() for x in xs])
+    start = F.pad(counts.cumsum(0, dtype=counts.dtype), (1, 0))
+    column = torch.cat([x.col_indices() for x in xs])
+    value = torch.cat([x.values() for x in xs])
+    x = narrow_csr(start, column, value, (sum(sizes), xs[0].shape[1]))
+    return GraphInput(x, torch.cat(edges, dim=1), weight)
+
+
+class Padded:
+    """Places of the rows of K clients in a matrix (K, n) with rows of padding."""
+
+    def __init__(self, client: Tensor, num_clients: int) -> None:
+        count = torch.bincount(client, minlength=num_clients)
+        self.shape = num_clients, int(count.max())
+        order = torch.argsort(client, stable=True)
+        rank = torch.empty_like(order)
+        first = (count.cumsum(0) - count)[client[order]]
+        rank[order] = torch.arange(len(client), device=client.device) - first
+        self._slots = client * self.shape[1] + rank
+        self.share = self(1 / count.clamp(min=1).float()[client])
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return rows (t, ...) in their places, (K, n, ...), zero elsewhere."""
+        total = self.shape[0] * self.shape[1]
+        out = rows.new_zeros(total, *rows.shape[1:])
+        return out.index_copy_(0, self._slots, rows).view(*self.shape, *rows.shape[1:])
+
+
+class TaskStack:
+    """The tasks of K clients whose prompts are trained in the same steps.
+
+    ``x`` and ``targets`` (K, m, d), and ``labels`` (K, m), are those of
+    :meth:`PromptTask.features`, with rows of padding; ``pairs`` are their places.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[PromptTask],
+        features: Sequence[tuple[Tensor, Tensor, Tensor]],
+    ) -> None:
+        self.counts = [len(x) for x, _, _ in features]
+        self.x, self.targets, self.labels = (
+            pad_rows(parts, max(self.counts)) for parts in zip(*features, strict=True)
+        )
+        self.pairs = self._places(self.counts)
+        self.task, client = PromptTask.union(tasks)
+        self.rows = Padded(client, len(tasks))
+        self.training = self._places([len(task.index) for task in tasks])
+        self.training_labels = self.training(self.task.labels)
+        self._by_nodes = has_few_nodes(
+            self.rows.shape[1], self.x.shape[1], self.x.shape[2]
+        )
+
+    def _places(self, counts: Sequence[int]) -> Padded:
+        client = torch.repeat_interleave(torch.tensor(counts)).to(self.x.device)
+        return Padded(client, len(counts))
+
+    @property
+    def size(self) -> int:
+        """Rows of one hidden representation of nodes, prompts and surroundings."""
+        return self.rows.shape[0] * (self.rows.shape[1] + 2 * self.x.shape[1])
+
+    def true_inputs(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h_v of the training nodes and the mean of their neighbours' (K, n, q).
+
+        From the hidden representations (R', q) of all rows.
+        """
+        around = self.task.graph.level(1).propagate(hidden, "mean")
+        if type(self.task.graph) is GraphInput:
+            around = around[self.task.index]
+        return self.training(hidden[self.task.index]), self.training(around)
+
+    def distance(
+        self, prompts: Tensor, made: Tensor, true: Tensor, *, is_whole: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compare the gradients of the first layer's weights W and W', Eq. (12).
+
+        From ``prompts`` p (K, m, d), the sum and the difference ``made`` (K, 2, m, q) of
+        ℓ_syn's slopes at node and prompt, and ℓ_true's slopes ``true`` (K, R, q) at all
+        rows. Returns the squared distance (K,), and its derivatives by ``prompts`` and
+        by ``made``. Unless ``is_whole``, a constant may be missing.
+
+        Notes
+        -----
+        1. W and W' are compared as W + W' and W − W', whose gradients are half the sum and
+           half the difference of theirs: ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
+        2. Such a gradient is a product ``AᵀB`` of slopes A and features B. If there are
+           fewer nodes than features, neither it nor its derivative is computed: ``⟨AᵀB,
+           CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
+        """
+        pairs = torch.stack([self.x + prompts, self.x - prompts], dim=1)
+        if not self._by_nodes:
+            gap = pairs.mT @ made - self.both.mT @ true[:, None]  # (K, 2, d, q)
+            first, second = (made @ gap.mT).unbind(1)
+            return _half_squares(gap), first - second, pairs @ gap
+        leaf = prompts.detach().requires_grad_()
+        with torch.enable_grad():
+            own, around = self._products(leaf)
+        known, near = self._known
+        cross = torch.cat(
+            [known + near + own + around, known - near - own + around], dim=2
+        )  # (K, R, 2·m)
+        among, beside = pairs @ pairs.mT, true @ made.flatten(1, 2).mT
+        slopes = made @ made.mT  # (K, 2, m, m)
+        to_made = among @ made
+        to_made -= (cross.detach().mT @ true).view_as(made)
+        plus, minus = beside.chunk(2, dim=2)
+        found = torch.autograd.grad(
+            (own, around), leaf, (minus - plus, -minus - plus)
+        )[0]  # fmt: skip
+        first, second = (slopes @ pairs).unbind(1)
+        value = (slopes * among).flatten(1).sum(1) / 2
+        value = value - (beside * cross.detach()).flatten(1).sum(1)
+        if is_whole:
+            rest = (true @ true.mT)[:, None] * (self.both @ self.both.mT)
+            value = value + rest.flatten(1).sum(1) / 2
+        return value, first - second + found, to_made
+
+    @cached_property
+    def both(self) -> Tensor:
+        """Sum and difference (K, 2, R, d) of a row's features and its neighbours' mean."""
+        own, around = self._mapped(torch.eye(self.x.shape[2], device=self.x.device))
+        parts = [self.rows(own + around), self.rows(own - around)]
+        return torch.stack(parts, dim=1)
+
+    @cached_property
+    def _known(self) -> tuple[Tensor, Tensor]:
+        """Products of the rows with the nodes."""
+        return self._products(self.x)
+
+    def _mapped(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Map the rows' features, and their neighbours' mean, by weights (q, d)."""
+        graph = self.task.graph
+        around = graph.filtered_linear(None, weight, kind="mean", coefficients=AROUND)
+        return graph.linear(None, weight), around
+
+    def _products(self, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply the features of :meth:`_mapped` by vectors (K, p, d): (K, R, p) each."""
+        clients, width, _ = others.shape
+        client = torch.arange(clients, device=others.device)
+        own, around = (
+            self.rows(found.view(-1, clients, width))[client, :, client]
+            for found in self._mapped(others.flatten(0, 1))
+        )
+        return own, around
+
+
+def _half_squares(values: Tensor) -> Tensor:
+    return values.square().flatten(1).sum(1) / 2
+
+
+class Second(NamedTuple):
+    """The second layer and the classifier for nodes (K, n) of clients, with gradients.
+
+    ``losses`` (K,) are Σ_n ℓ, ``chance`` (K, n, N, C) the probabilities, ``slope`` (K, n,
+    N, 64) the derivative by the layer's outputs; ``weights`` are those by ``own_2`` and
+    ``around_2`` (K, N, 128, 64) and ``bias_2`` (K, N, 64), ``inputs`` those by the hidden
+    representations of node and neighbours, (K, n, q) each.
+    """
+
+    losses: Tensor
+    chance: Tensor
+    slope: Tensor
+    weights: tuple[Tensor, Tensor, Tensor]
+    inputs: tuple[Tensor, Tensor]
+
+
+class Mismatch(NamedTuple):
+    """Eq. (12) of K clients, (K,), and its derivatives.
+
+    By the prompts (K, m, d), and by the products (K, m, q) that also depend on them.
+    """
+
+    losses: Tensor
+    to_prompts: Tensor
+    to_products: tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class RandomNets:
     """N randomly initialised GraphSAGE networks with linear classifiers, as one.
 
-    First layer: ``own`` and ``around`` (d, N·128), the weights of a node and of its
-    neighbours' mean, and ``bias`` (N·128,), grouped by network. Products with features read
-    these weights row by row. Second layer: ``own_2``
-    and ``around_2`` (N, 128, 64), ``bias_2`` (N, 64). ``classifier`` (N, 64, C),
-    ``classifier_bias`` (N, C).
+    First layer: ``own`` and ``around`` (d, q), the weights of a node and of its
+    neighbours' mean, and ``bias`` (q,), grouped by network, q = N·128. Products with
+    features read these weights row by row. Second layer: ``own_2`` and ``around_2`` (N,
+    128, 64), ``bias_2`` (N, 64). ``classifier`` (N, 64, C), ``classifier_bias`` (N, C).
     """
 
     number: int
@@ -127,7 +348,7 @@ class RandomNets:
         def uniform(shape: tuple[int, ...], inputs: int) -> Tensor:
             bound = inputs**-0.5
             values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-            return values.to(device).requires_grad_()
+            return values.to(device)
 
         d, wide = num_features, number * HIDDEN
         return cls(
@@ -147,41 +368,25 @@ class RandomNets:
         if (start, stop) == (0, self.number):
             return self
         wide = slice(start * HIDDEN, stop * HIDDEN)
-        first = (self.own[:, wide], self.around[:, wide], self.bias[wide])
         deep = (self.own_2, self.around_2, self.bias_2)
         top = (self.classifier, self.classifier_bias)
-        few = [t.detach().requires_grad_() for t in first]
-        few += [t[start:stop].detach().requires_grad_() for t in (*deep, *top)]
-        return RandomNets(stop - start, *few)
+        return RandomNets(
+            stop - start,
+            self.own[:, wide].contiguous(),
+            self.around[:, wide].contiguous(),
+            self.bias[wide],
+            *(t[start:stop] for t in (*deep, *top)),
+        )
 
     @cached_property
     def turned(self) -> tuple[Tensor, Tensor]:
-        """W + W' and W − W' of the first layer, constant."""
-        with torch.no_grad():
-            return self.own + self.around, self.own - self.around
-
-    @property
-    def encoder(self) -> tuple[Tensor, ...]:
-        """The GraphSAGE weights W, whose gradients are compared."""
-        first = (self.own, self.around, self.bias)
-        return (*first, self.own_2, self.around_2, self.bias_2)
-
-    def second(self, own: Tensor, around: Tensor, labels: Tensor) -> Tensor:
-        """Apply the second layer and the classifier; sum the N mean cross-entropies.
-
-        ``own`` (n, N, 128) are the nodes' hidden representations, ``around`` (n, N, 64)
-        the means of their neighbours' representations, mapped by ``around_2``.
-        """
-        out = torch.einsum("vnh,nho->vno", own, self.own_2) + around + self.bias_2
-        logits = torch.einsum("vno,noc->vnc", out, self.classifier)
-        logits = (logits + self.classifier_bias).transpose(1, 2)  # (n, C, N)
-        targets = labels[:, None].expand(-1, self.number)
-        return F.cross_entropy(logits, targets, reduction="sum") / len(labels)
+        """W + W' and W − W' of the first layer."""
+        return self.own + self.around, self.own - self.around
 
     def first(self, task: PromptTask) -> Tensor:
         """Apply the first layer, without ReLU, to the training nodes' surroundings.
 
-        Returns a Tensor of shape (task.num_rows, N·128).
+        Returns a Tensor of shape (task.num_rows, q).
         """
         graph = task.graph
         h = graph.filtered_linear(
@@ -189,113 +394,161 @@ class RandomNets:
         )
         return h + graph.linear(None, self.own.t())
 
-    def true_loss(self, task: PromptTask, first: Tensor) -> Tensor:
-        """Return Σ_n ℓ_true of the training nodes in their graph, FedLoG Eq. (12).
+    def second(
+        self, own: Tensor, around: Tensor, labels: Tensor, share: Tensor
+    ) -> Second:
+        """Apply the second layer and the classifier; average the cross-entropies.
 
-        ``first`` (task.num_rows, N·128) is the result of :meth:`first`.
+        ``own`` and ``around`` (K, n, q) are h of the nodes and the mean of their
+        neighbours'; ``share`` (K, n) is the weight of a node in its client's mean.
         """
-        h = first.relu().view(-1, self.number, HIDDEN)
-        around = torch.einsum("vnh,nho->vno", h, self.around_2).flatten(1)
-        around = task.graph.level(1).propagate(around, "mean")
-        around = around.view(-1, self.number, OUT)
-        return self.second(h[task.index], around[task.index], task.labels)
+        own, around = self.by_network(own), self.by_network(around)
+        out = torch.einsum("kvnh,nho->kvno", own, self.own_2)
+        out = out + torch.einsum("kvnh,nho->kvno", around, self.around_2) + self.bias_2
+        logits = torch.einsum("kvno,noc->kvnc", out, self.classifier)
+        log_chance = (logits + self.classifier_bias).log_softmax(dim=3)
+        targets = F.one_hot(labels, log_chance.shape[3])[:, :, None]
+        chance, share = log_chance.exp(), share[:, :, None, None]
+        losses = -(targets * log_chance * share).flatten(1).sum(1)
+        slope = torch.einsum(
+            "kvnc,noc->kvno", (chance - targets) * share, self.classifier
+        )
+        weights = (
+            torch.einsum("kvnh,kvno->knho", own, slope),
+            torch.einsum("kvnh,kvno->knho", around, slope),
+            slope.sum(1),
+        )
+        to_own, to_around = (
+            torch.einsum("kvno,nho->kvnh", slope, weight).flatten(2)
+            for weight in (self.own_2, self.around_2)
+        )
+        return Second(losses, chance, slope, weights, (to_own, to_around))
 
-    def pair_loss(self, a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
-        """Return Σ_n ℓ_syn of nodes whose only neighbour is their prompt, Eq. (12).
-
-        ``a`` and ``b`` (m, N·128) are ``(x + p)(W + W')ᵀ`` and ``(x − p)(W − W')ᵀ`` for
-        nodes x, prompts p, and the first layer's ``own`` W and ``around`` W'. Their sum
-        and difference give the first layer of node and prompt by two products instead
-        of four.
-        """
-        node, prompt = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
-        node, prompt = (h.relu().view(-1, self.number, HIDDEN) for h in (node, prompt))
-        around = torch.einsum("vnh,nho->vno", prompt, self.around_2)
-        return self.second(node, around, labels)
+    def by_network(self, hidden: Tensor) -> Tensor:
+        """Return hidden representations (K, n, q) as (K, n, N, 128)."""
+        return hidden.view(*hidden.shape[:2], self.number, HIDDEN)
 
     def pair_products(self, x: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(x + p)(W + W')`` and ``(x − p)(W − W')``, (m, N·128), Eq. (12).
+        """Return ``(x + p)(W + W')`` and ``(x − p)(W − W')``, (..., q), Eq. (12).
 
-        Nodes may be those of many clients: each product reads the large weights once.
+        Their sum and difference give the first layer of nodes x and prompts p (..., d), of
+        which each is the other's only neighbour, by two products instead of four.
         """
         plus, minus = self.turned
         return (x + prompts) @ plus, (x - prompts) @ minus
 
     def slope_of_prompts(self, to_a: Tensor, to_b: Tensor) -> Tensor:
-        """Return the derivative by the prompts (m, d), from those by the products."""
+        """Return the derivative by the prompts (..., d), from those by the products."""
         plus, minus = self.turned
         return to_a @ plus.T - to_b @ minus.T
 
-    @staticmethod
-    def goes_by_nodes(task: PromptTask, x: Tensor) -> bool:
-        """Return whether :meth:`mismatch` multiplies over nodes, not over features."""
-        return has_few_nodes(task.num_rows, len(x), x.shape[1])
+    def true_slopes(self, stack: TaskStack) -> tuple[Second, Tensor]:
+        """Return ℓ_true, and its slopes (K, R, q) by the first layer's outputs."""
+        first = self.first(stack.task).requires_grad_()
+        with torch.enable_grad():
+            inputs = stack.true_inputs(first.relu())
+        share = stack.training.share
+        own, around = (h.detach() for h in inputs)
+        true = self.second(own, around, stack.training_labels, share)
+        (slopes,) = torch.autograd.grad(inputs, first, true.inputs)
+        return true, stack.rows(slopes)
 
+    @torch.no_grad()
     def mismatch(
         self,
-        task: PromptTask,
-        x: Tensor,
+        stack: TaskStack,
         prompts: Tensor,
-        labels: Tensor,
+        products: tuple[Tensor, Tensor],
         *,
         is_mean: bool = False,
         is_whole: bool = True,
-        products: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        """Return ``Σ_n Σ_W ‖∇_W ℓ_syn − ∇_W ℓ_true‖²``, FedLoG Eq. (12).
+    ) -> Mismatch:
+        """Return ``Σ_n Σ_W ‖∇_W ℓ_syn − ∇_W ℓ_true‖²``, FedLoG Eq. (12), and its slopes.
 
-        ``task`` has the training nodes of ℓ_true; ``x`` and ``prompts`` (m, d), and
-        ``labels`` (m,), are nodes, prompts and classes of ℓ_syn; differentiable in the
-        prompts. Networks share no weights, so the gradient of the summed loss is that of
+        ``products`` are those of :meth:`pair_products` for the nodes and ``prompts`` (K,
+        m, d). Networks share no weights, so the gradient of the summed loss is that of
         each. With ``is_mean`` each squared norm is divided by the number of entries of W,
         as in the published code. Unless ``is_whole``, a summand that does not depend on
-        the prompts may be missing. ``products`` are those of :meth:`pair_products`, if
-        they are known; the result then depends on them, too.
+        the prompts may be missing.
 
         Notes
         -----
-        1. The first layer's two matrices W and W' are compared as W + W' and W − W',
-           whose gradients are half the sum and half the difference of theirs: ``‖a‖² +
-           ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
-        2. Such a gradient is a product ``AᵀB`` of slopes A and features B. If there are
-           fewer nodes than features, neither it nor its derivative is computed: ``⟨AᵀB,
-           CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
+        1. First and second derivatives are written out: with piecewise linear ReLU the
+           second ones are products with the same weights, and a third of the memory and
+           half of the operations of ``autograd.grad`` of ``autograd.grad`` remain.
         """
-        first = self.first(task)
-        slopes, *true = torch.autograd.grad(
-            self.true_loss(task, first), (first, *self.encoder[2:]), retain_graph=True
+        true, true_slope = self.true_slopes(stack)
+        a, b = products
+        hidden = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
+        is_on = [h > 0 for h in hidden]
+        hidden = hidden[0].relu_(), hidden[1].relu_()
+        made = self.second(*hidden, stack.labels, stack.pairs.share)
+        own, around = (s * on for s, on in zip(made.inputs, is_on, strict=True))
+        sums = torch.stack([own + around, own - around], dim=1)  # (K, 2, m, q)
+        far, to_prompts, to_sums = stack.distance(
+            prompts, sums, true_slope, is_whole=is_whole
         )
-        by_nodes = products is not None or self.goes_by_nodes(task, x)
-        plus, minus = (t.detach().requires_grad_(not by_nodes) for t in self.turned)
-        both, apart = x + prompts, x - prompts
-        a, b = (both @ plus, apart @ minus) if products is None else products
-        one, other, *made = torch.autograd.grad(
-            self.pair_loss(a, b, labels),
-            (*((a, b) if by_nodes else (plus, minus)), *self.encoder[2:]),
-            create_graph=True,
-        )
-        parts = [
-            (a - b).square().sum() * self._scale(a, is_mean=is_mean)
-            for a, b in zip(made, true, strict=True)
-        ]
-        scale = self._scale(self.own, is_mean=is_mean)
-        if by_nodes:
-            distance = _distance(task.graph, slopes, (one, other), (both, apart))
-            parts.append(scale * distance)
-        if by_nodes and not is_whole:
-            return torch.stack(parts).sum()
-        own, around = torch.autograd.grad(first, (self.own, self.around), slopes)
-        if by_nodes:
-            parts.append(scale * (own.square().sum() + around.square().sum()))
-        else:
-            plus_gap, minus_gap = one - (own + around) / 2, other - (own - around) / 2
-            gaps = plus_gap.square().sum() + minus_gap.square().sum()
-            parts.append(2 * scale * gaps)
-        return torch.stack(parts).sum()
 
-    def _scale(self, weight: Tensor, *, is_mean: bool) -> float:
-        """Return what a squared distance of all networks' gradients is multiplied by."""
-        return self.number / weight.numel() if is_mean else 1.0
+        def scale(weight: Tensor) -> float:
+            return self.number / weight.numel() if is_mean else 1.0
+
+        gaps = [
+            made_of - true_of
+            for made_of, true_of in zip(made.weights, true.weights, strict=True)
+        ]
+        gaps.append(sums[:, 0].sum(1) - true_slope.sum(1))
+        scales = [scale(w) for w in (self.own_2, self.around_2, self.bias_2, self.bias)]
+        wide = scale(self.own)
+        losses = wide * far
+        for gap, factor in zip(gaps, scales, strict=True):
+            losses = losses + factor * gap.square().flatten(1).sum(1)
+            gap *= 2 * factor
+        of_own, of_around, of_bias_2, of_bias = gaps
+        to_sums *= wide
+        to_sums[:, 0] += of_bias[:, None]
+        to_inputs = to_sums[:, 0] + to_sums[:, 1], to_sums[:, 0] - to_sums[:, 1]
+        to_weights = of_own, of_around, of_bias_2
+        share = stack.pairs.share
+        back = self._second_order(made, hidden, is_on, to_inputs, to_weights, share)
+        to_a, to_b = (back[0] + back[1]) / 2, (back[0] - back[1]) / 2
+        return Mismatch(losses, wide * to_prompts, (to_a, to_b))
+
+    def _second_order(
+        self,
+        made: Second,
+        hidden: tuple[Tensor, Tensor],
+        is_on: Sequence[Tensor],
+        to_inputs: tuple[Tensor, Tensor],
+        to_weights: tuple[Tensor, Tensor, Tensor],
+        share: Tensor,
+    ) -> list[Tensor]:
+        """Return derivatives by the first layer's outputs (K, m, q) of node and prompt.
+
+        From those by the gradients ``inputs`` and ``weights`` of ``made``.
+        """
+        to_slope = to_weights[2][:, None]
+        layer = list(zip((self.own_2, self.around_2), to_weights[:2], strict=True))
+        for h, on, to_input, (weight, to_weight) in zip(
+            hidden, is_on, to_inputs, layer, strict=True
+        ):
+            to_input = self.by_network(to_input * on)
+            to_slope = to_slope + torch.einsum("kvnh,nho->kvno", to_input, weight)
+            to_slope = to_slope + torch.einsum(
+                "kvnh,knho->kvno", self.by_network(h), to_weight
+            )
+        to_chance = torch.einsum("kvno,noc->kvnc", to_slope, self.classifier)
+        to_chance = to_chance * share[:, :, None, None]
+        mean = (made.chance * to_chance).sum(3, keepdim=True)
+        to_out = torch.einsum(
+            "kvnc,noc->kvno", made.chance * (to_chance - mean), self.classifier
+        )
+        return [
+            on
+            * torch.einsum("kvno,nho->kvnh", to_out, weight)
+            .add_(torch.einsum("kvno,knho->kvnh", made.slope, to_weight))
+            .flatten(2)
+            for on, (weight, to_weight) in zip(is_on, layer, strict=True)
+        ]
 
 
 def has_few_nodes(num_rows: int, num_pairs: int, num_features: int) -> bool:
@@ -303,30 +556,5 @@ def has_few_nodes(num_rows: int, num_pairs: int, num_features: int) -> bool:
 
     ``num_rows`` and ``num_pairs`` are the nodes of ℓ_true's hidden layer and of ℓ_syn.
     """
-    return 2 * (num_rows + num_pairs) < 3 * num_features
-
-
-def _distance(
-    graph: GraphInput,
-    slopes: Tensor,
-    made: tuple[Tensor, Tensor],
-    features: tuple[Tensor, Tensor],
-) -> Tensor:
-    """Return the squared distance of the first layer's gradients, less that of the true.
-
-    ``‖∇ℓ_syn‖² − 2⟨∇ℓ_syn, ∇ℓ_true⟩`` over both matrices, from the slopes (n, q) of
-    ℓ_true in the first layer's outputs, those of ℓ_syn (m, q) in the products with W +
-    W' and W − W', and the other factors (m, d) of these, x + p and x − p.
-    """
-    total = torch.zeros((), device=slopes.device)
-    for slope, rows, sign in zip(made, features, (1, -1), strict=True):
-        around = graph.filtered_linear(None, rows, kind="mean", coefficients=AROUND)
-        true = graph.linear(None, rows) + sign * around
-        total = total + 2 * _inner(slope, slope, rows @ rows.T)
-        total = total - 2 * _inner(slopes, slope, true)
-    return total
-
-
-def _inner(a: Tensor, c: Tensor, features: Tensor) -> Tensor:
-    """Return ``⟨AᵀB, CᵀD⟩`` from A (n, q), C (m, q) and ``B Dᵀ`` (n, m)."""
-    return ((a @ c.T) * features).sum()
+    by_nodes = 2 * num_pairs * (num_pairs + num_rows)
+    return by_nodes < num_features * (3 * num_pairs + num_rows)

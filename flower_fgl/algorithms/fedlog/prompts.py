@@ -7,8 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedlog.matching import HIDDEN, PromptTask, RandomNets
-from flower_fgl.core.seeds import seeded
+from flower_fgl.algorithms.fedlog.matching import (
+    HIDDEN,
+    PromptTask,
+    RandomNets,
+    TaskStack,
+)
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.optimizers import Adam
 
@@ -17,8 +21,8 @@ __all__ += ["train_prompt_generators"]
 
 WIDTHS = (256, 512)
 DROPOUT = 0.5
-TOGETHER = 16
-"""Clients whose prompts are multiplied by the random networks' weights at once."""
+MOST_ROWS = 1 << 13
+"""Nodes and prompts of the clients that train at once."""
 BUDGET = 1 << 24
 """Size of one activation of the random networks computed together: 64 MB."""
 
@@ -76,7 +80,7 @@ def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
 
 
 def train_prompt_generators(
-    generators: Sequence[nn.Module],
+    generators: Sequence[nn.Sequential],
     tasks: Sequence[PromptTask],
     *,
     epochs: int,
@@ -88,9 +92,10 @@ def train_prompt_generators(
 ) -> list[tuple[float, float]]:
     """Train PG_k of some clients by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13).
 
-    Each takes one step per epoch, by Adam, in place; it is left in evaluation mode. If
-    no training node of a client has a neighbour, nothing is trained and its losses are
-    0. Returns L_feat and L_grad of each client's last epoch.
+    Each takes one step per epoch, by Adam, in place; it is left in evaluation mode, with
+    the gradients of its last step. If no training node of a client has a neighbour,
+    nothing is trained and its losses are 0. Returns L_feat and L_grad of each client's
+    last epoch.
 
     ``networks`` returns the N networks of an epoch, the same for all clients: they are
     drawn once. ``seeds`` returns the seed of a client's draws, by its place and the
@@ -108,146 +113,169 @@ def train_prompt_generators(
        their neighbours. Time and memory of an epoch then depend on the batch and its
        neighbours, not on the size of the graph.
     """
+    tasks = [task.with_fast_features() for task in tasks]
+    features = [task.features() for task in tasks]
+    losses = [(0.0, 0.0)] * len(tasks)
     learners = [
-        PromptLearner(generator, task, lr=lr, batch_size=size, is_mean=is_mean)
-        for generator, task, size in zip(generators, tasks, batch_sizes, strict=True)
+        PromptLearner(
+            places,
+            [generators[place] for place in places],
+            [tasks[place] for place in places],
+            [features[place] for place in places],
+            lr=lr,
+            batch_size=batch_sizes[places[0]],
+            is_mean=is_mean,
+        )
+        for places in _together(tasks, [len(x) for x, _, _ in features], batch_sizes)
     ]
-    able = [place for place, learner in enumerate(learners) if len(learner.x)]
-    losses = [(0.0, 0.0)] * len(learners)
-    for epoch in range(epochs if able else 0):
+    for epoch in range(epochs if learners else 0):
         nets, is_last = networks(epoch), epoch == epochs - 1
-        for start in range(0, len(able), TOGETHER):
-            some = able[start : start + TOGETHER]
-            for place in some:
-                with seeded(seeds(place, epoch), tasks[place].graph.device):
-                    learners[place].begin()
-            match_gradients([learners[place] for place in some], nets, is_last=is_last)
-            for place in some:
-                losses[place] = learners[place].end()
+        for learner in learners:
+            drawn = [seeds(place, epoch) for place in learner.places]
+            found = learner.step(nets, drawn, is_last=is_last)
+            if is_last:
+                for place, of_features, of_gradients in zip(
+                    learner.places, *found.tolist(), strict=True
+                ):
+                    losses[place] = of_features, of_gradients
+    for learner in learners:
+        learner.end()
     for generator in generators:
         generator.eval()
     return losses
 
 
-def match_gradients(
-    learners: Sequence[PromptLearner], nets: RandomNets, *, is_last: bool
-) -> None:
-    """Add L_grad, Eq. (12), to the losses and slopes of learners that have begun a step.
-
-    The products of pairs with the large weights are computed for all of them at once.
-    """
-    few = [one for one in learners if nets.goes_by_nodes(one.some, one.inputs)]
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    slopes: tuple[Tensor, Tensor] | None = None
-    sizes = [len(one.inputs) for one in few]
-    if few:
-        inputs, prompts = (
-            torch.cat([getattr(one, name) for one in few])
-            for name in ("inputs", "leaf")
-        )
-        with torch.no_grad():
-            products = nets.pair_products(inputs, prompts)
-        slopes = torch.zeros_like(products[0]), torch.zeros_like(products[1])
-        split = [zip(*(torch.split(t, sizes) for t in pair), strict=True)
-                 for pair in (products, slopes)]  # fmt: skip
-        found = {
-            id(one): (made, slope) for one, made, slope in zip(few, *split, strict=True)
-        }
-    for one in learners:
-        one.match(nets, *found.get(id(one), (None, None)), is_whole=is_last)
-    if slopes is not None:
-        for one, slope in zip(
-            few, torch.split(nets.slope_of_prompts(*slopes), sizes), strict=True
-        ):
-            one.slope = one.slope + slope
+def _together(
+    tasks: Sequence[PromptTask], counts: Sequence[int], batch_sizes: Sequence[int]
+) -> list[list[int]]:
+    """Divide clients that can train into those trained at once; one that draws is alone."""
+    out: list[list[int]] = []
+    rows = 0
+    for place, (task, count, size) in enumerate(
+        zip(tasks, counts, batch_sizes, strict=True)
+    ):
+        if not count:
+            continue
+        own = task.num_rows + 2 * count
+        is_alone = 0 < size < count
+        if is_alone or not out or rows < 0 or rows + own > MOST_ROWS:
+            out.append([])
+            rows = 0
+        out[-1].append(place)
+        rows = -1 if is_alone else rows + own
+    return out
 
 
 class PromptLearner:
-    """A client's prompt generator in training, see :func:`train_prompt_generators`.
+    """Prompt generators of K clients in training, see :func:`train_prompt_generators`.
 
-    A step draws from torch's global generator when it begins. Until it ends, ``inputs``
-    and ``leaf`` (m, d) are nodes and their prompts, and ``slope`` is the derivative of the
-    loss by the prompts.
+    ``places`` are those of the clients. One that draws batches is alone.
     """
 
     def __init__(
         self,
-        generator: nn.Module,
-        task: PromptTask,
+        places: Sequence[int],
+        generators: Sequence[nn.Sequential],
+        tasks: Sequence[PromptTask],
+        features: Sequence[tuple[Tensor, Tensor, Tensor]],
         *,
         lr: float,
         batch_size: int,
         is_mean: bool,
     ) -> None:
-        self._is_mean = is_mean
-        self._task = self.some = task = task.with_fast_features()
-        self.x, self._around, self._labels = task.features()
-        self._places = task.has_neighbours.nonzero().squeeze(1)
-        self._batch_size = batch_size if batch_size < len(self.x) else 0
-        self._generator = generator.train()
-        self._optimizer = Adam(generator.parameters(), lr=lr, fused=True)
-        self.inputs, self._targets, self._classes = self.x, self._around, self._labels
+        self.places, self._generators, self._is_mean = places, generators, is_mean
+        # weights (K, in, out), the layout of their gradients, and biases (K, 1, out)
+        self._stacked = {
+            name: torch.stack([_turned(g.get_parameter(name)) for g in generators])
+            .detach()
+            .requires_grad_()
+            for name, _ in generators[0].named_parameters()
+        }
+        self._optimizer = Adam(self._stacked.values(), lr=lr, fused=True)
+        self._task, self._features = tasks[0], features[0]
+        self._nodes = self._task.has_neighbours.nonzero().squeeze(1)
+        self._batch_size = batch_size if batch_size < len(self._nodes) else 0
+        self._stack = None if self._batch_size else TaskStack(tasks, features)
 
-    def begin(self) -> None:
-        """Draw the nodes of a step, generate their prompts, compute Eq. (11)."""
-        if self._batch_size:
-            drawn = torch.randperm(len(self.x))[: self._batch_size]
-            drawn = drawn.to(self._places.device)
-            self.some = self._task.batch(self._places[drawn])
-            self.inputs, self._targets = self.x[drawn], self._around[drawn]
-            self._classes = self._labels[drawn]
-        self._optimizer.zero_grad(set_to_none=True)
-        self._prompts = self._generator(self.inputs)
-        # networks run in groups to bound memory; gradients accumulate at the prompts
-        self.leaf = self._prompts.detach().requires_grad_()
-        difference = self._prompts.detach() - self._targets
-        entries = difference.numel() if self._is_mean else len(difference)
-        self._of_features = difference.square().sum() / entries  # Eq. (11)
-        self._of_gradients = torch.zeros((), device=difference.device)
-        self.slope = difference * (2 / entries)
+    def step(self, nets: RandomNets, seeds: Sequence[int], *, is_last: bool) -> Tensor:
+        """Take one step; return L_feat and L_grad (2, K), the latter only if it is last.
 
-    def match(
-        self,
-        nets: RandomNets,
-        products: tuple[Tensor, Tensor] | None,
-        slopes: tuple[Tensor, Tensor] | None,
-        *,
-        is_whole: bool,
-    ) -> None:
-        """Add Eq. (12) to the loss, and to the slope.
-
-        Where ``products`` of :meth:`RandomNets.pair_products` are given, derivatives by
-        them are written to ``slopes`` instead.
+        Random numbers are those that each client would draw with its seed alone.
         """
-        rows = max(self.some.num_rows, 2 * len(self.inputs))
-        at_once = max(1, min(nets.number, BUDGET // (rows * HIDDEN)))
+        device = self._task.graph.device
+        order = [torch.Generator().manual_seed(seed) for seed in seeds]
+        masks = order
+        if device.type != "cpu":
+            masks = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        stack = self._stack or self._draw(order[0])
+        self._optimizer.zero_grad(set_to_none=True)
+        prompts = self._generate(stack, masks)
+        made = prompts.detach()
+        share = stack.pairs.share[..., None]
+        difference = (made - stack.targets) * (share > 0)
+        if self._is_mean:
+            share = share / made.shape[2]
+        of_features = (difference.square() * share).flatten(1).sum(1)  # Eq. (11)
+        of_gradients = torch.zeros_like(of_features)
+        slope = difference * (2 * share)
+        at_once = max(1, min(nets.number, BUDGET // (stack.size * HIDDEN)))
         for start in range(0, nets.number, at_once):
-            stop = min(start + at_once, nets.number)
-            wide = slice(start * HIDDEN, stop * HIDDEN)
-            known = None
-            if products is not None:
-                a, b = (t[:, wide].detach().requires_grad_() for t in products)
-                known = a, b
-            part = nets.part(start, stop).mismatch(
-                self.some,
-                self.inputs,
-                self.leaf,
-                self._classes,
+            part = nets.part(start, min(start + at_once, nets.number))
+            found = part.mismatch(
+                stack,
+                made,
+                part.pair_products(stack.x, made),
                 is_mean=self._is_mean,
-                is_whole=is_whole,
-                products=known,
+                is_whole=is_last,
             )
-            part = part / nets.number
-            to_leaf, *to_products = torch.autograd.grad(
-                part, (self.leaf, *(known or ()))
-            )
-            self.slope = self.slope + to_leaf
-            for slope, value in zip(slopes or (), to_products, strict=True):
-                slope[:, wide] = value
-            self._of_gradients = self._of_gradients + part.detach()
-
-    def end(self) -> tuple[float, float]:
-        """Update the generator; return both losses, of the last step in full."""
-        self._prompts.backward(self.slope)
+            of_gradients += found.losses / nets.number
+            more = part.slope_of_prompts(*found.to_products) + found.to_prompts
+            slope += more / nets.number
+        prompts.backward(slope * (share > 0))  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        return float(self._of_features), float(self._of_gradients)
+        return torch.stack([of_features, of_gradients])
+
+    def _draw(self, generator: torch.Generator) -> TaskStack:
+        """Draw the nodes of a step."""
+        drawn = torch.randperm(len(self._nodes), generator=generator)
+        drawn = drawn[: self._batch_size].to(self._nodes.device)
+        few = self._task.batch(self._nodes[drawn])
+        x, around, labels = (part[drawn] for part in self._features)
+        return TaskStack([few], [(x, around, labels)])
+
+    def _generate(
+        self, stack: TaskStack, generators: Sequence[torch.Generator]
+    ) -> Tensor:
+        """Return the prompts (K, m, d), with dropout of each client's numbers."""
+        h = stack.x
+        for name, layer in self._generators[0].named_children():
+            if isinstance(layer, nn.Linear):
+                weight, bias = (
+                    self._stacked[f"{name}.{n}"] for n in ("weight", "bias")
+                )
+                h = torch.baddbmm(bias, h, weight)
+            elif not isinstance(layer, nn.Dropout):
+                h = layer(h)
+            elif layer.p:
+                kept = torch.zeros_like(h)
+                for row, count, generator in zip(
+                    kept.unbind(), stack.counts, generators, strict=True
+                ):
+                    row[:count].bernoulli_(1 - layer.p, generator=generator)
+                h = h * (kept / (1 - layer.p))
+        return h
+
+    def end(self) -> None:
+        """Copy weights and gradients to the clients' generators."""
+        for name, stacked in self._stacked.items():
+            for place, generator in enumerate(self._generators):
+                parameter = generator.get_parameter(name)
+                parameter.data.copy_(_turned(stacked.detach()[place], parameter))
+                if stacked.grad is not None:
+                    parameter.grad = _turned(stacked.grad[place], parameter)
+
+
+def _turned(values: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return a weight (out, in) as (in, out), a bias (out,) as (1, out), or undo that."""
+    turned = values.t() if values.dim() == 2 else values[None]
+    return turned if like is None else turned.reshape(like.shape)

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from flower_fgl.algorithms.fedlog import matching
-from flower_fgl.algorithms.fedlog.matching import HIDDEN, OUT, PromptTask, RandomNets
+from flower_fgl.algorithms.fedlog.matching import (
+    HIDDEN,
+    OUT,
+    Mismatch,
+    PromptTask,
+    RandomNets,
+    TaskStack,
+)
 from flower_fgl.algorithms.fedlog.prompts import (
     apply_generators,
     blend_generators,
@@ -91,6 +98,17 @@ def slow_loss(
     return loss, list(torch.autograd.grad(loss, weights, create_graph=True))
 
 
+def mismatch(
+    nets: RandomNets, task: PromptTask, prompts: Tensor, **options: bool
+) -> tuple[Tensor, Tensor]:
+    """Eq. (12) of one client, and its derivative by the prompts (m, d)."""
+    stack = TaskStack([task], [task.features()])
+    made = prompts.detach()[None]
+    found = nets.mismatch(stack, made, nets.pair_products(stack.x, made), **options)
+    slope = found.to_prompts + nets.slope_of_prompts(*found.to_products)
+    return found.losses[0], slope[0]
+
+
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("by_nodes", [False, True])
 def test_batched_networks_equal_single_networks(
@@ -111,31 +129,20 @@ def test_batched_networks_equal_single_networks(
         parts = [(a - b.detach()).square() for a, b in zip(found, target, strict=True)]
         total = total + sum(part.sum() for part in parts)
         mean = mean + sum(part.mean() for part in parts)
-    true_loss = nets.true_loss(task, nets.first(task))
-    assert true_loss.item() == pytest.approx(losses[0].item(), rel=1e-5)
-    pair_loss = nets.pair_loss(*nets.pair_products(x, prompts), labels)
-    assert pair_loss.item() == pytest.approx(losses[1].item(), rel=1e-5)
-    mismatch = nets.mismatch(task, x, prompts, labels)
-    assert mismatch.item() == pytest.approx(total.item(), rel=1e-4)
-    published = nets.mismatch(task, x, prompts, labels, is_mean=True)
+    stack = TaskStack([task], [task.features()])
+    true, _ = nets.true_slopes(stack)
+    assert true.losses.item() == pytest.approx(losses[0].item(), rel=1e-5)
+    loss, slope = mismatch(nets, task, prompts)
+    assert loss.item() == pytest.approx(total.item(), rel=1e-4)
+    published, mean_slope = mismatch(nets, task, prompts, is_mean=True)
     assert published.item() == pytest.approx(mean.item(), rel=1e-4)
-    slope, slow_slope = (
-        torch.autograd.grad(loss, prompts)[0] for loss in (mismatch, total)
-    )
-    assert slow_slope.norm() > 0
-    torch.testing.assert_close(slope, slow_slope, rtol=1e-3, atol=1e-7)
-    part = nets.mismatch(task, x, prompts, labels, is_whole=False)
-    assert (part.item() < 0.99 * mismatch.item()) == by_nodes
-    torch.testing.assert_close(torch.autograd.grad(part, prompts)[0], slope)
-    if by_nodes:  # the same from products that were computed before
-        with torch.no_grad():
-            made = nets.pair_products(x, prompts)
-        known = tuple(t.requires_grad_() for t in made)
-        whole = nets.mismatch(task, x, prompts, labels, products=known)
-        assert whole.item() == pytest.approx(mismatch.item(), rel=1e-6)
-        direct, *to_products = torch.autograd.grad(whole, (prompts, *known))
-        again = direct + nets.slope_of_prompts(*to_products)
-        torch.testing.assert_close(again, slope, rtol=1e-4, atol=1e-8)
+    for found, slow in ((slope, total), (mean_slope, mean)):
+        (slow_slope,) = torch.autograd.grad(slow, prompts, retain_graph=True)
+        assert slow_slope.norm() > 0
+        torch.testing.assert_close(found, slow_slope, rtol=1e-3, atol=1e-7)
+    part, same = mismatch(nets, task, prompts, is_whole=False)
+    assert (part.item() < 0.99 * loss.item()) == by_nodes
+    torch.testing.assert_close(same, slope)
 
 
 def test_products_over_nodes_are_chosen_where_they_are_fewer() -> None:
@@ -163,11 +170,10 @@ def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
     index, labels = torch.arange(4), torch.tensor([0, 1, 2, 0])
     task = PromptTask(prompt_pairs(x, neighbours), index, labels, C)
     nets = RandomNets.draw(2, D, C)
-    assert nets.mismatch(task, x, neighbours, labels).item() < 1e-12
-    other = (neighbours + 1).requires_grad_()
-    loss = nets.mismatch(task, x, other, labels)
+    loss, _ = mismatch(nets, task, neighbours)
+    assert loss.item() < 1e-12
+    loss, slope = mismatch(nets, task, neighbours + 1)
     assert loss.item() > 1e-6
-    (slope,) = torch.autograd.grad(loss, other)
     assert slope.any(dim=1).all()
 
 
@@ -204,8 +210,14 @@ def test_the_first_loss_is_equation_11_and_training_lowers_it() -> None:
     assert not generator.training
 
 
+def _nothing(nets: RandomNets, stack: TaskStack, *_: Any, **options: bool) -> Mismatch:
+    slopes = stack.x.new_zeros(*stack.x.shape[:2], nets.number * HIDDEN)
+    none = torch.zeros_like(stack.x)
+    return Mismatch(slopes.new_zeros(len(stack.x)), none, (slopes, slopes))
+
+
 def test_equation_11_alone_moves_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RandomNets, "mismatch", lambda *args, **_: 0 * args[3].sum())
+    monkeypatch.setattr(RandomNets, "mismatch", _nothing)
     torch.manual_seed(0)
     task, generator = random_task(), make_generator(D)
     for layer in generator:
@@ -295,7 +307,7 @@ def _constant_nets(
     rest = [torch.randn(s, generator=draw) / 9 for s in deep]
     parts = [t.repeat(*[1] * (t.dim() - 1), number) for t in first]
     parts += [t.expand(number, *t.shape).clone() for t in rest]
-    return RandomNets(number, *(t.requires_grad_() for t in parts))
+    return RandomNets(number, *parts)
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
@@ -317,11 +329,16 @@ def test_the_task_of_a_batch_reads_only_its_surroundings(is_sparse: bool) -> Non
         slow_loss(nets, n, dense, torch.tensor([14, 4]), labels[[7, 2]])
         for n in range(2)
     ]
-    found = nets.true_loss(batch, nets.first(batch))
-    assert found.item() == pytest.approx(sum(w[0].item() for w in wanted), rel=1e-5)
-    slopes = torch.autograd.grad(found, nets.encoder)
-    slow = torch.cat([gradients[0] for _, gradients in wanted]).T
-    torch.testing.assert_close(slopes[0], slow, rtol=1e-4, atol=1e-7)
+    stack = TaskStack([batch], [tuple(part[[7, 2]] for part in task.features())])
+    true, slopes = nets.true_slopes(stack)
+    expected = sum(w[0].item() for w in wanted)
+    assert true.losses.item() == pytest.approx(expected, rel=1e-5)
+    assert slopes.shape[1] == 6
+    slow = torch.stack([gradients[5] for _, gradients in wanted])
+    torch.testing.assert_close(true.weights[2][0], slow, rtol=1e-4, atol=1e-7)
+    biases = slopes.sum(1).view(2, HIDDEN)
+    slow = torch.stack([gradients[2] for _, gradients in wanted])
+    torch.testing.assert_close(biases, slow, rtol=1e-4, atol=1e-7)
 
 
 def test_a_batch_of_most_nodes_reads_the_whole_graph() -> None:
@@ -374,8 +391,11 @@ def test_clients_together_train_as_each_alone(
     monkeypatch.setattr(matching, "has_few_nodes", lambda *_: by_nodes)
     lone = GraphInput(torch.randn(3, D), torch.zeros((2, 0), dtype=torch.int64))
     first = torch.tensor([0, 1])
+    ring = torch.tensor([[0, 1, 2, 1, 2, 3], [1, 2, 3, 0, 1, 2]])
+    small = GraphInput(torch.randn(4, D), ring)
     tasks = [random_task(), PromptTask(lone, first, first, C), random_task()]
-    sizes = [0, 0, 1]
+    tasks.append(PromptTask(small, torch.tensor([3]), torch.tensor([1]), C))
+    sizes = [0, 0, 1, 0]
 
     def train(places: list[int]) -> list[list[Tensor]]:
         torch.manual_seed(3)
@@ -396,7 +416,7 @@ def test_clients_together_train_as_each_alone(
             for loss, place in zip(losses, places, strict=True)
         ]
 
-    together, alone = train([0, 1, 2]), [train([place])[0] for place in range(3)]
+    together, alone = train([0, 1, 2, 3]), [train([place])[0] for place in range(4)]
     assert not together[1][0].any()
     for found, expected in zip(together, alone, strict=True):
         for one, other in zip(found, expected, strict=True):
@@ -471,11 +491,7 @@ def test_gradients_act_on_prompts_of_cora_as_printed_and_hardly_as_means(
 
     printed, mean = prompts(is_mean=False), prompts(is_mean=True)
 
-    def nothing(nets: RandomNets, *args: Any, **known: Any) -> Tensor:
-        found = [args[2], *(known.get("products") or ())]
-        return sum(0 * tensor.sum() for tensor in found)
-
-    monkeypatch.setattr(RandomNets, "mismatch", nothing)
+    monkeypatch.setattr(RandomNets, "mismatch", _nothing)
     change = {}
     for name, made, is_mean in (("sum", printed, False), ("mean", mean, True)):
         without = prompts(is_mean=is_mean)
