@@ -109,6 +109,8 @@ def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run
 
         run = RunFolder.load(stage.run(plan.values, timeout, on_round))
         seconds = [row["seconds"]["total"] for row in run.rounds]
+        for warning in stage.warnings():
+            show(f"Warning: {warning}")
         show(run.table())
         show(f"Seconds per round: median {statistics.median(seconds):.2f}")
         for owner, graph in graphs.items():

@@ -544,12 +544,6 @@ def graph_dataset(
 
     _require_list(graphs, name)
     items = [_own_attributes(graph) if is_hetero(graph) else graph for graph in graphs]
-    held = sum(graph.get("edge_attr") is not None for graph in items)
-    if 0 < held < len(graphs):
-        raise DataError(
-            f"{name}: {held} of {len(graphs)} graphs have edge_attr. Give it to all or "
-            "none."
-        )
     _check_alike(items, name, kind)
     union, batch = read_union(graphs, name)
     joint = Batch.from_data_list(items)
@@ -592,6 +586,7 @@ def read_union(graphs: Any, name: str) -> tuple[NodeDataset, Tensor]:
     _require_list(graphs, name)
     if any(is_typed(graph, ONE_GRAPH) for graph in graphs):
         return read_typed_set(graphs, name)
+    _check_columns(graphs, name)
     joint = Batch.from_data_list(list(graphs))
     x, edge_index = read_inputs(joint, name)
     unknown, target = torch.full((len(x),), -1), Target.classes(NO_CLASSES)
@@ -618,10 +613,31 @@ def _own_attributes(graph: Any) -> Any:
     return Data.from_dict({**graph.to_dict()["_global_store"], "num_nodes": 1})
 
 
+def _check_columns(graphs: Sequence[Any], name: str) -> None:
+    """Reject graphs of a set of which the features have other columns than the first."""
+    for key in ("x", "edge_attr"):
+        shapes = [getattr(graph.get(key), "shape", None) for graph in graphs]
+        widths = [None if shape is None else shape[1:] for shape in shapes]
+        odd = next((i for i, width in enumerate(widths) if width != widths[0]), 0)
+        if odd:
+            one, other = (
+                "is missing"
+                if shapes[i] is None
+                else f"has shape {tuple(shapes[i] or ())}"
+                for i in (0, odd)
+            )
+            raise DataError(
+                f"{name}: {key} {one} in graph 0, but {other} in graph {odd}. Give all "
+                "graphs the same columns."
+            )
+
+
 def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
     """Reject graphs of a set of which some lack an attribute, or a target."""
     keys = {key for key in graphs[0].keys() if graphs[0].get(key) is not None}  # noqa: SIM118
     shape = getattr(graphs[0].get("y"), "shape", None)
+    if kind != CLASSES and shape is None:
+        raise DataError(f"{name}: the graphs have no y, the {kind} to predict.")
     for number, graph in enumerate(graphs):
         other = {key for key in graph.keys() if graph.get(key) is not None}  # noqa: SIM118
         if odd := sorted(keys ^ other):

@@ -71,6 +71,16 @@ def test_a_name_with_quotes_reaches_the_node(
     }
 
 
+def test_warnings_of_a_rehearsed_run_are_read_from_its_log(tmp_path: Path) -> None:
+    stage = Rehearsal(tmp_path / "new", ["ash"], tls=False)
+    assert not stage.warnings()
+    (stage.folder / "run.log").write_text(
+        "\x1b[92mINFO \x1b[0m:      Run folder: WARNING: none\n"
+        + 2 * "\x1b[93mWARNING \x1b[0m:   owner ash: check the unit.\n"
+    )
+    assert stage.warnings() == ["owner ash: check the unit."]
+
+
 def test_a_one_shot_method_is_rehearsed_for_one_round() -> None:
     assert plan("a.npz", method="opfgl").values["rounds"] == 1
     assert plan("a.npz").values["rounds"] == 3
@@ -126,6 +136,9 @@ class InThisProcess:
         node = {"graph": str(graph), "name": owner, "model-dir": str(home / "models")}
         self.nodes.append(node)
 
+    def warnings(self) -> list[str]:
+        return ["ash: its values are far from those of oak."]
+
     def run(self, values: dict[str, Any], _: float, on_round: Any) -> Path:
         settings = {**values, "hidden_channels": 8}
         return run_owners(
@@ -164,6 +177,7 @@ def test_owners_of_links_and_edges_are_rehearsed_and_scored(
         assert (
             f"{name}: predictions for {summary.format(len(frame))} in {table}" in said
         )
+    assert "Warning: ash: its values are far from those of oak.\n" in said
     assert "training edges, " in said
     assert " nodes)" not in said
 

@@ -373,7 +373,11 @@ def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
             r"y has shape \(1,\) in graph 0, but \(2,\) in graph 1",
         ),
         ({"y": None}, r"graphs 0 and 1 differ in their attributes \(y\)"),
-        ({"edge_attr": torch.ones(4, 1)}, "1 of 2 graphs have edge_attr"),
+        ({"edge_attr": torch.ones(4, 1)}, r"in their attributes \(edge_attr\)"),
+        (
+            {"x": torch.ones(4, 7)},
+            r"x has shape .* in graph 0, but has shape \(4, 7\) in graph 1",
+        ),
     ],
 )
 def test_graphs_of_a_set_that_differ_are_named(

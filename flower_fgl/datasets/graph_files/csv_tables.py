@@ -70,7 +70,7 @@ def read_csv_folder(
     """
     attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
-    if not attempt(_holds_one_graph, path):
+    if not attempt(holds_one_graph, path):
         return {}
     several = attempt(target_columns, path)
     if several is None:
@@ -108,7 +108,7 @@ def read_csv_folder(
     return {key: array for key, array in arrays.items() if array is not None}
 
 
-def _holds_one_graph(path: Path) -> bool:
+def holds_one_graph(path: Path) -> bool:
     """Return ``True``; reject the nodes of a set without the table of its graphs."""
     rows = csv_rows(path, ("graph", "id"))
     try:
@@ -118,7 +118,7 @@ def _holds_one_graph(path: Path) -> bool:
     rows.close()
     raise DataError(
         f"{show_path(path)} has a column graph, but graphs.csv is missing. Provide it with "
-        "the columns id and label. If graph is a feature, rename it."
+        "the columns id and label (or target). If graph is a feature, rename it."
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
+from flower_fgl.datasets.graph_files.csv_tables import holds_one_graph
 from flower_fgl.datasets.graph_files.graph_file import (
     GRAPHS,
     KNOWN,
@@ -41,7 +42,7 @@ from flower_fgl.datasets.graph_files.problems import (
     has_control_characters,
     show_path,
 )
-from flower_fgl.datasets.graph_files.set_csv import read_set_folder
+from flower_fgl.datasets.graph_files.set_csv import NODES, read_set_folder
 from flower_fgl.datasets.graph_files.target_arrays import (
     TARGET_KEYS,
     TargetValues,
@@ -170,7 +171,8 @@ def _read(
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
             return read_set_folder(path, needs_labels=needs_labels, attempts=attempt)
-        raise _one_graph(where)
+        if not (path / NODES).is_file() or holds_one_graph(path / NODES):
+            raise _one_graph(where)
     arrays = read_arrays(path, KNOWN, GRAPH_KEYS)
     if "graph_of_node" not in arrays:
         raise _one_graph(where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import time
@@ -44,6 +45,7 @@ LAST_SECONDS = 10.0
 """Seconds for which the processes may end by themselves."""
 ASK_SECONDS = 10.0
 """Seconds between two questions to Flower for the status of a run without a folder."""
+WARNING = re.compile(r"^WARNING *: *(.+)$", re.MULTILINE)
 ENVIRONMENT = {
     **FLOWER_SETTINGS,
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
@@ -233,6 +235,11 @@ class Rehearsal:
                 f"of the run's log:\n{tail(log)}"
             )
         return self.run_folder
+
+    def warnings(self) -> list[str]:
+        """Return the warnings of the run, e.g. of an owner in another unit."""
+        text = tail(self.folder / "run.log", lines=10_000)
+        return list(dict.fromkeys(WARNING.findall(text)))
 
     def stop(self) -> None:
         """End all started processes and their descendants, by process ID."""

@@ -234,10 +234,11 @@ def test_a_bad_folder_gives_one_error_that_names_the_line(
 
 def test_nodes_of_a_set_need_the_table_of_its_graphs(tmp_path: Path) -> None:
     path = folder(tmp_path / "own", graphs=None)
-    with pytest.raises(
-        DataError, match=r"has a column graph, but graphs\.csv is missing"
-    ):
-        load_graph_file(path)
+    for load in (load_graph_file, load_graph_set):
+        with pytest.raises(
+            DataError, match=r"has a column graph, but graphs\.csv is missing"
+        ):
+            load(path)
 
 
 def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
