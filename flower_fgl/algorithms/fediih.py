@@ -62,7 +62,8 @@ def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
         ratio = (own + offset) / pooled
         return 0.5 * (pooled.log() - own.log() + ratio - 1).sum(dim=-1)
 
-    return (divergence(variance[:, None]) + divergence(variance[None])) / 2
+    to_own = divergence(variance[:, None])
+    return (to_own + to_own.T) / 2  # m is that of the pair in both orders
 
 
 def factor_similarity(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -88,6 +89,8 @@ class FedIIHNet(Backbone):
     and after each routing layer.
     """
 
+    stacks = True
+
     def __init__(self, settings: FedIIHSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
         self.readout, self.dropout = False, sizes["dropout"]
@@ -108,13 +111,22 @@ class FedIIHNet(Backbone):
         return h
 
     def _route(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Run a routing layer on (N, F·p)."""
-        x = h.view(len(h), self.factors, -1)
+        """Run a routing layer on (N, F·p), or on stacked clients (K, n, F·p)."""
+        x = h.reshape(-1, self.factors, h.shape[-1] // self.factors)
         pattern = graph.topology.pattern()
-        return route(x, pattern, iterations=self.iterations).flatten(1)
+        return route(x, pattern, iterations=self.iterations).reshape(h.shape)
 
-    def summary(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Return the mean (F, p) over the nodes after further routing layers."""
+    def summary(
+        self, h: Tensor, graph: GraphInput, real: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean (F, p) over the nodes after further routing layers.
+
+        That of stacked clients is (K, F, p), over the rows (K, n) that are ``real``.
+        """
         for _ in range(self.num_summary_routes):
             h = self._route(h, graph)
-        return h.mean(dim=0).view(self.factors, -1)
+        if real is None:
+            mean = h.mean(dim=0)
+        else:
+            mean = (h * real[..., None]).sum(dim=-2) / real.sum(dim=-1, keepdim=True)
+        return mean.view(*mean.shape[:-1], self.factors, -1)

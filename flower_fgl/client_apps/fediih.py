@@ -29,6 +29,8 @@ class FedIIHClientApp(DescribingClientApp):
        without dropout, so both are one vector, which is sent once.
     """
 
+    stacked = True
+
     def build(self, client: Client) -> FedIIHNet:
         """Build FedIIH's network."""
         return client.build_own(FedIIHNet)
@@ -39,4 +41,5 @@ class FedIIHClientApp(DescribingClientApp):
         """Return the mean of each factor, and the logits."""
         network, graph = cast(FedIIHNet, model), group.inputs
         h = network.embed(graph)
-        return {"mean": network.summary(h, graph)[None]}, network.head(h, graph)
+        mean = network.summary(h, graph, group.real)
+        return {"mean": mean.view(len(group), *mean.shape[-2:])}, network.head(h, graph)

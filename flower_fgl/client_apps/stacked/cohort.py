@@ -185,7 +185,14 @@ class Cohort(Group):
         self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
     ) -> Backbone:
         """Build the backbone, see :meth:`Group.build_model`."""
-        template = self.clients[0].build_model()
+        return self._stacked(self.clients[0].build_model(), states)
+
+    def _stacked(
+        self,
+        template: Backbone,
+        states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
+    ) -> Backbone:
+        """Give a network, which is changed, the weights of all clients."""
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
         return stack_model(template, states, len(self), torch.rand_like, is_spare=True)
@@ -202,7 +209,7 @@ class Cohort(Group):
                 {**{name: state[name] for name in kept}, **tensors}
                 for state, tensors in zip(own, received, strict=True)
             ]
-        return self.build_model(received)
+        return self._stacked(build(self.clients[0]), received)
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""

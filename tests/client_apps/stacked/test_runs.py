@@ -51,6 +51,7 @@ STACKED = [
     "fedgen",
     "fedgta",
     "fedhgn",
+    "fediih",
     "fedntd",
     "fedpano",
     "fedper",
@@ -228,6 +229,24 @@ def test_fedpg_equals_one_by_one(settings: dict[str, Any]) -> None:
 )
 def test_fedgen_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fedgen", settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"partition": "louvain", "num_layers": 2, "fediih": {"factors": 3}},
+        {"batch_size": 7, "optimizer": "sgd", "split": "60/20/20"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_fediih_equals_one_by_one(
+    settings: dict[str, Any], is_sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_sparse:
+        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+    compare("fediih", settings)
 
 
 @pytest.mark.parametrize(
