@@ -9,6 +9,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
+from flower_fgl.core.errors import first_of
 from flower_fgl.core.schema import Schema
 
 __all__ = ["NOT_PREPARED", "Told", "agree_classes", "classes_apart", "column_order"]
@@ -20,8 +21,6 @@ NOT_PREPARED = (
     "features mean the same is not checked."
 )
 """Warning with the names of owners."""
-SHOWN = 5
-"""Largest number of names of a kind in a message."""
 
 
 def hash_names(names: Sequence[str]) -> str:
@@ -70,8 +69,7 @@ def differing_names(names: Sequence[str], wanted: Sequence[str]) -> str:
         known = set(there)
         found = [name for name in here if name not in known]
         if found:
-            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-            parts.append(f"{text}: {', '.join(found[:SHOWN])}{more}")
+            parts.append(f"{text}: {first_of(found)}")
     return "; ".join(parts)
 
 

@@ -1,11 +1,11 @@
 """Errors that a user can fix; the command line prints them without a traceback."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 __all__ = ["ConfigError", "DataError", "FglError", "PayloadError", "RunError"]
-__all__ += ["hide_tracebacks", "one_line", "report_lack_of_memory"]
+__all__ += ["first_of", "hide_tracebacks", "one_line", "report_lack_of_memory"]
 
 MAX_REASON = 500
 """Largest number of characters of a text that came from another party, in a log."""
@@ -16,6 +16,12 @@ def one_line(text: object, most: int = MAX_REASON) -> str:
     words = " ".join(str(text)[: 4 * most].split())
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
     return shown if len(shown) <= most else f"{shown[: most - 2]} …"
+
+
+def first_of(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
+    """List up to ``most`` names of a message, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
 
 
 class FglError(ValueError):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, first_of
 
 __all__ = ["MOST_RELATIONS", "MOST_TYPES", "TYPED", "Schema", "Triple", "TypedModel"]
 __all__ += ["has_name"]
@@ -124,8 +124,7 @@ class Schema:
         ``DataError``, which begins with ``where``, says that it is not clear, or private.
         """
         found = [one for one in self.relations if has_name(one, name)]
-        listed = ", ".join(":".join(one) for one in self.relations[:MOST_SHOWN])
-        listed += ", …" * (len(self.relations) > MOST_SHOWN)
+        listed = first_of([":".join(one) for one in self.relations], MOST_SHOWN)
         if len(found) != 1:
             several = f"{len(found)} relations" if found else "no relation"
             has = "have the name" if len(found) > 1 else "has the name"

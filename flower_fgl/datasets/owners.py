@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -366,14 +366,23 @@ def _agree_on_features(
         return _agree_on_schema(clients, config)
     if config.feature_align == "project" and not config.classifies_edges:
         return list(clients)  # the layers that read features stay local
+    of_edges = {c.name: c.feature_names[c.num_features :] for c in clients}
     if text := _differing([(c.name, c.num_edge_features) for c in clients]):
-        _refuse(_differing_edges(clients), len(clients))
+        if all(of_edges.values()):
+            _refuse(_names_of_most(of_edges, "features of edges")[1], len(clients))
         raise DataError(
             f"The edges of the owners have different numbers of features ({text}). Give "
             "edges.csv the same columns at all owners."
         )
     if config.feature_align == "project":  # only the layers of nodes stay local
-        return _agree_on_edge_features(clients)
+        agreed, wrong = _names_of_most(of_edges, "features of edges")
+        _refuse(wrong, len(clients))
+        return [
+            order_columns(c, (*c.feature_names[: c.num_features], *agreed))
+            if of_edges[c.name]
+            else c
+            for c in clients
+        ]
     if text := _differing([(c.name, c.num_features) for c in clients]):
         raise DataError(
             f"The data owners' graphs have different feature widths ({text}). Agree on "
@@ -390,16 +399,7 @@ def _agree_on_features(
         )
     if not named:
         return list(clients)
-    # the features of most owners are the agreed ones
-    sets = Counter(frozenset(client.feature_names) for client in named)
-    most = sets.most_common(1)[0][0]
-    agreed = next(c.feature_names for c in named if frozenset(c.feature_names) == most)
-    reasons = {c.name: differing_names(c.feature_names, agreed) for c in named}
-    wrong = [
-        (name, f"its features differ from those of the other clients: {text}.")
-        for name, text in reasons.items()
-        if text
-    ]
+    agreed, wrong = _names_of_most({c.name: c.feature_names for c in named}, "features")
     _refuse(wrong + _other_recipes(named), len(clients))
     return [order_columns(client, agreed) for client in clients]
 
@@ -421,40 +421,25 @@ def _differing(widths: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{name}: {width}" for name, width in widths)
 
 
-def _differing_edges(clients: Sequence[ClientGraph]) -> list[tuple[str, str]]:
-    """Say whose features of edges have other names than those of most owners."""
-    held = {c.name: c.feature_names[c.num_features :] for c in clients}
-    named = {name: names for name, names in held.items() if names}
-    if len(named) < len(held):
-        return []
+def _names_of_most(
+    held: Mapping[str, tuple[str, ...]], what: str
+) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+    """Return the names that most owners have, in the first one's order, and who differs.
+
+    Owners without names are not compared.
+    """
+    named = {owner: names for owner, names in held.items() if names}
     sets = Counter(frozenset(names) for names in named.values())
-    agreed = sorted(sets.most_common(1)[0][0])
-    return [
-        (name, f"its features of edges differ from those of the other clients: {text}.")
-        for name, names in named.items()
-        if (text := differing_names(names, agreed))
+    most = [names for names, _ in sets.most_common(1)]
+    agreed = next((names for names in named.values() if frozenset(names) in most), ())
+    differing = {
+        owner: differing_names(names, agreed) for owner, names in named.items()
+    }
+    return agreed, [
+        (owner, f"its {what} differ from those of the other clients: {text}.")
+        for owner, text in differing.items()
+        if text
     ]
-
-
-def _agree_on_edge_features(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
-    """Put the features of edges into one order, by name; those of nodes may differ."""
-    first = next((c for c in clients if c.num_edge_features and c.feature_names), None)
-    if first is None:
-        return list(clients)
-    agreed = first.feature_names[first.num_features :]
-    out = []
-    for client in clients:
-        of_nodes = client.feature_names[: client.num_features]
-        of_edges = client.feature_names[client.num_features :]
-        if of_edges and (text := differing_names(of_edges, agreed)):
-            raise DataError(
-                f"{client.name}: the features of its edges differ from those of "
-                f"{first.name}: {text}. Owners must agree on them, also with "
-                'feature-align = "project".'
-            )
-        is_named = bool(of_edges)
-        out.append(order_columns(client, (*of_nodes, *agreed)) if is_named else client)
-    return out
 
 
 def _sha256(clients: Sequence[ClientGraph]) -> str:

@@ -8,6 +8,7 @@ import torch
 from scipy.special import gammaln
 from torch import Tensor
 
+from flower_fgl.core.errors import first_of
 from flower_fgl.datasets.client_graph import ClientGraph, Scaling
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.own_split import split_names
@@ -29,8 +30,6 @@ TOLERANCE = 1e-4
 """Relative error of a value that was standardized and computed back."""
 FEW_STEPS = 1000
 """Steps of float32 between the ends of a column, below which it keeps few digits."""
-MOST_COLUMNS = 5
-"""Columns that a note lists by name."""
 
 
 def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
@@ -48,12 +47,6 @@ def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
         _columns_like_a_split(graph),
     )
     return [note for note in notes if note]
-
-
-def _listed(found: Sequence[str]) -> str:
-    """Return the first columns of a note, and how many more there are."""
-    more = f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
-    return f"{', '.join(found[:MOST_COLUMNS])}{more}"
 
 
 class _Columns(NamedTuple):
@@ -105,7 +98,7 @@ def _missing_markers(graph: ClientGraph) -> str:
     if not found:
         return ""
     return (
-        f"A number that seems to mean unknown: {_listed(found)}. It is read as a value. "
+        f"A number that seems to mean unknown: {first_of(found)}. It is read as a value. "
         "Fill in e.g. the mean of the column, and add a column of 0 and 1 that says where "
         "the value was unknown."
     )
@@ -157,7 +150,7 @@ def _unscaled_columns(graph: ClientGraph) -> str:
     can_run = can_standardize(graph.graph.x) and graph.outside is None
     or_run = ', or run with feature-norm = "columns"'
     return (
-        f"Not scaled: {_listed([text for _, text in found])}. Columns with large values "
+        f"Not scaled: {first_of([text for _, text in found])}. Columns with large values "
         "outweigh the others, and training converges slowly. Scale them in the same way "
         f"at all owners{or_run if can_run and graph.scale != 'rows' else ''}."
     )
@@ -177,7 +170,7 @@ def _coarse_columns(graph: ClientGraph) -> str:
     if not found:
         return ""
     return (
-        f"Large numbers that are close together: {_listed(found)}. As float32, many of "
+        f"Large numbers that are close together: {first_of(found)}. As float32, many of "
         "them are one value. Subtract the same offset at all owners from the original "
         "numbers (from times e.g. the first one)."
     )
@@ -191,12 +184,10 @@ def _columns_like_labels(graph: ClientGraph) -> str:
     names = _all_columns(graph)[0 if graph.graph.pair_x is None else -1].names
     listed = []
     for column, classes in found.items():
-        of = ", ".join(graph.class_names[c] for c in classes[:MOST_COLUMNS])
-        listed.append(
-            f"{names[column]} ({of}{', …' if len(classes) > MOST_COLUMNS else ''})"
-        )
+        of = first_of([graph.class_names[c] for c in classes])
+        listed.append(f"{names[column]} ({of})")
     return (
-        f"Columns that determine the label by themselves: {_listed(listed)}; the classes "
+        f"Columns that determine the label by themselves: {first_of(listed)}; the classes "
         "that they tell from the others are in parentheses. Leave out a column that is a "
         "copy of the label, was made from it, or is known only after it: all scores would "
         "be too high."
@@ -210,7 +201,7 @@ def _columns_like_a_split(graph: ClientGraph) -> str:
     if not found:
         return ""
     return (
-        f"Features with the name of a split: {', '.join(found[:MOST_COLUMNS])}. If they "
+        f"Features with the name of a split: {first_of(found)}. If they "
         "hold the split, leave them out, and store it as train_mask, val_mask and "
         "test_mask."
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import one_line
+from flower_fgl.core.errors import first_of, one_line
 from flower_fgl.core.score_names import ScoreScale, score_title
 from flower_fgl.core.settings import owners_name
 from flower_fgl.core.targets import CLASSES
@@ -140,7 +140,7 @@ def _model(config: RunConfig, summary: Row, model: ModelCard | None) -> dict[str
             f"{model.hidden_channels}",
             "features": model.num_features,
             "predicts": config.setting if model.link else model.target.counted,
-            kind: "; ".join(names[:50]) + ("; …" if len(names) > 50 else ""),
+            kind: first_of(names, 50, "; "),
             "round": model.round,
             "owner": model.owner,
         }

@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from flower_fgl.core.errors import first_of
 from flower_fgl.core.version import VERSION
-from flower_fgl.runs.files import some_names
 
 __all__ = ["describe_environment", "environment_comments", "find_commit"]
 __all__ += ["hash_source", "mixed_versions", "version_label"]
@@ -90,7 +90,7 @@ def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
         seen.setdefault(label, []).append(name)
     if len(seen) < 2:
         return []
-    listed = [f"{label} ({some_names(names, ', ')})" for label, names in seen.items()]
+    listed = [f"{label} ({first_of(names, 3)})" for label, names in seen.items()]
     return [
         f"the runs were made with {len(seen)} versions: {'; '.join(listed)}. Scores may "
         "differ between versions; to measure all with one, move the older run folders and "

@@ -1,20 +1,4 @@
-"""Files of a run folder: their names, and functions that write and read them.
-
-=================  ==================================================================
-``config.toml``    every resolved setting, with the source of its value; versions, host and
-                   start time as comments
-``rounds.jsonl``   one row per round: metrics, seconds, bytes, replies, failures
-``clients.jsonl``  one row per client with its data (in round 0, or when it joins), then
-                   one row per round and client
-``releases.jsonl`` with ``upload-noise``: the clients that were asked for an upload in
-                   each round, including rounds that a resumed run repeats
-``summary.json``   results, start time and environment; exists from the start, with status
-                   ``running``
-``model.safetensors``
-                   weights of the aggregated model of the best validation round
-``card.json``      what the model was trained on, how good it is, and its limits; also as
-                   ``card.md``
-=================  ==================================================================
+"""Files of a run folder, see docs/run-folder.md: names, and functions that read them.
 
 Rows are flushed after each round and files are replaced atomically, so the folder of a
 killed run is always readable. NaN (a metric without nodes) becomes ``null``.
@@ -35,7 +19,7 @@ from flower_fgl.core.options import Scalar
 __all__ = ["CLIENTS_FILE", "CONFIG_FILE", "ENDED", "HEADER", "MEND", "MODEL", "ORIGIN"]
 __all__ += ["RELEASES", "ROUNDS", "SUMMARY", "OnRound", "Row", "check_folder_name"]
 __all__ += ["flatten_config", "in_folder_name", "parse_row", "read_lines"]
-__all__ += ["read_sources", "read_text", "require_whole", "settings_toml", "some_names"]
+__all__ += ["read_sources", "read_text", "require_whole", "settings_toml"]
 __all__ += ["status_of", "tell_apart"]
 
 CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
@@ -199,9 +183,3 @@ def tell_apart(
         ]
         names.append(" · ".join([method, *own]))
     return names
-
-
-def some_names(names: Sequence[str], separator: str) -> str:
-    """List up to three names, and the number of the others."""
-    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
-    return separator.join([*names[:3], *more])

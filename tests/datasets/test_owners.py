@@ -264,7 +264,7 @@ def test_features_of_edges_are_matched_by_name_where_those_of_nodes_differ(
     for client in build_owners(config_of(both, **settings))[0]:
         assert client.feature_names[-2:] == ("edge: a", "edge: h")
         assert (client.graph.pair_x == torch.tensor([1.0, 2.0])).all()
-    with pytest.raises(DataError, match=r"three: the features of its edges.*edge: a"):
+    with pytest.raises(DataError, match=r"three: its features of edges.*edge: a"):
         build_owners(config_of(f"{both},{tmp_path / 'three'}", **settings))
 
 

@@ -162,6 +162,6 @@ def test_runs_of_several_versions_are_named() -> None:
     (text,) = mixed_versions(runs)
     assert text.startswith(
         "the runs were made with 3 versions: torch 2.13.0, source aaaaaaaaaaaa (old-0, "
-        "old-1, old-2, 2 more); torch 2.13.0, source bbbbbbbbbbbb (new); commit unknown "
+        "old-1, old-2 and 2 more); torch 2.13.0, source bbbbbbbbbbbb (new); commit unknown "
         "(unknown). Scores may differ"
     )

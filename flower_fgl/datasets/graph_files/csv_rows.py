@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from flower_fgl.core.agreement import marks_unknown
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, first_of
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names
 from flower_fgl.datasets.graph_files.problems import (
@@ -54,8 +54,6 @@ BLOCK_CELLS = 1 << 20
 """Cells that are converted to float32 at once."""
 MOST_FAULTS = 20
 """Faulty feature columns that are reported."""
-MOST_NAMES = 5
-"""Columns that one message names."""
 NO_LABELS = (
     ' Cells of label may be empty; with setting = "link" or "edge" the column may be '
     "missing. In its place label:NAME holds several labels, and target or target:NAME "
@@ -337,8 +335,7 @@ def _split_columns(
 
 def _quote(names: Sequence[str]) -> str:
     """Return the first names for a message."""
-    more = ", …" if len(names) > MOST_NAMES else ""
-    return ", ".join(f'"{clip(name)}"' for name in names[:MOST_NAMES]) + more
+    return first_of([f'"{clip(name)}"' for name in names])
 
 
 LABEL, TARGET = "label:", "target:"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, first_of
 from flower_fgl.core.schema import NAME, Schema, Triple
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows, target_columns
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
@@ -21,8 +21,6 @@ RELATIONS = "relations.csv"
 COLUMNS = ("relation", "source", "target", "file", "private")
 PLAIN = ("nodes.csv", "edges.csv", "graphs.csv", "outside.csv")
 """Tables of graphs with one kind of nodes."""
-MOST_SHOWN = 5
-"""Kinds that one message names."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,7 @@ def read_typed_names(
 
 def _list_kinds(kinds: Sequence[str]) -> str:
     """Return the first kinds for a message."""
-    more = ", …" if len(kinds) > MOST_SHOWN else ""
-    return f"Kinds: {', '.join(map(clip, kinds[:MOST_SHOWN]))}{more}."
+    return f"Kinds: {first_of([clip(kind) for kind in kinds])}."
 
 
 def _reject_plain(folder: Path, *, is_set: bool) -> None:

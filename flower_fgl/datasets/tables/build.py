@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, first_of
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.problems import clip, show_path
@@ -41,8 +41,6 @@ __all__ = ["Part", "encode_part", "read_graph"]
 
 CONSTANT = "constant"
 """Feature of nodes without another one."""
-SHOWN = 5
-"""Columns or values that a line of the summary names."""
 
 
 @dataclass
@@ -402,7 +400,7 @@ def encode_part(recipe: Recipe, place: Place, of: Part) -> dict[str, Array]:
                 others = sorted(set(values[cells]))
                 of.lines.append(
                     f"{name}: {int(cells.sum()):,} cells are not in the vocabulary: "
-                    f"{clip(', '.join(others[:SHOWN]))}{', …' * (len(others) > SHOWN)}"
+                    f"{clip(first_of(others))}"
                 )
     if place == ("nodes",) and not features:  # a kind of nodes may have none
         of.lines.append(

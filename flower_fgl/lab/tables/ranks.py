@@ -7,10 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from typing import TYPE_CHECKING
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.lab.tables.statistics import LEVEL
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["MIN_BLOCKS", "Ranks", "draw_ranks", "rank_rows"]
 
@@ -35,7 +38,7 @@ class Ranks:
     num_blocks: int
     p: float = math.nan
     critical_difference: float = math.nan
-    p_values: Mapping[str, Mapping[str, float]] | None = None
+    p_values: "pd.DataFrame | None" = None
     why_not: str = ""
 
     def __str__(self) -> str:
@@ -59,41 +62,30 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     Equal scores share their mean rank. The replicates of the test are datasets, never
     draws of one dataset.
     """
+    import pandas as pd  # takes a second to import
     from scipy import stats
 
-    names, blocks = list(scores), list(zip(*scores.values(), strict=True))
-    ranks = [stats.rankdata([-value for value in block]) for block in blocks]
-    found = {
-        name: fmean(float(rank[place]) for rank in ranks) if ranks else math.nan
-        for place, name in enumerate(names)
-    }
-    average = dict(sorted(found.items(), key=lambda entry: entry[1]))
-    number, size = len(blocks), len(names)
+    blocks = pd.DataFrame(scores)
+    ranks = (
+        blocks.rank(axis="columns", ascending=False).mean().sort_values(kind="stable")
+    )
+    average, (number, size) = ranks.to_dict(), blocks.shape
     if number < MIN_BLOCKS or size < MIN_ROWS:
         why = (
             f"{size} rows on {number} datasets, at least {MIN_ROWS} rows on {MIN_BLOCKS} "
             "datasets are needed"
         )
         return Ranks(average, number, why_not=why)
-    if all(len(set(block)) == 1 for block in blocks):
+    if (blocks.nunique(axis="columns") == 1).all():
         return Ranks(average, number, why_not="the rows are equal on every dataset")
     error = math.sqrt(size * (size + 1) / (6 * number))
     wide = stats.studentized_range.ppf(1 - LEVEL, size, math.inf)
-    p_values = {
-        one: {
-            other: float(
-                stats.studentized_range.sf(
-                    abs(average[one] - average[other]) / error * math.sqrt(2),
-                    size,
-                    math.inf,
-                )
-            )
-            if one != other
-            else 1.0
-            for other in average
-        }
-        for one in average
-    }
+    apart = ranks.to_numpy()[:, None] - ranks.to_numpy()
+    p_values = pd.DataFrame(
+        stats.studentized_range.sf(abs(apart) / error * math.sqrt(2), size, math.inf),
+        index=ranks.index,
+        columns=ranks.index,
+    )
     p = float(stats.friedmanchisquare(*scores.values()).pvalue)
     return Ranks(average, number, p, float(wide) / math.sqrt(2) * error, p_values)
 
@@ -122,7 +114,6 @@ def draw_ranks(ranks: Ranks, path: Path) -> Path:
             "'flower-fgl[ranks]'."
         ) from error
     import matplotlib as mpl
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from flower_fgl.lab.plots import save_figure
@@ -138,7 +129,7 @@ def draw_ranks(ranks: Ranks, path: Path) -> Path:
         )
         scikit_posthocs.critical_difference_diagram(
             dict(ranks.average),
-            pd.DataFrame(ranks.p_values),
+            ranks.p_values,
             ax=axes,
             alpha=LEVEL,
             label_fmt_left="{label} ({rank:.2f})  ",

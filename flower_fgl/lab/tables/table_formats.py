@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, first_of
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import (
     MARGIN,
@@ -31,7 +31,6 @@ from flower_fgl.lab.tables.statistics import (
 )
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.card import wilson
-from flower_fgl.runs.files import some_names
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
 
@@ -184,7 +183,7 @@ def _marks(table: ResultsTable, layout: str, *, has_words: bool = True) -> list[
                 lacking.setdefault(versus.why_not, {})[place] = None
         every = "all comparisons" if not number and len(lacking) == 1 else ""
         whys = [
-            f"{why} ({every or some_names(list(names), '; ')})"
+            f"{why} ({every or first_of(list(names), 3, '; ')})"
             for why, names in lacking.items()
         ]
         if whys:

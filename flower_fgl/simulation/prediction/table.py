@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from flower_fgl.algorithms.calibration import half_widths
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, first_of
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.writer import replace_file
 
@@ -27,8 +27,6 @@ __all__ = ["Prediction", "check_ending", "task_of", "write_table"]
 ENDINGS = (".csv", ".parquet")
 LINKED = ("no link", "link")
 """Classes of a pair of nodes."""
-MOST_SHOWN = 5
-"""Numbers that the summary names."""
 FORMULA = tuple("=+-@\t＝＋－＠")
 """Starts of a cell that a spreadsheet evaluates; some do so for the wide forms, too."""
 NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?"
@@ -150,8 +148,7 @@ class Prediction:
         units = target.units or ("",) * target.width
         shown = [f"{name} ({unit})" if unit else name
                  for name, unit in zip(target.names, units, strict=True)]  # fmt: skip
-        more = ", …" if len(shown) > MOST_SHOWN else ""
-        return f"{len(self):,} {task}: {', '.join(shown[:MOST_SHOWN])}{more}"
+        return f"{len(self):,} {task}: {first_of(shown)}"
 
 
 def task_of(card: ModelCard) -> str:

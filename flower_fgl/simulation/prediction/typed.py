@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.agreement import differing_names, hash_names
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, first_of
 from flower_fgl.core.options import nearest
 from flower_fgl.core.schema import Schema, Triple, TypedModel
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
@@ -19,9 +19,6 @@ from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.simulation.prediction.table import task_of
 
 __all__ = ["ModelGraph", "in_model_schema"]
-
-MOST_SHOWN = 5
-"""Relations that a note names."""
 
 
 class ModelGraph(NamedTuple):
@@ -161,10 +158,9 @@ def _relations(
         found.append(place)
     if not left_out:
         return found, []
-    more = ", …" if len(left_out) > MOST_SHOWN else ""
     return found, [
-        f"The model does not know the private relations {', '.join(left_out[:MOST_SHOWN])}"
-        f"{more}: their edges are left out. The model that the owner's SuperNode saved "
+        f"The model does not know the private relations {first_of(left_out)}: "
+        "their edges are left out. The model that the owner's SuperNode saved "
         "knows them."
     ]
 

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from flwr.serverapp.strategy import Result
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import RunError, one_line
+from flower_fgl.core.errors import RunError, first_of, one_line
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.exchanges import SCALE
@@ -130,10 +130,9 @@ def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
             if key in before[pid] and before[pid][key] != value
         ]
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(
             "The run cannot resume with other clients or data: "
-            f"{'; '.join(changed[:3])}{more}. Restore the clients of the run, or start a "
+            f"{first_of(changed, 3, '; ')}. Restore the clients of the run, or start a "
             "new run."
         )
 

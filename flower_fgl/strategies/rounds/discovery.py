@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flower_fgl.core.calibration import least_items
 from flower_fgl.core.checks.training import describe_sampling, num_sampled
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import RunError, first_of
 from flower_fgl.core.settings import has_targets, without_names
 from flower_fgl.core.targets import CLASSES
 from flower_fgl.protocols.base import DESCRIBE
@@ -28,8 +28,6 @@ __all__ += ["wait_for_known_clients"]
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
-NAMED = 5
-"""Largest number of nodes that one reason names."""
 AGAIN_SECONDS = 1.0
 """Pause before a node that sent no answer is asked again."""
 SETTLE_SECONDS = 10.0
@@ -240,8 +238,7 @@ def _each_reason_once(pairs: Collection[tuple[str, str]]) -> str:
         names.setdefault(reason, []).append(name)
     parts = []
     for reason, named in names.items():
-        more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-        parts.append(f"{', '.join(named[:NAMED])}{more}: {reason}")
+        parts.append(f"{first_of(named)}: {reason}")
     return "; ".join(parts)
 
 
@@ -328,7 +325,7 @@ def discover(
     if name and name not in known and not config.has_local_heads:
         raise RunError(
             f'positive-class = "{name}" is no class of the clients. Use one of: '
-            f"{', '.join(known[:MOST_NAMES])}."
+            f"{first_of(known, MOST_NAMES)}."
         )
     # all classes of a few-shot client have ``shots`` training nodes, so that a larger
     # min-class-count hides every class
@@ -421,7 +418,7 @@ def _warn_of_few_items(federation: Federation, config: RunConfig) -> None:
             "get no sets or intervals.",
             config.coverage,
             least,
-            ", ".join(few[:MOST_NAMES]) + ", …" * (len(few) > MOST_NAMES),
+            first_of(few, MOST_NAMES),
         )
 
 

@@ -98,7 +98,7 @@ def test_fewer_than_five_draws_are_not_testable() -> None:
 def test_what_is_not_testable_is_named_or_counted() -> None:
     same = {f"r{k}": LOCAL for k in range(4)}
     text = format_table(ResultsTable(rows(local=LOCAL, good=GOOD, **same)))
-    listed = "r0 on cora; r1 on cora; r2 on cora; 1 more"
+    listed = "r0 on cora; r1 on cora; r2 on cora and 1 more"
     assert f"Not testable: all differences are equal ({listed})." in text
     few = {name: scores[:3] for name, scores in same.items()}
     text = format_table(ResultsTable(rows(local=LOCAL[:3], good=GOOD[:3], **few)))
