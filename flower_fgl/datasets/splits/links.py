@@ -285,8 +285,9 @@ def degree_names() -> tuple[str, ...]:
 def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
     """Return whether narrow features (N, d) are a function of the nodes' degrees.
 
-    This is true if nodes of one degree always have the same features, and there are at
-    least three different rows; never for more than 64 columns.
+    This is true if nodes of one degree always have the same features, there are at least
+    three different rows, and as many nodes have the degree of another one: if all degrees
+    differ, any features are a function of them. Never for more than 64 columns.
     """
     if x.shape[1] > NARROW or not x.numel():
         return False
@@ -294,8 +295,9 @@ def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
     degree = torch.bincount(edge_index[0], minlength=len(rows))
     _, kind = torch.unique(rows, dim=0, return_inverse=True)
     both = torch.unique(torch.stack([degree, kind], dim=1), dim=0)
-    num_kinds = int(kind.max()) + 1
-    return num_kinds >= 3 and len(both) == len(torch.unique(degree))
+    num_kinds, num_degrees = int(kind.max()) + 1, len(torch.unique(degree))
+    repeats = len(rows) - num_degrees
+    return 3 <= num_kinds <= repeats and len(both) == num_degrees
 
 
 def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:

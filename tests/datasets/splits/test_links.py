@@ -184,6 +184,8 @@ def test_features_made_of_all_degrees_are_refused(whole: Tensor) -> None:
         link_client(client_of(whole, 60, x=leaking), config_of())
     assert not follow_degrees(torch.ones(60, 3), whole)
     assert not follow_degrees(client_of(whole, 60).graph.x, whole)
+    degrees = torch.arange(1, 9).repeat_interleave(torch.arange(1, 9))[None] - 1
+    assert not follow_degrees(torch.randn(8, 2), degrees)  # no two of one degree
 
 
 def test_a_graph_without_features_gets_degrees(whole: Tensor) -> None:
