@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from flower_fgl.core.errors import first_of
 from flower_fgl.core.version import VERSION
 
@@ -42,7 +44,7 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
         "host": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
-            "memory_gb": _memory_gb(),
+            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
             "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         },
         "device": _device_name(device),
@@ -157,14 +159,6 @@ def _cpu_model() -> str:
         if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
             return match[1]
     return platform.machine()
-
-
-def _memory_gb() -> float | None:
-    """Return the memory of the machine in 10⁹ bytes, ``None`` if it is not known."""
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _device_name(device: str) -> str:
