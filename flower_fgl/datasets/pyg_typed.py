@@ -131,13 +131,9 @@ def read_typed(
     """Read kinds and relations of a ``HeteroData``, or of a ``Data`` that has several.
 
     ``features`` are the names of the columns of ``x``, by kind in a ``HeteroData``.
-    Without labels the target is ``names.target``, or the first kind.
-
-    Raises
-    ------
-    DataError
-        If names are missing or do not fit the numbers, a relation contradicts the kinds of
-        its ends, or it is unclear which kind to predict.
+    Without labels the target is ``names.target``, or the first kind. A DataError says
+    that names are missing or do not fit the numbers, that a relation contradicts the
+    kinds of its ends, or that it is unclear which kind to predict.
     """
     if is_hetero(data):
         return _read_hetero(data, name, names, features, has_labels=has_labels)

@@ -199,22 +199,12 @@ class RunFolder:
     ) -> dict[str, float]:
         """Return each client's score by the name of its owner.
 
-        The personalized model is scored after fine-tuning, if there was any, else in the
-        best round.
-
-        Parameters
-        ----------
-        column, metric : str
-            Node set and score; ``auroc`` exists for owners and sets of graphs.
-        scope : {"", "local", "global"}
-            Model, at its own best round; by default the personalized one, if it was
-            evaluated.
-
-        Returns
-        -------
-        dict of str to float
-            By name, in the order of the partition-ids; a partition of a dataset is named
-            by its number. Clients without that score are left out.
+        They are in the order of the partition-ids; a partition of a dataset is named by
+        its number, and clients without that score are left out. ``column`` and ``metric``
+        are node set and score; ``auroc`` exists for owners and sets of graphs. ``scope``
+        is the model (``local``, ``global``) at its own best round, by default the
+        personalized one, if it was evaluated. The personalized model is scored after
+        fine-tuning, if there was any, else in the best round.
         """
         main = main_scope(self.rounds)
         scope = scope or main

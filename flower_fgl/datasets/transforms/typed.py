@@ -58,14 +58,9 @@ OWN = ".own"
 
 @dataclass(frozen=True, eq=False)
 class NodeTable:
-    """The nodes of one kind.
+    """The nodes of one kind: features ``x`` (n, d), float32, strided or sparse CSR.
 
-    Parameters
-    ----------
-    x : Tensor of shape (n, d), float32
-        Features, strided or sparse CSR; d may be 0.
-    feature_names : tuple of str
-        Length d: names of the columns; empty if they have none.
+    ``feature_names`` are those of the d columns, empty if they have none; d may be 0.
     """
 
     x: Tensor
@@ -102,33 +97,12 @@ def typed_dataset(
 ) -> NodeDataset:
     """Build one graph from its tables; kinds and relations keep their order.
 
-    Without a ``target_type`` no node is predicted, and ``wanted`` is empty.
-
-    Parameters
-    ----------
-    name : str
-        Name for errors.
-    tables : mapping of str to NodeTable
-        Nodes by kind.
-    relations : mapping of (str, str, str) to Tensor of shape (2, M), int64
-        Edges by relation, as row numbers of the tables of their two kinds. Repeats are
-        merged.
-    target_type : str
-        Kind to predict.
-    wanted : TypedTarget
-        Labels and masks of its nodes.
-    private : frozenset of (str, str, str)
-        Relations that the owner keeps to itself.
-
-    Returns
-    -------
-    NodeDataset
-        Nodes are numbered kind by kind.
-
-    Raises
-    ------
-    DataError
-        If the schema is malformed, or an edge names a node that does not exist.
+    ``tables`` holds the nodes by kind, ``relations`` the edges (2, M) as row numbers of
+    the tables of their two kinds; repeats are merged. ``wanted`` are the labels and masks
+    of the kind ``target_type``; without one, no node is predicted, and ``wanted`` is
+    empty. The owner keeps the ``private`` relations to itself. ``name`` is for errors.
+    Nodes of the result are numbered kind by kind. A DataError says that the schema is
+    malformed, or that an edge names a node that does not exist.
     """
     schema = Schema(
         target_type,
@@ -299,10 +273,7 @@ def typed_union(
 def without_types(dataset: Dataset) -> Dataset:
     """Return a typed graph as a plain one, with ``types = "ignore"``.
 
-    Raises
-    ------
-    DataError
-        If the kinds have features of different width.
+    A DataError says that the kinds have features of different width.
     """
     assert dataset.schema is not None
     assert dataset.node_type is not None
@@ -384,21 +355,11 @@ def told_parts(client: ClientGraph, align: str) -> Told:
 def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> ClientGraph:
     """Return a typed graph with kinds and relations numbered as all clients number them.
 
-    Parameters
-    ----------
-    client : ClientGraph
-        Graph with the owner's schema; a plain graph is returned as it is.
-    align : {"same", "name", "private"}
-        The setting ``schema-align``. With ``same`` the order is that of the names; with
-        ``private`` the owner's own.
-    agreed : Schema or None
-        With ``name``, the kinds and relations of all clients, which the server sends;
-        ``None`` before it does. The owner's private relations follow them.
-
-    Raises
-    ------
-    DataError
-        If the graph has kinds or relations that were not agreed on.
+    A plain graph is returned as it is. ``align`` is ``schema-align``: with ``same`` the
+    order is that of the names, with ``private`` the owner's own, with ``name`` that of
+    ``agreed``, which the server sends (``None`` before it does); the owner's private
+    relations follow. A DataError says that the graph has kinds or relations that were not
+    agreed on.
     """
     own = client.schema
     if own is None or align == "private" or (align == "name" and agreed is None):

@@ -49,42 +49,22 @@ def calibrate_model(
     from_time: float | None = None,
     is_isotonic: bool = False,
 ) -> Calibration:
-    """Calibrate a model with labelled items, and save it with the result.
+    """Calibrate a model with labelled items, save it with the result, and return that.
 
-    Parameters
-    ----------
-    model : Path
-        Model folder of a data owner, or a run folder. Its own calibration does not count.
-    graph : Path, str, or object
-        Graph that holds the items, as for ``predict``.
-    labels : Path
-        CSV table with the columns that identify items in predictions, and ``label``; with
-        several numbers or labels a column for each of them, empty if unknown.
-    output : Path
-        Folder of the calibrated model, which only the owner of the process may read.
-    coverage : float in (0, 1)
-        Share of the sets or intervals that are to hold the truth.
-    score : {"lac", "aps", "raps", "daps", "scaled"}
-        Conformal score of classes; ``scaled`` of numbers.
-    from_time : float, optional
-        For a model of edges, as for ``predict``: messages pass over earlier edges.
-    is_isotonic : bool
-        Whether half of the items give an isotonic map of the probabilities.
+    ``model`` is the model folder of a data owner, or a run folder; its own calibration
+    does not count. ``graph`` and, for a model of edges, ``from_time`` are as for
+    ``predict``. ``labels`` is a CSV table with the columns that identify items in
+    predictions, and ``label``; with several numbers or labels a column for each of them,
+    empty if unknown. ``output`` is the folder of the calibrated model, which only the
+    owner of the process may read. ``coverage``, in (0, 1), is the share of the sets or
+    intervals that are to hold the truth, and ``score`` the conformal score: ``lac``,
+    ``aps``, ``raps`` or ``daps`` of classes, ``scaled`` of numbers. With ``is_isotonic``
+    half of the items give an isotonic map of the probabilities.
 
-    Returns
-    -------
-    Calibration
-        What ``output`` holds.
-
-    Raises
-    ------
-    RunError
-        If the model cannot be read or written.
-    ConfigError
-        If ``coverage`` or ``score`` is out of range, or ``output`` is the model's folder.
-    DataError
-        If the table is malformed, names an item that the graph lacks or a class that the
-        model does not know, or has too few rows.
+    A RunError says that the model cannot be read or written; a ConfigError that
+    ``coverage`` or ``score`` is out of range, or ``output`` is the model's folder; a
+    DataError that the table is malformed, names an item that the graph lacks or a class
+    that the model does not know, or has too few rows.
     """
     if not 0 < coverage < 1:
         raise ConfigError(f"--coverage must be > 0 and < 1, got {coverage}.")

@@ -135,36 +135,18 @@ def explain_item(
     target: str = "",
     seed: int = 0,
 ) -> Explanation:
-    """Explain the prediction for one item of a graph.
+    """Explain the prediction for one item of a graph; say how faithful this is.
 
-    Parameters
-    ----------
-    model : Path
-        Model folder of a data owner, or a run folder.
-    graph : Path, str, or object
-        As for ``predict``.
-    item : sequence of str
-        Identifier of a node or a graph, or the two of an edge or a pair of nodes. Of
-        several edges between the same nodes the last one is explained.
-    target : str
-        Class, label or number to explain; by default the predicted class, the most
-        probable label, or the first number.
-    seed : int
-        Seed of the masks and of the random edges.
+    ``model`` is the model folder of a data owner, or a run folder, and ``graph`` as for
+    ``predict``. ``item`` is the identifier of a node or a graph, or the two of an edge or
+    a pair of nodes; of several edges between the same nodes the last one is explained.
+    ``target`` is the class, label or number to explain, by default the predicted class,
+    the most probable label, or the first number. ``seed`` is that of the masks and of the
+    random edges.
 
-    Returns
-    -------
-    Explanation
-        Features and edges, and how faithful they are.
-
-    Raises
-    ------
-    RunError
-        If the model cannot be read.
-    ConfigError
-        If the number of identifiers or the target does not fit.
-    DataError
-        If the graph lacks the item, or does not fit the model.
+    A RunError says that the model cannot be read; a ConfigError that the number of
+    identifiers or the target does not fit; a DataError that the graph lacks the item, or
+    does not fit the model.
     """
     saved = load_model(model)
     card = saved.card

@@ -39,32 +39,13 @@ def in_model_schema(
 ) -> tuple[ModelGraph, list[str]]:
     """Find the kinds and relations of a model in a graph, by name.
 
-    The graph may lack some. A relation that it keeps private and the model does not know is
-    left out.
-
-    Parameters
-    ----------
-    dataset : NodeDataset or GraphDataset
-        Typed graph, or set of these.
-    card : ModelCard
-        Description of a model of typed graphs. The aggregated model of a run with
-        ``schema-align = "same"`` holds hashes of names, with which those of the graph are
-        compared.
-    where : Path or str
-        Name of the graph for messages.
-
-    Returns
-    -------
-    ModelGraph
-        The graph for the model.
-    list of str
-        Sentences on what was not checked, or was left out.
-
-    Raises
-    ------
-    DataError
-        If the model has a vector for each node, or the graph is not typed, lacks the kind
-        to predict, has a kind or relation that the model does not know, or other features.
+    The graph may lack some. A relation that it keeps private and the model does not know
+    is left out. ``card`` describes a model of typed graphs; the aggregated model of a run
+    with ``schema-align = "same"`` holds hashes of names, with which those of the graph
+    are compared. ``where`` names the graph in messages. Also returns sentences on what
+    was not checked, or was left out. A DataError says that the model has a vector for
+    each node, or that the graph is not typed, lacks the kind to predict, has a kind or
+    relation that the model does not know, or other features.
     """
     typed = TypedModel.from_text(card.messages)
     assert typed is not None
