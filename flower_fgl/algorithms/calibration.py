@@ -87,18 +87,10 @@ def probabilities(logits: Tensor, temperature: float, *, is_free: bool) -> Tenso
 def isotonic_map(probability: Tensor, y: Tensor) -> tuple[Knots, ...]:
     """Fit an increasing map of the probability of each class, Zadrozny and Elkan, KDD 2002.
 
-    Parameters
-    ----------
-    probability : Tensor of shape (n, C), float
-        Probabilities of n items, at least one.
-    y : Tensor of shape (n,), int64, or (n, C), float
-        Classes; or labels 0 and 1, NaN if unknown.
-
-    Returns
-    -------
-    tuple of C (tuple of float, tuple of float)
-        Knots of each class, see :class:`~flower_fgl.core.calibration.Calibration`. A label
-        that is unknown everywhere keeps its probability.
+    ``probability`` (n, C) are those of n items, at least one, and ``y`` their classes
+    (n,), or labels (n, C) 0 and 1, NaN if unknown. Returns the knots of each class, see
+    :class:`~flower_fgl.core.calibration.Calibration`. A label that is unknown everywhere
+    keeps its probability.
     """
     from sklearn.isotonic import IsotonicRegression
 
@@ -145,17 +137,8 @@ def _interpolate(p: Tensor, x: tuple[float, ...], y: tuple[float, ...]) -> Tenso
 def temperature_nll(logits: Tensor, y: Tensor) -> Tensor:
     """Sum the negative log-likelihood of the items at each temperature, Guo et al. §4.2.
 
-    Parameters
-    ----------
-    logits : Tensor of shape (n, C), float
-        Logits of the items.
-    y : Tensor of shape (n,), int64, or (n, C), float
-        Classes; or labels 0 and 1, NaN if unknown.
-
-    Returns
-    -------
-    Tensor of shape (G,), float64
-        One sum for each of :data:`TEMPERATURES`.
+    ``logits`` are (n, C), and ``y`` the classes (n,), or labels (n, C) 0 and 1, NaN if
+    unknown. The result (G,), float64, has one sum for each of :data:`TEMPERATURES`.
     """
     logits = logits.to(torch.float64)
     loss: Callable[..., Tensor] = functional.cross_entropy
@@ -176,17 +159,10 @@ def best_place(nll: Tensor) -> int:
 def reliability(confidence: Tensor, is_right: Tensor) -> Tensor:
     """Sum up a reliability diagram; the sums of several owners can be added.
 
-    Parameters
-    ----------
-    confidence : Tensor of shape (n,), float in [0, 1]
-        Probability of what was predicted.
-    is_right : Tensor of shape (n,), bool or float in [0, 1]
-        Whether the prediction is true.
-
-    Returns
-    -------
-    Tensor of shape (3, BINS), float64
-        Number of items, sum of confidences, and number of true predictions of each bin.
+    ``confidence`` (n,) is the probability of what was predicted, ``is_right`` (n,)
+    whether it is true, or to which share. The rows of the result (3, BINS), float64, are
+    the number of items, the sum of confidences, and the number of true predictions of
+    each bin.
     """
     place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
     one = torch.ones_like(confidence, dtype=torch.float64)
@@ -229,21 +205,11 @@ def bin_errors(probability: Tensor, y: Tensor) -> Tensor:
 def class_scores(probability: Tensor, score: str, u: Tensor) -> Tensor:
     """Return the conformal score of each class of each item; a small one fits well.
 
-    Parameters
-    ----------
-    probability : Tensor of shape (n, C), float
-        Rows sum to 1.
-    score : {"lac", "aps", "raps", "daps"}
-        ``lac``: 1 − p. ``aps``: the probabilities of all more probable classes, plus u·p,
-        which makes coverage exact instead of too high. ``raps``: in addition λ for each
-        class after the first ones. ``daps``: as ``aps``, before :func:`diffused`.
-    u : Tensor of shape (n,), float in [0, 1)
-        Uniform draws, one for each item.
-
-    Returns
-    -------
-    Tensor of shape (n, C), float
-        Scores from 0 to 1, with ``raps`` above.
+    The rows of ``probability`` (n, C) sum to 1, and ``u`` (n,) are uniform draws from [0,
+    1). The ``score`` is ``lac``: 1 − p; ``aps``: the probabilities of all more probable
+    classes, plus u·p, which makes coverage exact instead of too high; ``raps``: in
+    addition λ for each class after the first ones; or ``daps``: as ``aps``, before
+    :func:`diffused`. Scores (n, C) are from 0 to 1, with ``raps`` above.
     """
     if score == "lac":
         return 1 - probability
@@ -384,24 +350,12 @@ def fit(
 ) -> Calibration:
     """Calibrate a model with the items of one owner.
 
-    Parameters
-    ----------
-    outputs : Tensor of shape (n, C), float
-        Logits; or numbers (n, T) in their units.
-    y : Tensor of shape (n,), int64, or (n, C), float
-        Classes; or labels, or numbers, NaN if unknown.
-    u : Tensor of shape (n,), float
-        Uniform draws, see :func:`class_scores`.
-    coverage : float in (0, 1)
-        Coverage of sets and intervals; of several labels, of the items that have a label.
-    score : {"lac", "aps", "raps", "daps", "scaled"}
-        Score of classes; ``scaled`` of numbers.
-    has_numbers : bool
-        Whether numbers are predicted.
-    is_isotonic : bool
-        Whether probabilities also get an isotonic map.
-    around : Surroundings, optional
-        Graph of the items, which ``daps`` needs; its draws then replace ``u``.
+    ``outputs`` are logits (n, C), or with ``has_numbers`` numbers (n, T) in their units,
+    and ``y`` the classes (n,), or labels or numbers, NaN if unknown. ``u`` (n,) are the
+    draws of :func:`class_scores`, and ``score`` is one of its scores, or ``scaled`` of
+    numbers. ``coverage``, in (0, 1), is that of sets and intervals; of several labels, of
+    the items that have a label. With ``is_isotonic`` probabilities also get an isotonic
+    map. ``daps`` needs the graph ``around`` the items; its draws then replace ``u``.
 
     Notes
     -----
@@ -481,18 +435,9 @@ def _fit_numbers(
 def class_sums(logits: Tensor, y: Tensor, u: Tensor, score: str) -> dict[str, Tensor]:
     """Sum up what the common calibration of several owners needs, at each temperature.
 
-    Parameters
-    ----------
-    logits, y, u : Tensor
-        As in :func:`fit`.
-    score : {"lac", "aps", "raps"}
-        Score of classes.
-
-    Returns
-    -------
-    dict of str to Tensor, float64
-        ``items`` (1,), ``nll`` (G,), ``brier`` (G,) and ``bins`` (G, 3, BINS); of classes
-        also ``scores`` (G, SCORE_BINS). The sums of several owners can be added.
+    Arguments are those of :func:`fit`; the score is ``lac``, ``aps`` or ``raps``. Returns
+    ``items`` (1,), ``nll`` (G,), ``brier`` (G,) and ``bins`` (G, 3, BINS); of classes
+    also ``scores`` (G, SCORE_BINS); all float64. The sums of several owners can be added.
     """
     is_free, n = y.dim() == 2, len(y)
     largest = _largest_score(score, logits.shape[1])

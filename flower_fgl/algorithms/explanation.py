@@ -39,17 +39,9 @@ Score = Callable[[Tensor], Tensor]
 def integrated_gradients(score: Score, x: Tensor) -> Tensor:
     """Attribute a score to features, or to weights of edges, with zeros as baseline.
 
-    Parameters
-    ----------
-    score : callable
-        Differentiable score of ``x``.
-    x : Tensor of any shape, float
-        Features (n, d), or weights (E,).
-
-    Returns
-    -------
-    Tensor of the shape of ``x``
-        Attributions. Their sum tends to the score of ``x`` minus that of zeros.
+    ``score`` is a differentiable function of ``x``, features (n, d) or weights (E,). The
+    sum of the attributions, which have its shape, tends to the score of ``x`` minus that
+    of zeros.
 
     Notes
     -----
@@ -78,19 +70,9 @@ def _gradient(score: Score, at: Tensor) -> Tensor:
 def edge_mask(loss: Score, num_edges: int, generator: torch.Generator) -> Tensor:
     """Learn which edges keep a prediction, GNNExplainer, Eq. (6).
 
-    Parameters
-    ----------
-    loss : callable
-        Loss of the original prediction for weights (E,) of the edges, differentiable.
-    num_edges : int
-        E.
-    generator : torch.Generator
-        Draws the initial mask.
-
-    Returns
-    -------
-    Tensor of shape (E,), float in (0, 1)
-        Importance of the edges.
+    ``loss`` is that of the original prediction for weights (E,) of the edges,
+    differentiable. ``generator`` draws the initial mask. The result (E,), in (0, 1), is
+    the importance of the edges.
 
     Notes
     -----

@@ -39,31 +39,14 @@ def server_step(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Move the global model along the mean update, Reddi et al. 2021, Algorithm 2.
 
-    Parameters
-    ----------
-    kind : {"momentum", "adam", "yogi", "adagrad"}
-        Rule: FedAvgM, FedAdam, FedYogi or FedAdagrad.
-    weights, mean : mapping of str to Tensor, float32
-        x_t, which the clients started from, and the weighted mean of their parameters.
-    moments : mapping of str to Tensor, float32
-        Result of the last step; empty before the first one.
-    lr, tau : float > 0
-        η and τ.
-    beta1 : float in [0, 1)
-        β1; not used by ``"adagrad"``, which has β1 = 0 in the paper's experiments.
-    beta2 : float in [0, 1)
-        β2; used by ``"adam"`` and ``"yogi"``.
-    correction : float
-        Factor of η.
-    starts_at_zero : bool
-        Whether v starts at 0, as in Flower, instead of τ².
-
-    Returns
-    -------
-    dict of str to Tensor, float32
-        x_{t+1}.
-    dict of str to Tensor, float32
-        Moments for the next step.
+    The rule ``kind`` is ``momentum``, ``adam``, ``yogi`` or ``adagrad``: FedAvgM,
+    FedAdam, FedYogi or FedAdagrad. ``weights`` are x_t, which the clients started from,
+    ``mean`` is the weighted mean of their parameters, and ``moments`` are the result of
+    the last step, empty before the first one. ``lr`` is η, which ``correction``
+    multiplies, and ``tau`` τ; ``beta1`` is not used by ``adagrad``, which has β1 = 0 in
+    the paper's experiments, and ``beta2`` is used by ``adam`` and ``yogi``. With
+    ``starts_at_zero`` v starts at 0, as in Flower, instead of τ². Returns x_{t+1} and the
+    moments for the next step.
 
     Notes
     -----
