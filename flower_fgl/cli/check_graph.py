@@ -25,6 +25,7 @@ from flower_fgl.datasets.splits.graph_sets import (
     SET_SPLIT,
     client_from_set,
     leaks,
+    part_keys,
     split_keys,
     split_rule,
     split_set,
@@ -313,7 +314,7 @@ def _read_set(
     notes = [*owned.notes, *_sizes(owned)]
     if is_own or rule == "random":
         masks, _ = split_set(owned, config)
-        notes += [text for text in (leaks(owned, config, masks),) if text]
+        notes += [text for text in (leaks(part_keys(owned, config, masks)),) if text]
     if is_own:
         notes.append(f"The split of this file {MAY_LEAK}.")
         return client_from_set(owned, config), [], notes

@@ -5,6 +5,7 @@ features and classes by name, with the checks of ``strategies/rounds/schema_agre
 """
 
 import hashlib
+import itertools
 import logging
 import os
 from collections import Counter
@@ -48,7 +49,13 @@ from flower_fgl.datasets.sources.load import (
     load,
 )
 from flower_fgl.datasets.splits.edges import require_edges
-from flower_fgl.datasets.splits.graph_sets import client_from_set
+from flower_fgl.datasets.splits.graph_sets import (
+    PartKeys,
+    client_from_set,
+    leaks,
+    part_keys,
+    split_set,
+)
 from flower_fgl.datasets.splits.links import require_links
 from flower_fgl.datasets.transforms.messages import expect_target
 from flower_fgl.datasets.transforms.normalize_features import order_columns
@@ -236,14 +243,19 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     """
     owners = list_owners(config)
     clients, problems, edges = [], [], 0
+    keys: dict[str, PartKeys] = {}
     for owner in owners:
         try:
-            client, held = _client(owner, config)
+            client, held = _client(owner, config, keys)
             clients.append(replace(client, name=owner.name))
             edges += held
         except DataError as error:
             problems.append((owner.name, str(error)))
     _refuse(problems, len(owners))
+    holders = Counter(itertools.chain.from_iterable(k.train for k in keys.values()))
+    for name, own in keys.items():
+        if warning := leaks(own, holders):
+            log.warning("%s: %s", name, warning)
     clients = _agree_on_features(clients, config)
     names = None if config.has_local_heads else _agree_on_classes(clients, config)
     clients = [
@@ -264,11 +276,21 @@ def _refuse(problems: Collection[tuple[str, str]], num_owners: int) -> None:
         )
 
 
-def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
-    """Build the graph of one owner, with its own classes; count the edges it holds."""
+def _client(
+    owner: Owner, config: RunConfig, keys: dict[str, PartKeys]
+) -> tuple[ClientGraph, int]:
+    """Build the graph of one owner, with its own classes; count the edges it holds.
+
+    The identifiers of a set of graphs are added to ``keys`` unless they decide its split.
+    """
     if isinstance(owner.source, Path):
         if config.classifies_graphs:
-            client = client_from_set(load_graph_set(owner.source), config)
+            owned = load_graph_set(owner.source)
+            client = client_from_set(owned, config)
+            chosen = expect_target(owned.dataset, config, owner.name)
+            owned = replace(owned, dataset=chosen)
+            masks, _ = split_set(owned, config)
+            keys[owner.name] = part_keys(owned, config, masks)
             return client, client.num_edges
         return _owned_client(read_owned(owner.source, config), config)
     check_task(replace(config, dataset=owner.source))

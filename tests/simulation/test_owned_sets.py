@@ -19,7 +19,9 @@ from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.graph_files.graph_set import load_graph_set
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.owners import build_owners
+from flower_fgl.datasets.splits.graph_sets import split_set
 from flower_fgl.methods import parse_config
+from flower_fgl.simulation.prediction import predict_graph
 from tests.datasets.test_store import assert_same
 from tests.support.graph_sets import set_arrays, write_set, write_tables
 from tests.support.owners import run_owners
@@ -54,9 +56,33 @@ def test_owners_run_and_equal_graphs_are_in_one_part(owners: Path) -> None:
     assert len(parts) == 70  # g0 to g69, most of them at all three owners
 
 
-def client_masks(path: Path) -> dict[str, torch.Tensor]:
-    from flower_fgl.datasets.splits.graph_sets import split_set
+def test_a_random_split_of_owners_with_the_same_graphs_is_warned_about(
+    owners: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {"setting": "graph", "owners": str(owners)}
+    build_owners(parse_config(values))
+    assert not caplog.messages
+    config = parse_config({**values, "split-by": "random"})
+    build_owners(config)
+    ids = {}
+    for name in "abc":
+        owned = load_graph_set(owners / f"{name}.npz")
+        train = split_set(owned, config)[0]["train"].tolist()
+        parts = list(zip(owned.ids, train, strict=True))
+        ids[name] = {
+            is_train: {g for g, t in parts if t == is_train} for is_train in (0, 1)
+        }
+    for name, text in zip("abc", caplog.messages, strict=True):
+        elsewhere = set.union(*(ids[other][1] for other in ids if other != name))
+        shared, held = len(ids[name][0] & elsewhere), len(ids[name][0])
+        assert shared > 0
+        assert text.startswith(
+            f"{name}: {shared} of {held} validation and test graphs have the identifier "
+            "of a training graph of another owner: scores may be too high"
+        )
 
+
+def client_masks(path: Path) -> dict[str, torch.Tensor]:
     config = parse_config({"setting": "graph"})
     return split_set(load_graph_set(path), config)[0]
 
@@ -69,6 +95,18 @@ def test_a_run_in_process_equals_the_deployment(owners: Path, tmp_path: Path) ->
     assert deployed.summary["best"]["test"] == local.summary["best"]["test"]
     sizes = {c["name"]: c["num_nodes"] for c in deployed.clients if "name" in c}
     assert sizes == {"a": 50, "b": 60, "c": 70}
+
+
+def test_features_of_edges_that_a_model_does_not_read_are_named(
+    owners: Path, tmp_path: Path
+) -> None:
+    settings = {**of_file(SMALL), **GRAPH, "output_dir": str(tmp_path / "runs")}
+    run = simulate("fedavg", owners=str(owners), **settings)
+    edges = set_arrays(20)["edges"]
+    path = write_set(tmp_path / "new.npz", 20, edge_attr=np.ones((len(edges), 2)))
+    note = predict_graph(run.path, path).note
+    assert f"edge_attr of {path} is not used by model gin." in note
+    assert "edge_attr" not in predict_graph(run.path, owners / "a.npz").note
 
 
 def test_an_export_reads_back_equal(owners: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Sets of graphs: degree features, their split, and the graphs of each client."""
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,10 +40,12 @@ from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = [
     "SET_SPLIT",
+    "PartKeys",
     "client_from_set",
     "cut_graph_clients",
     "degree_names",
     "leaks",
+    "part_keys",
     "split_keys",
     "split_rule",
     "split_set",
@@ -223,7 +227,7 @@ def client_from_set(
                 '%s has no %s graphs under split-by = "%s" (%s graphs).',
                 *(dataset.name, what, split_rule(owned, config), dataset.num_graphs),
             )
-    if warning := leaks(owned, config, masks):
+    if warning := leaks(part_keys(owned, config, masks)):
         log.warning("%s: %s", dataset.name, warning)
     client = cut_graph_clients(dataset, [np.arange(dataset.num_graphs)], [masks])[0]
     client = replace(
@@ -236,26 +240,51 @@ def client_from_set(
     return scale_owned(finish_messages(client, config), config)
 
 
-def leaks(owned: OwnedSet, config: RunConfig, masks: Mapping[str, Tensor]) -> str:
-    """Say how many scored graphs have the identifier of a training graph, empty if none.
+class PartKeys(NamedTuple):
+    """Identifiers of the training graphs of a set, and of those that are scored."""
 
-    Of molecules that is the skeleton.
+    train: frozenset[str] = frozenset()
+    scored: Sequence[str] = ()
+    rule: str = "id"
+
+
+def part_keys(
+    owned: OwnedSet, config: RunConfig, masks: Mapping[str, Tensor]
+) -> PartKeys:
+    """Return the identifiers of both parts; empty if they decide the split, or lack.
+
+    Of molecules they are the skeletons.
     """
     rule = "skeleton" if owned.smiles else "id"
     is_drawn = config.split != PUBLIC and split_rule(owned, config) == rule
     if is_drawn or not (owned.smiles or owned.keys):
-        return ""
+        return PartKeys()
     keys = split_keys(owned, rule)
-    train, held_out = masks["train"].tolist(), (masks["val"] | masks["test"]).tolist()
-    trained = {key for key, is_train in zip(keys, train, strict=True) if is_train}
-    scored = zip(keys, held_out, strict=True)
-    number = sum(is_scored and key in trained for key, is_scored in scored)
+    train, scored = masks["train"], masks["val"] | masks["test"]
+    return PartKeys(
+        frozenset(itertools.compress(keys, train.tolist())),
+        tuple(itertools.compress(keys, scored.tolist())),
+        rule,
+    )
+
+
+def leaks(own: PartKeys, holders: Mapping[str, int] | None = None) -> str:
+    """Say how many scored graphs have the identifier of a training graph, empty if none.
+
+    With ``holders``, the number of owners that train on each identifier, these are
+    training graphs of other owners.
+    """
+    if holders is None:
+        number = sum(key in own.train for key in own.scored)
+    else:
+        number = sum(holders[key] > (key in own.train) for key in own.scored)
     if not number:
         return ""
+    whose = "" if holders is None else " of another owner"
     return (
-        f"{number:,} of {sum(held_out):,} validation and test graphs have the identifier "
-        "of a training graph: scores may be too high. Use the default split, or split-by = "
-        f'"{rule}".'
+        f"{number:,} of {len(own.scored):,} validation and test graphs have the identifier "
+        f"of a training graph{whose}: scores may be too high. Use the default split, or "
+        f'split-by = "{own.rule}".'
     )
 
 

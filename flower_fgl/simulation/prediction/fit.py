@@ -157,7 +157,19 @@ def fit_features(
             found = degrees
     found, more = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
     found, last = _scale(found, saved, where)
-    return found, [*notes, *more, *last]
+    return found, [*notes, *_unread_edges(owned, saved.card, where), *more, *last]
+
+
+def _unread_edges(
+    owned: LocalGraphFile | OwnedSet, card: ModelCard, where: Path | str
+) -> list[str]:
+    """Say that a file has features of edges that the model does not read."""
+    edges = owned.dataset.messages
+    if edges is None or not edges.x.shape[1] or task_of(card) == "edges":
+        return []
+    if _width_of_edges(card):
+        return []
+    return [f"edge_attr of {where} is not used by model {card.model}."]
 
 
 def _fit_typed(
