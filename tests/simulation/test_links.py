@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from flower_fgl import Run, resume, simulate
 from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.links import LinkTrainingSet
+from flower_fgl.client_apps.runtime.training import LinkTrainingSet
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from flower_fgl import METHODS, simulate
-from flower_fgl.client_apps.runtime.links import LinkTrainingSet
+from flower_fgl.client_apps.runtime.training import LinkTrainingSet
 from flower_fgl.core.agreement import Told, differing_schemas
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.schema import Schema, Triple

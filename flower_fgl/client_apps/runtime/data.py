@@ -17,7 +17,11 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.client_apps.runtime.training import (
+    EdgeTrainingSet,
+    LinkTrainingSet,
+    TrainingSet,
+)
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError, RunError
 from flower_fgl.core.node_settings import NodeSettings
@@ -145,14 +149,12 @@ class ClientData:
 
 def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
     """Return the training nodes, graphs or edges of a graph."""
-    labels = _labels_of(graph)
-    if graph.pairs is not None:
-        # other tasks do not load the code of pairs
-        from flower_fgl.client_apps.runtime.links import pair_training_set
-
-        return pair_training_set(graph, inputs, labels)
+    if graph.pairs is not None and graph.pair_x is None:
+        return LinkTrainingSet.of(graph, inputs)
     index = (graph.masks["train"] & (graph.y >= 0)).nonzero().squeeze(1)
-    return TrainingSet(inputs, index.to(inputs.device), labels[index].to(inputs.device))
+    labels = _labels_of(graph)[index].to(inputs.device)
+    kind = TrainingSet if graph.pairs is None else EdgeTrainingSet
+    return kind(inputs, index.to(inputs.device), labels)
 
 
 def _labels_of(graph: Graph) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,14 +14,22 @@ from torch import Tensor, nn
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.score_names import is_better, kind_of_score
+from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.nn import Backbone, GraphInput, optimizers
 from flower_fgl.nn.computation_graph import receptive_field
+from flower_fgl.nn.link import draw_negatives, pair_codes, pair_sides
 
 if TYPE_CHECKING:
     from flower_fgl.nn.computation_graph import NeighborSampler
 
-__all__ = ["Checks", "DataLoss", "TrainingSet", "clip_steps", "load_state"]
-__all__ += ["make_optimizer", "optimizer_tensors", "refuse_non_finite"]
+__all__ = ["Checks", "DataLoss", "EdgeTrainingSet", "LinkTrainingSet", "TrainingSet"]
+__all__ += [
+    "clip_steps",
+    "load_state",
+    "make_optimizer",
+    "optimizer_tensors",
+    "refuse_non_finite",
+]
 __all__ += ["restore_optimizer", "state_of", "train_and_check", "train_epochs"]
 
 FIELD_SHARE, BATCH_FIELD_SHARE = 0.1, 0.05
@@ -127,6 +135,74 @@ class TrainingSet:
         if not is_batch:
             self.fields[reach] = part
         return part
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeTrainingSet(TrainingSet):
+    """Training edges with classes or numbers; ``index`` refers to pairs of ``inputs``."""
+
+    def logits(self, model: Backbone, index: Tensor) -> Tensor:
+        """Return differentiable logits of some edges, of shape (b, C)."""
+        pairs, pair_x = self.inputs.pairs, self.inputs.pair_x
+        assert pairs is not None
+        assert pair_x is not None
+        out: Tensor = model(self.inputs.with_pairs(pairs[:, index], pair_x[index]))
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class LinkTrainingSet(TrainingSet):
+    """Training edges as positives; :meth:`epoch` adds as many negatives.
+
+    ``index`` refers to ``pairs`` (2, n) of nodes. ``known`` (T,) are codes of the T
+    training edges on the CPU, see :func:`~flower_fgl.nn.link.pair_codes`; ``side`` (N,)
+    is the side of each node if negatives join different ones, see
+    :func:`~flower_fgl.nn.link.pair_sides`.
+
+    Notes
+    -----
+    1. A negative is never a training edge. It may be a validation or test edge: a client
+       that left these out would use them in training.
+    2. All edges decide whether the graph is bipartite; the sides follow from the training
+       edges alone.
+    """
+
+    pairs: Tensor
+    known: Tensor
+    side: Tensor | None = None
+
+    @classmethod
+    def of(cls, graph: Graph, inputs: GraphInput) -> LinkTrainingSet:
+        """Return the training edges of a graph on the CPU with ``pairs``, and its input."""
+        assert graph.pairs is not None
+        pairs = graph.pairs[:, graph.masks["train"]]
+        index = torch.arange(pairs.shape[1], device=inputs.device)
+        edges, number = graph.pairs[:, graph.y == 1], graph.num_nodes
+        return cls(
+            inputs,
+            index,
+            torch.ones_like(index),
+            pairs.to(inputs.device),
+            pair_codes(pairs, number),
+            pair_sides(edges, number, graph.node_type, pairs),
+        )
+
+    def epoch(self, generator: torch.Generator | None) -> LinkTrainingSet:
+        """Return the training edges and as many new negatives, from a CPU generator."""
+        if generator is None:
+            raise ValueError("Link prediction needs a generator, to draw negatives.")
+        number = len(self.known)
+        drawn = draw_negatives(
+            self.known, self.inputs.num_nodes, number, generator, self.side
+        )
+        pairs = torch.cat([self.pairs[:, :number], drawn.to(self.pairs.device)], dim=1)
+        index = torch.arange(pairs.shape[1], device=pairs.device)
+        return replace(self, index=index, labels=(index < number).long(), pairs=pairs)
+
+    def logits(self, model: Backbone, index: Tensor) -> Tensor:
+        """Return differentiable logits of some pairs, of shape (b, 2)."""
+        out: Tensor = model(self.inputs.with_pairs(self.pairs[:, index]))
+        return out
 
 
 def make_optimizer(
