@@ -63,8 +63,9 @@ def load_model(folder: Path) -> SavedModel:
     if card is None:
         raise RunError(
             f"{folder} holds no {MODEL}. Pass the folder in which a data owner's "
-            "SuperNode saved a model, or a run folder. Methods that send no weights save "
-            "no model in the run folder."
+            "SuperNode saved a model, or a run folder. No model is in the folder of a run "
+            "whose method sends no weights, or whose owners have different parts of it "
+            '(e.g. schema-align = "name").'
         )
     try:
         tensors = safetensors.torch.load_file(folder / MODEL)

@@ -223,6 +223,10 @@ def test_edges_of_relations_are_named_and_removed(model: str, tmp_path: Path) ->
     one, other, *_ = found.edges[0]
     assert f"{one} - {other} [{found.labels[0]}]: " in found.text
     assert set(found.labels) <= {"pays", "owns"}
+    # the model has hashes of names only, the graph has them
+    names = ["card.a", "card.b", "card.c", "shop.s", "shop.t", "person.age"]
+    assert found.features
+    assert {name for name, *_ in found.features} <= {*names}
     with pytest.raises(DataError, match='no node of the kind to predict "shop-0"'):
         explain_item(run.path, graph, ["shop-0"])
 

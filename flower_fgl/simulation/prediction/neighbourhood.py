@@ -228,6 +228,8 @@ def _neighbourhood(
         both, which = torch.unique(ends, dim=1, return_inverse=True)
         edges = Edges(both, [""] * both.shape[1], [which])
     columns = fitted.names or saved.card.feature_names[: graph.num_features]
+    if fitted.typed is not None and any(fitted.typed.columns):
+        columns = tuple(fitted.typed.columns)
     return Neighbourhood(graph, edges, own, names, columns, is_graph)
 
 

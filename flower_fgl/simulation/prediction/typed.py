@@ -25,13 +25,15 @@ class ModelGraph(NamedTuple):
     """A graph with kinds, relations and columns as a model numbers them.
 
     ``rows`` (I,) are the nodes to predict, or all nodes of a set of graphs. ``names`` are
-    those of the model's relations in this graph, empty if it lacks one.
+    those of the model's relations in this graph, ``columns`` those of its columns, empty
+    if it lacks one.
     """
 
     x: Tensor
     relations: Relations
     rows: Tensor
     names: Sequence[str]
+    columns: Sequence[str]
 
 
 def in_model_schema(
@@ -80,13 +82,13 @@ def in_model_schema(
     relations, left_out = _relations(own, named, wanted, where)
     place = torch.tensor(relations or [0])[dataset.messages.relation]
     is_known = place >= 0
-    x, notes = _columns(dataset, kinds, wanted, card, where)
+    x, columns, notes = _columns(dataset, kinds, wanted, card, where)
     edges = Relations(node_type, dataset.messages.index[:, is_known], place[is_known])
     names = [""] * len(wanted.relations)
     for (_, name, _), number in zip(own.relations, relations, strict=True):
         if number >= 0:
             names[number] = name
-    return ModelGraph(x, edges, rows, names), [*left_out, *notes]
+    return ModelGraph(x, edges, rows, names, columns), [*left_out, *notes]
 
 
 def _told_as(own: Schema, wanted: Schema) -> Schema:
@@ -163,8 +165,11 @@ def _columns(
     wanted: Schema,
     card: ModelCard,
     where: Path | str,
-) -> tuple[Tensor, list[str]]:
-    """Return the features (N, d) in the model's columns, by name where it has names."""
+) -> tuple[Tensor, list[str], list[str]]:
+    """Return the features (N, d) in the model's columns, by name where it has names.
+
+    Also returns the names of these columns, and notes.
+    """
     assert dataset.schema is not None
     own, blocks = dict(dataset.schema.blocks()), [b for _, b in wanted.blocks()]
     names, expected = dataset.feature_names, card.feature_names
@@ -196,7 +201,8 @@ def _columns(
             of_edges = joint_names((), 0, table.feature_names, table.x.shape[1])
             whole += of_edges or ("",)
         notes += _check_hash(whole, card, where)
-    return move_columns(dataset.x, places, wanted.num_features), notes
+    number = wanted.num_features
+    return move_columns(dataset.x, places, number), whole[:number], notes
 
 
 def _check_hash(names: Sequence[str], card: ModelCard, where: Path | str) -> list[str]:
