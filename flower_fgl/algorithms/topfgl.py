@@ -111,14 +111,23 @@ class TopologyLearner(nn.Module):
         self.second = GCNConv(WALKS, channels)
         self.classifier = nn.Linear(num_classes + channels, num_classes)
 
-    def forward(self, encoding: Tensor, graph: GraphInput, logits: Tensor) -> Tensor:
-        """Return E (N, C) from h^T (N, 10), the edges, and Z (N, C), a constant."""
-        structure = graph.with_features(encoding)
+    def forward(
+        self,
+        structure: GraphInput,
+        logits: Tensor,
+        uniform: conv.Uniform = torch.rand_like,
+    ) -> Tensor:
+        """Return E (..., N, C) from a graph whose features are h^T (..., N, 10), and Z.
+
+        Z (..., N, C), ``logits``, is a constant. ``uniform`` draws for dropout. Weights of
+        several clients are stacked, see :mod:`flower_fgl.nn.stacked`.
+        """
         h = conv.gcn(self.first, structure)
-        h = conv.gcn(self.second, graph, conv.dropout(h, self.dropout, self.training))
-        u = conv.relu_dropout(h, self.dropout, self.training)
-        out: Tensor = self.classifier(torch.cat([logits.detach(), u], dim=1))
-        return out
+        h = conv.dropout(h, self.dropout, self.training, uniform)
+        h = conv.gcn(self.second, structure, h)
+        u = conv.relu_dropout(h, self.dropout, self.training, uniform)
+        z = torch.cat([logits.detach(), u], dim=-1)
+        return structure.linear(z, self.classifier.weight, self.classifier.bias)
 
 
 def probe_graph(num_features: int, generator: torch.Generator) -> GraphInput:

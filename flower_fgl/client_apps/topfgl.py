@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.algorithms import topfgl
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.state import part_of
-from flower_fgl.client_apps.runtime.training import (
-    load_state,
-    make_optimizer,
-    refuse_non_finite,
+from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    cross_entropy,
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.topfgl import TopFGLSettings
-from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.backbone import copy_network
+from flower_fgl.nn.stacked import stack_module
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["TopFGLClientApp"]
@@ -50,6 +51,9 @@ class TopFGLClientApp(FedAvgClientApp):
        the model that it trained, as with every personalized method.
     """
 
+    stacked = True
+    fit = GroupClientApp.fit
+
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the network and of the learner."""
         learner = state_shapes(self.build_learner(client))
@@ -72,28 +76,40 @@ class TopFGLClientApp(FedAvgClientApp):
 
         return copy_network(client.cached(key, blank))
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Add edges if it is time, then train the network and the learner."""
-        backbone, learner = client.build_model(), self.build_learner(client)
-        names = client.state_shapes()
-        load_state(backbone, {name: download.tensors[name] for name in names})
-        load_state(learner, part_of(download.tensors, LEARNER))
-        graph = client.data.training.inputs
-        encoding = client.cached(
-            ("topfgl-encoding",), lambda: topfgl.structural_encoding(graph)
-        )
-        terms: dict[str, float] = {}
-        if self.is_time(client, server_round):
-            self.add_edges(client, server_round, backbone, learner, encoding, terms)
-        model = topfgl.AugmentedNet(backbone, graph, self.added(client))
-        epochs = _LearnerEpochs(client, server_round, model, learner, encoding)
-        loss = client.train(model, server_round, after_epoch=epochs)
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients that read less than their graph without new edges."""
+        data = client.data.training
+        reach = client.build_model().reach
+        is_part = reach and data.field_of(reach, data.index) is not None
+        if is_part and client.config.method_config.augmentations:
+            return "it reads less than half of its graph until it adds edges"
+        return ""
+
+    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Add edges if it is time, then train the networks and the learners."""
+        parts = {
+            id(one): parts_of(one.tensors) for one in downloads
+        }  # once a broadcast
+        networks, learners = zip(*(parts[id(one)] for one in downloads), strict=True)
+        backbone = group.build_model(networks)
+        learner = self.build_learner(group.clients[0])
+        if group.is_stacked:
+            learner = stack_module(learner, learners)
+        else:
+            load_state(learner, learners[0])
+        terms: list[dict[str, float]] = [{} for _ in group.clients]
+        if self.is_time(group.clients[0], group.server_round or 0):
+            self.add_edges(group, backbone, learner, terms)
+        model = self.augmented(group, backbone)
+        epochs = _LearnerEpochs(group, model, learner)
+        losses = group.train(model, after_epoch=epochs)
         refuse_non_finite(learner.state_dict())
-        client.keep_moments("learner-optimizer", learner, epochs.optimizer)
-        terms["added_edges"] = float(self.added(client).shape[1])
+        epochs.optimizer.save()
+        for client, found in zip(group.clients, terms, strict=True):
+            found["added_edges"] = float(self.added(client).shape[1])
         state = dict(backbone.state_dict())
         state |= {LEARNER + name: t for name, t in learner.state_dict().items()}
-        return Fit(model, Weights(state), loss, terms=terms)
+        return replace(group.fit_of_weights(model, state, losses), terms=terms)
 
     def is_time(self, client: Client, server_round: int) -> bool:
         """Return whether the client adds edges in this round."""
@@ -110,35 +126,49 @@ class TopFGLClientApp(FedAvgClientApp):
             found = torch.zeros(2, 0, dtype=torch.int64)
         return found.to(client.device)
 
+    def augmented(self, group: Group, backbone: Backbone) -> topfgl.AugmentedNet:
+        """Return the networks, which read the edges that the clients added."""
+        rows = group.inputs.num_nodes // len(group)
+        parts = [k * rows + self.added(c) for k, c in enumerate(group.clients)]
+        return topfgl.AugmentedNet(backbone, group.inputs, torch.cat(parts, dim=1))
+
     @torch.no_grad()
     def add_edges(
         self,
-        client: Client,
-        server_round: int,
+        group: Group,
         backbone: Backbone,
         learner: topfgl.TopologyLearner,
-        encoding: Tensor,
-        terms: dict[str, float],
+        terms: Sequence[dict[str, float]],
     ) -> None:
         """Add edges where network and learner disagree; drop some if they are many."""
-        settings, graph = client.config.method_config, client.data.training.inputs
-        old = self.added(client)
-        model = topfgl.AugmentedNet(backbone, graph, old).eval()
-        logits = model(graph)
-        points = learner.eval()(encoding, model.augmented, logits)
-        guess = points.argmax(dim=1)
-        unsure = logits.argmax(dim=1) != guess
-        present = model.augmented.edge_index
-        new = topfgl.likely_edges(points, unsure, present, number=settings.neighbors)
-        if settings.same_class == "pseudo":
-            new = new[:, guess[new[0]] == guess[new[1]]]
-        pairs = torch.cat([old, new], dim=1)
-        generator = client.generator(server_round, "edges")
-        noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
-        most = graph.edge_index.shape[1] / 4  # half of the undirected pairs
-        pairs = topfgl.drop_distant(pairs, points, most, noise)
-        terms["unsure_nodes"] = float(unsure.sum())
-        client.state.set_group("edges", {"added": pairs} if pairs.shape[1] else {})
+        settings: TopFGLSettings = group.config.method_config
+        model = self.augmented(group, backbone).eval()
+        logits = model(group.inputs)
+        outputs = learner.eval()(structure_of(group, model), logits)
+        rows = zip(
+            group.clients,
+            group.split_rows(outputs),
+            group.split_rows(logits.argmax(dim=-1)),
+            group.generators("edges"),
+            terms,
+            strict=True,
+        )
+        for client, points, predicted, generator, found in rows:
+            graph, old = client.data.training.inputs, self.added(client)
+            guess = points.argmax(dim=1)
+            unsure = predicted != guess
+            present = torch.cat([graph.edge_index, old, old.flip(0)], dim=1)
+            new = topfgl.likely_edges(
+                points, unsure, present, number=settings.neighbors
+            )
+            if settings.same_class == "pseudo":
+                new = new[:, guess[new[0]] == guess[new[1]]]
+            pairs = torch.cat([old, new], dim=1)
+            noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
+            most = graph.edge_index.shape[1] / 4  # half of the undirected pairs
+            pairs = topfgl.drop_distant(pairs, points, most, noise)
+            found["unsure_nodes"] = float(unsure.sum())
+            client.state.set_group("edges", {"added": pairs} if pairs.shape[1] else {})
 
     def personal_model(
         self, client: Client, download: Weights | None
@@ -162,34 +192,48 @@ class TopFGLClientApp(FedAvgClientApp):
         )
 
 
-@dataclass(eq=False)
+def parts_of(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights of the network and those of the learner."""
+    network = {n: t for n, t in tensors.items() if not n.startswith(LEARNER)}
+    return network, part_of(tensors, LEARNER)
+
+
+def structure_of(group: Group, model: topfgl.AugmentedNet) -> GraphInput:
+    """Return the graphs that the networks read, with h^T as features, computed once."""
+    key = ("topfgl-encoding",)
+    if key not in group.memo:
+        graphs = [client.data.training.inputs for client in group.clients]
+        group.memo[key] = group.pad(list(map(topfgl.structural_encoding, graphs)))
+    return model.augmented.with_features(group.memo[key])
+
+
 class _LearnerEpochs:
-    """The learner's step after each epoch of the network."""
+    """The learners' step after each epoch of the networks."""
 
-    client: Client
-    server_round: int
-    model: topfgl.AugmentedNet
-    learner: topfgl.TopologyLearner
-    encoding: Tensor
-    number: int = 0
+    def __init__(
+        self, group: Group, model: topfgl.AugmentedNet, learner: topfgl.TopologyLearner
+    ) -> None:
+        self._group, self._model, self._learner = group, model, learner
+        self._structure = structure_of(group, model)
+        self._number = 0
+        self.optimizer = group.open_optimizer(
+            "learner-optimizer", learner, group.config
+        )
 
-    def __post_init__(self) -> None:
-        self.optimizer = make_optimizer(self.learner, self.client.config)
-        self.client.restore_moments("learner-optimizer", self.learner, self.optimizer)
-
-    def __call__(self, _: float) -> None:
-        """Compute Z and take one step of the learner."""
-        client, self.number = self.client, self.number + 1
-        data = client.data.training
-        if not len(data.index):
+    def __call__(self) -> None:
+        """Compute Z and take one step of the learners."""
+        group, rows, self._number = self._group, self._group.rows, self._number + 1
+        if not len(rows.index):
             return
         with torch.no_grad():
-            logits = self.model.eval()(data.inputs)
-        seed = client.seed(self.server_round, f"learner {self.number}")
-        with seeded(seed, client.device):
-            self.learner.train()
-            self.optimizer.zero_grad(set_to_none=True)
-            out = self.learner(self.encoding, self.model.augmented, logits)
-            loss = F.cross_entropy(out[data.index], data.labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            logits = self._model.eval()(group.inputs)
+        with group.drawing(f"learner {self._number}") as uniform:
+            self._learner.train()
+            for parameter in self._learner.parameters():
+                parameter.grad = None
+            out = self._learner(self._structure, logits, uniform)
+            loss = rows.mean(cross_entropy(rows.pick(out), rows.labels))
+            loss.sum().backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()

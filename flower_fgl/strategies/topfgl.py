@@ -15,6 +15,7 @@ from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.backbone import copy_network
+from flower_fgl.nn.stacked import SharedInput, can_stack, stack_model
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import draw_model
@@ -57,16 +58,22 @@ class TopFGL(PersonalMix):
     @torch.no_grad()
     def similarity(self, uploads: Sequence[Weights]) -> Tensor:
         """Return the CKA of the learners' outputs."""
-        network, outputs = self.network.eval(), []
         generator = torch_generator(self.config.seed, 0, SERVER, "probe")
         probe = topfgl.probe_graph(self.federation.num_features, generator)
-        encoding = topfgl.structural_encoding(probe)
-        for payload in uploads:
-            network.load_state_dict(dict(payload.tensors))
-            logits = network(probe)
+        structure = probe.with_features(topfgl.structural_encoding(probe))
+        states = [payload.tensors for payload in uploads]
+        if can_stack(self.network):
+            network = stack_model(self.network, states, len(states), torch.rand_like)
+            network.eval()
+            logits = network(SharedInput(probe))
+            outputs = network.get_submodule("learner")(SharedInput(structure), logits)
+            return topfgl.linear_cka(outputs)
+        network, found = self.network.eval(), []
+        for state in states:
+            network.load_state_dict(dict(state))
             learner = network.get_submodule("learner")
-            outputs.append(learner(encoding, probe, logits))
-        return topfgl.linear_cka(torch.stack(outputs))
+            found.append(learner(structure, network(probe)))
+        return topfgl.linear_cka(torch.stack(found))
 
     def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
         """Return weights in proportion to the CKA."""

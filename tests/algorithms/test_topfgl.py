@@ -63,7 +63,7 @@ def test_the_learners_loss_reaches_the_learner_only() -> None:
     graph = GraphInput(torch.randn(5, 3), EDGES)
     logits = torch.randn(5, 2, requires_grad=True)
     learner = TopologyLearner(2, 4, 0.0)  # q = 5, so that some channels pass the ReLU
-    out = learner(structural_encoding(graph), graph, logits)
+    out = learner(graph.with_features(structural_encoding(graph)), logits)
     torch.nn.functional.cross_entropy(out, torch.tensor([0, 1, 0, 1, 1])).backward()
     assert logits.grad is None
     for parameter in learner.parameters():

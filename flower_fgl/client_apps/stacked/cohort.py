@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -271,6 +272,7 @@ class Cohort(Group):
         epochs: int | None = None,
         data_loss: RowsLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
+        after_epoch: Callable[[], None] | None = None,
         purpose: str = "training",
     ) -> list[float]:
         """Train the network, see :meth:`Group.train`."""
@@ -298,6 +300,9 @@ class Cohort(Group):
                 loss.sum().backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 total += loss.detach()
+            if after_epoch is not None:
+                after_epoch()
+                model.train()
         optimizer.save()
         steps = self.data.steps(size)
         return [value / steps for value in total.tolist()]
@@ -322,6 +327,20 @@ class Cohort(Group):
         seeds = [client.seed(self.server_round, purpose) for client in self.clients]
         return [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
 
+    def _uniform(
+        self,
+        draws: Sequence[torch.Generator],
+        fields: Mapping[int, Sequence[Tensor]],
+    ) -> Uniform:
+        """Return numbers of each client for the rows of its training graph."""
+        sizes = [client.data.inputs[0].num_nodes for client in self.clients]
+        return Uniform(draws, sizes, fields)
+
+    @contextmanager
+    def drawing(self, purpose: str) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Yield a source of uniform numbers, see :meth:`Group.drawing`."""
+        yield self._uniform(self.draws(purpose), {})
+
     def draw_for(
         self,
         model: Backbone,
@@ -329,8 +348,7 @@ class Cohort(Group):
         fields: Mapping[int, Sequence[Tensor]],
     ) -> Uniform:
         """Let the dropout of a network draw from the clients' generators."""
-        sizes = [client.data.inputs[0].num_nodes for client in self.clients]
-        uniform = Uniform(draws, sizes, fields)
+        uniform = self._uniform(draws, fields)
         for module in model.modules():
             if isinstance(module, Backbone):
                 module.uniform = uniform

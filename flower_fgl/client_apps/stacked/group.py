@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
@@ -227,6 +228,16 @@ class Group:
         assert self.server_round is not None
         return [client.generator(self.server_round, purpose) for client in self.clients]
 
+    @contextmanager
+    def drawing(self, purpose: str) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Yield a source of uniform numbers for dropout, seeded by client and purpose.
+
+        It takes representations of all nodes and returns numbers of their shape.
+        """
+        assert self.server_round is not None
+        with seeded(self.clients[0].seed(self.server_round, purpose), self.device):
+            yield torch.rand_like
+
     def train(
         self,
         model: Backbone,
@@ -234,6 +245,7 @@ class Group:
         epochs: int | None = None,
         data_loss: RowsLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
+        after_epoch: Callable[[], None] | None = None,
         purpose: str = "training",
     ) -> list[float]:
         """Train a network of :meth:`build_model`, or a wrapper of it, in place.
@@ -249,6 +261,7 @@ class Group:
             epochs=epochs,
             data_loss=self.of_step(data_loss),
             penalty=penalty and (lambda: penalty().sum()),
+            after_epoch=after_epoch and (lambda _: after_epoch()),
             purpose=purpose,
         )
         return [loss]

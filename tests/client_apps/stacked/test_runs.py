@@ -66,9 +66,14 @@ STACKED = [
     "fgssl",
     "local",
     "moon",
+    "topfgl",
 ]
 ONE_SHOT = ["co-boosting", "dense", "opfgl"]
 """Methods of one round; the clients of the first two train as FedAvg's."""
+FEW_LABELS = {
+    "split": "2/40/58",
+    "synthetic": {**SMALL["synthetic"], "nodes": 600, "degree": 1.5},
+}
 CLIENTS = 5
 TOLERANCE = 1e-5
 TOLERANCES = {"scorer/weight": 1e-4}
@@ -252,6 +257,20 @@ def test_fediih_equals_one_by_one(
 @pytest.mark.parametrize(
     "settings",
     [
+        {"topfgl": {"augmentations": 3}},  # edges are added in round 2
+        {"topfgl": {"warmup": 0.0}, "model": "graphsage", "partition": "louvain"},
+        {"participation": 0.6, "optimizer": "sgd", "dropout": 0.0},
+        {**FEW_LABELS, "topfgl": {"augmentations": 0}},
+    ],
+    ids=str,
+)
+def test_topfgl_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("topfgl", settings, rounds=4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {},
         {"fedgta": {"moments": "raw", "propagation": "add"}, "partition": "louvain"},
         {"model": "gcn", "fedgta": {"moments": "central"}, "batch_size": 7},
@@ -315,18 +334,18 @@ def test_adpfedgnn_equals_one_by_one(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("method", "settings", "reason"),
     [
-        ({"dropout": 0.5}, "dropout"),
-        ({"optimizer": "adam"}, "moments"),
-        ({"split": "2/40/58", "synthetic": {**SMALL["synthetic"], "nodes": 600,
-                                            "degree": 1.5}}, "less than half"),
+        ("fedpano", {**FEDPANO, "dropout": 0.5}, "dropout"),
+        ("fedpano", {**FEDPANO, "optimizer": "adam"}, "moments"),
+        ("fedpano", {**FEDPANO, **FEW_LABELS}, "less than half"),
+        ("topfgl", FEW_LABELS, "less than half"),
     ],
-)  # fmt: skip
-def test_fedpano_names_why_a_client_is_not_stacked(
-    settings: dict[str, Any], reason: str
+)
+def test_a_method_names_why_a_client_is_not_stacked(
+    method: str, settings: dict[str, Any], reason: str
 ) -> None:
-    with stage("fedpano", "true", {**FEDPANO, **settings}) as stacked:
+    with stage(method, "true", settings) as stacked:
         stacked.strategy.loop.log = RoundLog(1)
         sent = stacked.strategy.train_messages(1, [0, 1])
         messages = stacked.strategy.messenger.by_receiver(sent)
