@@ -276,8 +276,8 @@ def _summary(
         summary["dataset"] = "own graphs"
     summary["clients"] = len(federation.clients)
     summary["partition_sha256"] = federation.partition_sha256
-    if not config.has_local_heads:
-        summary["class_names"] = list(federation.class_names)
+    if not (config.has_local_heads or federation.target.has_numbers):
+        summary["class_names"] = list(federation.target.names)
     if federation.refused:
         summary["refused"] = [asdict(one) for one in federation.refused]
     if config.predicts != CLASSES:

@@ -189,7 +189,7 @@ def _edge_notes(edges: EdgeTable, config: RunConfig) -> list[str]:
     has = "value" if edges.target.has_numbers else "class"
     text = (
         f"{known:,} of {edges.num_edges:,} edges have a {has} "
-        f"({', '.join(edges.class_names)})"
+        f"({', '.join(edges.target.names)})"
     )
     if edges.feature_names:
         text += f", and features ({', '.join(edges.feature_names)})"
@@ -221,7 +221,7 @@ def _single_class(graph: ClientGraph, items: str) -> list[str]:
     present = counts.nonzero().flatten().tolist()
     if len(present) != 1:
         return []
-    name = graph.class_names[present[0]]
+    name = graph.target.names[present[0]]
     return [
         f"All {int(counts.sum()):,} training {items} belong to the class {name}. This "
         "owner cannot learn by itself to tell classes apart, and a model that always "

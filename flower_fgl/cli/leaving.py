@@ -115,7 +115,7 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
         else hashed,
         "scale": f"that the features {scaled.get(description.scale, 'are standardized')}",
         "class-names": f"the names of {kind}, as text, to the server and to all other "
-        f"owners: {', '.join(description.class_names)}",
+        f"owners: {', '.join(description.target.names)}",
         "class-counts": counted
         if has_classes
         else f"not the number of {items} with each of them",

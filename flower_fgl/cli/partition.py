@@ -51,7 +51,7 @@ def describe_clients(config: RunConfig) -> PartitionReport:
     names: tuple[str, ...] = ()
     own: list[str] = []
     for client in _clients(store):
-        names = client.class_names
+        names = client.target.names
         found = {name for graph in client.evaluation for name in graph.masks}
         own = [column for column in SETTING_COLUMNS if column in found]
         every = [client.graph, *client.evaluation]

@@ -126,14 +126,14 @@ class RunConfig(GeneralSettings, Generic[S]):
         """Whether the run predicts numbers instead of classes."""
         return self.predicts == NUMBERS
 
-    def decoder(self, num_classes: int, num_edge_features: int) -> str:
+    def decoder(self, num_outputs: int, num_edge_features: int) -> str:
         """Return the decoder of pairs of nodes; empty if the run has no pairs.
 
-        :func:`flower_fgl.nn.link.make_decoder` reads it. ``num_classes`` is the number
+        :func:`flower_fgl.nn.link.make_decoder` reads it. ``num_outputs`` is the number
         C of classes of the edges, ``num_edge_features`` the width a of their features.
         """
         if self.classifies_edges:
-            return f"edge:{num_classes}x{num_edge_features}"
+            return f"edge:{num_outputs}x{num_edge_features}"
         return self.link_decoder if self.predicts_links else ""
 
     def messages(

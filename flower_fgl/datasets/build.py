@@ -276,7 +276,7 @@ def _build_nodes(
         masks = [
             draw_few_shot(
                 dataset.y[torch.from_numpy(part)],
-                dataset.num_classes,
+                dataset.target.width,
                 config.shots,
                 has_networks=dataset.network is not None,
                 seed=config.partition_seed,

@@ -27,19 +27,19 @@ __all__ = [
 
 
 class _HasTarget:
-    """What is predicted of some items."""
+    """What is predicted of some items; code for classes only names these."""
 
     target: Target
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the C classes, or of the T labels or numbers."""
+        """Names of the C classes."""
         return self.target.names
 
     @property
     def num_classes(self) -> int:
         """Number of classes C."""
-        return len(self.target.names)
+        return self.target.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -428,7 +428,7 @@ class ClientGraph(_HasTarget):
 
     def class_counts(self, mask: str = "train") -> Tensor:
         """Count the nodes (or graphs) of each class in a mask of ``graph``: (C,), int64."""
-        return self.graph.class_counts(self.num_classes, self.graph.masks[mask])
+        return self.graph.class_counts(self.target.width, self.graph.masks[mask])
 
     def renumbered(self, partition_id: int, names: tuple[str, ...]) -> ClientGraph:
         """Return the graph with its number, and with the order of the federation.

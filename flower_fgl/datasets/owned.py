@@ -252,12 +252,12 @@ def _check_evaluation_graphs(owned: LocalGraphFile, config: RunConfig) -> None:
 def _check_shots(dataset: NodeDataset, masks: Mapping[str, Tensor], shots: int) -> None:
     """Reject the file's split unless each class has 0 or ``shots`` training nodes."""
     labels = dataset.y[masks["train"]]
-    counts = torch.bincount(labels[labels >= 0], minlength=dataset.num_classes)
+    counts = torch.bincount(labels[labels >= 0], minlength=dataset.target.width)
     other = ((counts > 0) & (counts != shots)).nonzero().flatten().tolist()
     if other:
         raise DataError(
             f"The split in this file has {int(counts[other[0]])} training nodes of class "
-            f"{dataset.class_names[other[0]]}, but shots = {shots}. Use a file that was "
+            f"{dataset.target.names[other[0]]}, but shots = {shots}. Use a file that was "
             f"exported with shots = {shots}, or a file without a split."
         )
 
@@ -270,7 +270,7 @@ def _split_owned(
     if config.setting == "few-shot":
         return draw_few_shot(
             y,
-            owned.dataset.num_classes,
+            owned.dataset.target.width,
             config.shots,
             has_networks=False,
             seed=seed,

@@ -331,7 +331,7 @@ def _agree_on_classes(
     """Return one numbering of all classes; reject classes that are spelled differently."""
     if config.predicts != CLASSES:
         return _agree_on_targets(clients)
-    lists = {client.name: client.class_names for client in clients}
+    lists = {client.name: client.target.names for client in clients}
     odd = odd_spellings(lists, is_trusted=True)
     _refuse(odd.items(), len(clients))
     reason, warnings = classes_apart(lists)

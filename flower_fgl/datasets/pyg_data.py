@@ -503,9 +503,9 @@ def _check_labels(
     datasets: Sequence[NodeDataset], declared: Collection[str] = ()
 ) -> None:
     """Reject classes that are probably none, in a graph and in all of them together."""
-    of_nodes = [(d.name, d.y, d.class_names) for d in datasets if d.targets is None]
+    of_nodes = [(d.name, d.y, d.target.names) for d in datasets if d.targets is None]
     tables = [(d.name, d.edges) for d in datasets if d.edges is not None]
-    of_edges = [(n, t.y, t.class_names) for n, t in tables if t.targets is None]
+    of_edges = [(n, t.y, t.target.names) for n, t in tables if t.targets is None]
     for key, item, parts in (("y", "node", of_nodes), ("edge_label", "edge", of_edges)):
         longest = max((names for *_, names in parts), key=len, default=())
         whole = torch.cat(

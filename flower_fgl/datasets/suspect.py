@@ -123,12 +123,12 @@ def _empty_classes(graph: ClientGraph, held: Collection[int]) -> str:
     """Return a note if most classes have no item here, nor at another client."""
     y = graph.graph.y
     used = {*held, *torch.unique(y[y >= 0]).tolist()}
-    is_dense = graph.num_classes <= MOST_EMPTY * len(used)
+    is_dense = graph.target.width <= MOST_EMPTY * len(used)
     if graph.graph.targets is not None or not used or is_dense:
         return ""
-    empty = graph.num_classes - len(used)
+    empty = graph.target.width - len(used)
     return (
-        f"{empty:,} of {graph.num_classes:,} classes have no item in this graph. If other "
+        f"{empty:,} of {graph.target.width:,} classes have no item in this graph. If other "
         "owners do not have them either, number the classes without gaps."
     )
 
@@ -184,7 +184,7 @@ def _columns_like_labels(graph: ClientGraph) -> str:
     names = _all_columns(graph)[0 if graph.graph.pair_x is None else -1].names
     listed = []
     for column, classes in found.items():
-        of = first_of([graph.class_names[c] for c in classes])
+        of = first_of([graph.target.names[c] for c in classes])
         listed.append(f"{names[column]} ({of})")
     return (
         f"Columns that determine the label by themselves: {first_of(listed)}; the classes "

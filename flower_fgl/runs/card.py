@@ -134,7 +134,7 @@ def _model(config: RunConfig, summary: Row, model: ModelCard | None) -> dict[str
     if model is None:
         found["model"] = "none saved: each owner keeps its own"
     else:
-        names, kind = model.class_names, model.target_kind
+        names, kind = model.target.names, model.target_kind
         found |= {
             "network": f"{model.model}, {model.num_layers} layers of width "
             f"{model.hidden_channels}",

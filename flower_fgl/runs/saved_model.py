@@ -108,7 +108,7 @@ def _statistics(
 def _target_scale(card: ModelCard, tensors: dict[str, Tensor]) -> TargetScale | None:
     """Take the scale of the numbers out of the tensors of a file, if it must have one."""
     found = [tensors.pop(name) for name in TARGET_SCALE if name in tensors]
-    width = len(card.class_names)
+    width = card.target.width
     if card.target_scale != "kept" and not found:
         is_plain = card.target_scale == "none"
         return TargetScale.identity(width) if is_plain else None
@@ -158,7 +158,7 @@ def _require_fit(
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     """Build the described network, without loading its weights."""
-    num_classes = len(card.class_names)
+    num_classes = card.target.width
     classes = torch.empty(num_classes, dtype=torch.bool)
     typed = TypedModel.from_text(card.messages)
     if typed and len(typed.schema.relations) * card.num_layers > len(tensors):
@@ -209,7 +209,7 @@ def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
     if weight is None or classes is None:
         raise RunError("it holds no classifier for the owner's classes")
-    norm, num_classes = cast(RepNorm, card.rep_norm), len(card.class_names)
+    norm, num_classes = cast(RepNorm, card.rep_norm), card.target.width
     if weight.dim() != 2 or not set(classes.flatten().tolist()) <= set(
         range(num_classes)
     ):
@@ -235,7 +235,7 @@ def _build_own(card: ModelCard) -> Backbone:
             method_config,
             model=card.model,
             num_features=card.num_features,
-            num_classes=len(card.class_names),
+            num_classes=card.target.width,
             width=card.hidden_channels,
             num_layers=card.num_layers,
             dropout=0.0,

@@ -69,11 +69,11 @@ def draw_model(
         model,
         in_channels=width,
         hidden_channels=config.hidden_channels,
-        num_classes=num_outputs or federation.num_classes,
+        num_classes=num_outputs or federation.target.width,
         num_layers=config.num_layers,
         dropout=config.dropout,
         readout=config.graph_readout,
-        link=config.decoder(federation.num_classes, federation.num_edge_features),
+        link=config.decoder(federation.target.width, federation.num_edge_features),
         messages=config.messages(model, edge_width, federation.schema),
     )
 
@@ -150,7 +150,7 @@ class FedAvg(FglStrategy):
             (c for c in federation.clients.values() if c.features_sha256), None
         )
         pairs: dict[str, tuple[Any, Any]] = {
-            "classes or targets": (card.class_names, federation.class_names),
+            "classes or targets": (card.target.names, federation.target.names),
             "target kind": (card.target_kind, self.config.predicts),
             "shapes of the weights": (
                 {n: tuple(t.shape) for n, t in saved.model.state_dict().items()},
@@ -163,7 +163,7 @@ class FedAvg(FglStrategy):
             raise RunError(
                 f"The model of initial-model = {place} does not fit this run: other "
                 f"{', '.join(differing)} ({card.method}, {card.model}, "
-                f"{card.num_features} features, outputs {', '.join(card.class_names)}). "
+                f"{card.num_features} features, outputs {', '.join(card.target.names)}). "
                 "Use its settings and data of the same kind, or another model."
             )
         model.load_state_dict(saved.model.state_dict())

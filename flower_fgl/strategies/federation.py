@@ -78,7 +78,7 @@ class Federation:
             pid: ClassAgreement(
                 pid,
                 client.num_partitions,
-                client.class_names,
+                client.target.names,
                 client.feature_names,
                 schema,
             )
@@ -134,7 +134,7 @@ class Federation:
             return None if self.scale is None else self.scale.as_scale()
         if config.target_scale == "own":
             return None
-        return given_scale(config, self.class_names)
+        return given_scale(config, self.target.names)
 
     @property
     def _first(self) -> Description:
@@ -157,19 +157,14 @@ class Federation:
         return self._first.num_edge_features
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the C classes."""
-        return self._first.class_names
-
-    @property
     def target(self) -> Target:
         """What all clients predict."""
         return self._first.target
 
     @property
     def num_classes(self) -> int:
-        """Number of classes C."""
-        return len(self.class_names)
+        """Number of classes C, for methods that learn these."""
+        return self.target.width
 
     @property
     def partition_sha256(self) -> str:
@@ -223,10 +218,10 @@ def describe_model(
         num_features=federation.num_features,
         hidden_channels=config.hidden_channels,
         num_layers=config.num_layers,
-        class_names=federation.class_names,
+        class_names=federation.target.names,
         classifies_graphs=config.classifies_graphs,
         readout=config.readout,
-        link=config.decoder(federation.num_classes, federation.num_edge_features),
+        link=config.decoder(federation.target.width, federation.num_edge_features),
         messages=config.messages(
             model, federation.num_edge_features, federation.schema
         ),

@@ -176,7 +176,7 @@ class OPFGL(FglStrategy):
         missing = [
             name
             for name, count in zip(
-                self.federation.class_names, statistics.count.tolist(), strict=True
+                self.federation.target.names, statistics.count.tolist(), strict=True
             )
             if not count
         ]

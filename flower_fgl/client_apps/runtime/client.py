@@ -150,12 +150,12 @@ class Client(Generic[S]):
             self.model_name,
             in_channels=width,
             hidden_channels=config.hidden_channels,
-            num_classes=num_outputs or self.data.num_classes,
+            num_classes=num_outputs or self.data.graph.target.width,
             num_layers=config.num_layers,
             dropout=config.dropout,
             readout=config.graph_readout,
             initialise=initialise,
-            link=config.decoder(self.data.num_classes, graph.num_edge_features),
+            link=config.decoder(self.data.graph.target.width, graph.num_edge_features),
             messages=config.messages(
                 self.model_name, edge_width, graph.schema, graph.graph.num_nodes
             ),

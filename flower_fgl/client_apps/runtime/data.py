@@ -382,9 +382,9 @@ def broken_by_data(
 
 def fewest_members(data: ClientData, name: str) -> int:
     """Return the fewest items of a class in a non-empty set; 0 if the graph lacks it."""
-    if name not in data.graph.class_names or data.graph.graph.targets is not None:
+    if name not in data.graph.target.names or data.graph.graph.targets is not None:
         return 0
-    number, sets = data.graph.class_names.index(name), [data.training.labels]
+    number, sets = data.graph.target.names.index(name), [data.training.labels]
     for _, y, masks in zip(data.inputs, data.labels, data.columns, strict=True):
         sets += [y[mask & (y >= 0)] for mask in masks.values()]
     return min((int((y == number).sum()) for y in sets if len(y)), default=0)

@@ -91,7 +91,7 @@ def describe(
         num_val=data.sizes.get("val", 0),
         num_test=data.sizes.get("test", 0),
         num_features=graph.num_features if is_joint else 0,
-        class_names=graph.class_names,
+        class_names=graph.target.names,
         class_counts=counts,
         model=model,
         partition_sha256=data.partition_sha256,

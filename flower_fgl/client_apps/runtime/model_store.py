@@ -157,7 +157,7 @@ def _sizes(client: Client) -> dict[str, Any]:
     counts = (
         graph.class_counts("train").tolist() if graph.target.kind == CLASSES else []
     )
-    names = zip(graph.class_names, counts, strict=False)
+    names = zip(graph.target.names, counts, strict=False)
     return {
         "items": graph.num_items,
         "train": int(client.data.training.index.numel()),
@@ -194,10 +194,10 @@ def card_of(
         num_features=graph.num_features,
         hidden_channels=config.hidden_channels,
         num_layers=config.num_layers,
-        class_names=graph.class_names,
+        class_names=graph.target.names,
         classifies_graphs=config.classifies_graphs,
         readout=config.readout,
-        link=config.decoder(graph.num_classes, graph.num_edge_features),
+        link=config.decoder(graph.target.width, graph.num_edge_features),
         messages=config.messages(
             client.model_name,
             graph.num_edge_features,

@@ -150,7 +150,7 @@ def validate_node_dataset(
     num_nodes, name = dataset.num_nodes, dataset.name
     attempt = attempts or ErrorCollector()
     attempt(_check_features, dataset.x, num_nodes, name)
-    attempt(_check_labels, dataset.y, dataset.num_classes, name, lowest=-1)
+    attempt(_check_labels, dataset.y, dataset.target.width, name, lowest=-1)
     attempt(_check_edges, dataset.edge_index, num_nodes, name)
     shapes = [
         attempt(_check_mask, mask, member, num_nodes, name)
@@ -216,7 +216,7 @@ def validate_graph_dataset(
     batch, name = dataset.batch, dataset.name
     _check_features(dataset.x, batch.numel(), name)
     lowest = -1 if may_be_unknown else 0
-    _check_labels(dataset.y, dataset.num_classes, name, lowest=lowest)
+    _check_labels(dataset.y, dataset.target.width, name, lowest=lowest)
     _check_edges(dataset.edge_index, batch.numel(), name)
     for mask, member in dataset.masks.items():
         _check_mask(mask, member, dataset.num_graphs, name, "graph")
@@ -257,7 +257,7 @@ def validate_edges(table: EdgeTable, name: str) -> None:
             raise DataError(f"{name}: {_mask_fault(tensor, key, num_edges, 'edge')}")
         if tensor.dim() != 1 or len(tensor) != num_edges:
             raise DataError(_edge_shape(tensor, key, num_edges, name))
-    _check_labels(table.y, len(table.class_names), f"{name}, edges", lowest=-1)
+    _check_labels(table.y, table.target.width, f"{name}, edges", lowest=-1)
     check_edge_features(table.x, num_edges, name)
     if table.time is not None and not bool(table.time.isfinite().all()):
         raise DataError(

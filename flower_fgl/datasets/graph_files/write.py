@@ -52,7 +52,7 @@ def client_arrays(client: ClientGraph) -> dict[str, Any]:
     if client.graph.batch is not None:
         return _set_arrays(client)
     arrays = graph_arrays(client.graph)
-    if client.class_names != ("",) or client.edges is None:
+    if client.target.names != ("",) or client.edges is None:
         arrays |= _declared(client.target, client.graph.y, client.graph.targets)
     arrays["node_ids"] = client.node_ids.numpy()
     if client.outside is not None:

@@ -279,7 +279,7 @@ def partition_nodes(
         of_kind = kinds == dataset.schema.node_types.index(dataset.schema.target)
         chosen = of_kind.nonzero().flatten().numpy()
     given = PartitionInput(
-        edge_index, labels[chosen], dataset.num_classes, num_clients, seed, alpha
+        edge_index, labels[chosen], dataset.target.width, num_clients, seed, alpha
     )
     parts = _partition(given, rule, rules, "nodes")
     if not is_of_kind:

@@ -162,7 +162,7 @@ def load(
     )
     dataset = whole = replace(found, name=name)
     if whole.targets is not None:
-        dataset = choose_target(whole, target or whole.class_names[0])
+        dataset = choose_target(whole, target or whole.target.names[0])
     _validate(dataset)
     if check and not layout.is_partial:
         measured = replace(_measure(dataset, whole), entries=entries)
@@ -212,7 +212,7 @@ def _measure(
 
     The ``whole`` has graphs without a label too.
     """
-    graphs, classes = None, dataset.num_classes if dataset.targets is None else 2
+    graphs, classes = None, dataset.target.width if dataset.targets is None else 2
     if isinstance(dataset, GraphDataset):
         graphs = len(whole.y)
     elif dataset.network is not None:

@@ -399,7 +399,7 @@ def choose_target(
     is left out, and a warning counts such graphs. A ConfigError says that there is no such
     target; a DataError that no graph has a label.
     """
-    target, names = dataset.target, dataset.class_names
+    target, names = dataset.target, dataset.target.names
     if not target.has_numbers and chosen != ALL_TARGETS:
         if chosen not in names:
             raise ConfigError(

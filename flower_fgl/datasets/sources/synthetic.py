@@ -140,7 +140,7 @@ def with_kinds(dataset: NodeDataset, seed: int) -> NodeDataset:
     class with a probability of 0.8, else to any.
     """
     generator = torch_generator(seed, 0, 0, "synthetic kinds")
-    number, classes = dataset.num_nodes, dataset.num_classes
+    number, classes = dataset.num_nodes, dataset.target.width
     groups = max(2 * classes, number // 10)
     per_class = groups // classes
     wanted = torch.where(

@@ -164,7 +164,7 @@ def partition_unseen(
     def expand(nodes: IntArray) -> IntArray:
         return surroundings(edges, nodes, pool, hops)
 
-    held = [hide_classes(labels, dataset.num_classes, part, expand) for part in parts]
+    held = [hide_classes(labels, dataset.target.width, part, expand) for part in parts]
     for client, (part, before) in enumerate(zip(held, parts, strict=True)):
         log.info(
             "Client %d: %d of %d nodes removed, classes %s missing, %d nodes around it.",

@@ -115,8 +115,8 @@ def _items(
     Of nodes with one class each also their graph.
     """
     card, task = saved.card, task_of(saved.card)
-    is_single = card.target_kind == "classes" or len(card.class_names) == 1
-    columns = ["label"] if is_single else list(card.class_names)
+    is_single = card.target_kind == "classes" or len(card.target.names) == 1
+    columns = ["label"] if is_single else list(card.target.names)
     keys = ["source", "target"] if task in ("links", "edges") else [task[:-1]]
     where = show_path(labels)
     rows = list(_rows(labels, keys, columns))
@@ -190,7 +190,7 @@ def _truth(saved: SavedModel, cells: Sequence[str], where: str) -> Any:
     """Return the class, the labels or the numbers of a row."""
     card = saved.card
     if card.target_kind == "classes":
-        names = LINKED if task_of(card) == "links" else card.class_names
+        names = LINKED if task_of(card) == "links" else card.target.names
         (cell,) = cells
         if task_of(card) == "links" and cell in ("0", "1"):
             return int(cell)

@@ -259,7 +259,7 @@ def _outputs(
 
 def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
     """Return number and name of the output to explain."""
-    names = LINKED if task_of(card) == "links" else card.class_names
+    names = LINKED if task_of(card) == "links" else card.target.names
     if target:
         if target not in names:
             raise ConfigError(

@@ -66,7 +66,7 @@ class Prediction:
         Of several labels per item, those with a probability of at least 0.5, separated by
         semicolons.
         """
-        names = self.card.class_names
+        names = self.card.target.names
         if self.card.multi_label:
             likely = (self.values >= 0.5).tolist()
             return ["; ".join(compress(names, row)) for row in likely]
@@ -91,13 +91,13 @@ class Prediction:
             columns = ["score"]
         elif not self.card.target.has_numbers:
             frame["predicted"] = self.predicted
-            columns = [f"p:{name}" for name in self.card.class_names]
+            columns = [f"p:{name}" for name in self.card.target.names]
         elif self.card.target.width == 1:
             columns = ["predicted"]
         else:
-            columns = [f"predicted:{name}" for name in self.card.class_names]
+            columns = [f"predicted:{name}" for name in self.card.target.names]
         if self.sets is not None:
-            names = self.card.class_names if columns != ["score"] else LINKED
+            names = self.card.target.names if columns != ["score"] else LINKED
             rows = self.sets.tolist()
             frame["set"] = ["; ".join(compress(names, row)) for row in rows]
         values = pd.DataFrame(self.values.numpy(), columns=columns)

@@ -321,7 +321,7 @@ def discover(
     for what, value in shared(config).items():
         _require_equal(federation, what, value)
     _reject_untrainable(federation, config)
-    name, known = config.positive_class, federation.class_names
+    name, known = config.positive_class, federation.target.names
     if name and name not in known and not config.has_local_heads:
         raise RunError(
             f'positive-class = "{name}" is no class of the clients. Use one of: '

@@ -45,7 +45,7 @@ def agree_on_scale(messenger: Messenger) -> Federation:
     description. One that sends none takes part, but its values do not count.
     """
     federation, config = messenger.loop.federation, messenger.config
-    names = federation.class_names
+    names = federation.target.names
     asked = dict.fromkeys(federation.trainable, Empty())
     found: dict[int, tuple[Moments, ...]] = {}
     refused: dict[int, str] = {}
@@ -95,7 +95,7 @@ def calibrate(
         if config.predicts_numbers
         else sum_shapes(is_free=federation.target.kind == "labels")
     )
-    labels = federation.num_classes if federation.target.kind == "labels" else 1
+    labels = federation.target.width if federation.target.kind == "labels" else 1
     model = FinalModel(dict(state))
     if secure is not None:
         asked: dict[int, Payload] = dict.fromkeys(federation.trainable, model)
@@ -122,7 +122,7 @@ def calibrate(
         return shared_numbers(sums, std, coverage=config.coverage)
     calibration = shared_classes(
         sums,
-        num_classes=federation.num_classes,
+        num_classes=federation.target.width,
         coverage=config.coverage,
         score=config.conformal_score,
     )

@@ -75,7 +75,7 @@ def _check_partition(
 
 def _check_owner(federation: Federation, candidate: Description) -> Description | str:
     """Compare a data owner's features and classes with the agreed ones; number it."""
-    label, names = candidate.shown, federation.class_names
+    label, names = candidate.shown, federation.target.names
     if candidate.num_features != federation.num_features:
         return (
             f"the graph of {label} has {candidate.num_features} features, the graphs of "
@@ -101,7 +101,7 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
             f"{label} does not fit: its targets are {candidate.target_kind}, those of the "
             f"other clients are {federation.target.kind}."
         )
-    unknown = [name for name in candidate.class_names if name not in names]
+    unknown = [name for name in candidate.target.names if name not in names]
     if unknown:
         return (
             f"{label} has {candidate.target_kind} that no client had when the run began "

@@ -73,6 +73,7 @@ def test_statistics_leave_once_and_the_scale_is_that_of_all_training_values(
     assert run.summary["target"]["names"] == ["logP", "logS"]
     assert run.summary["target"]["units"] == ["mol/L", "mol/L"]
     json.dumps(run.summary["target"], allow_nan=False)
+    assert "class_names" not in run.summary
 
 
 def test_a_shift_of_all_numbers_changes_no_loss_and_moves_the_scale(
