@@ -166,9 +166,14 @@ class Relations:
         )
 
     @property
+    def num_pairs(self) -> int:
+        """Number of pairs of a relation and a node that it reaches, in the larger way."""
+        return max(len(self._forward.count), len(self._backward.count))
+
+    @property
     def held(self) -> tuple[int, ...]:
         """Relations that have edges."""
-        return tuple(r for r, size in enumerate(self.pairs(0).sizes) if size)
+        return tuple(r for r, size in enumerate(self._forward.sizes) if size)
 
     def rows_of(self, per_kind: Tensor) -> Tensor:
         """Return the vector of each node's kind, (N, p), from those of all kinds (A, p)."""

@@ -120,7 +120,9 @@ class StackedInput(StackedWeights):
         """Estimate of the memory of features and operators, in bytes."""
         x = self.x
         entries = x.values().numel() if self._sparse else x.numel()
-        return 12 * int(entries) + 48 * self.edge_index.shape[1]
+        size = 12 * int(entries) + 48 * self.edge_index.shape[1]
+        listed = 0 if self.relations is None else self.relations.index.shape[1]
+        return size + 96 * listed  # and their groups, both ways
 
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a block-diagonal propagation operator, see :meth:`Topology.operator`."""

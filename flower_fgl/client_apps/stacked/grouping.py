@@ -150,6 +150,9 @@ def is_worthwhile(clients: Sequence[Client]) -> bool:
     """Return whether a cohort trains faster together than one by one."""
     if len(clients) < FEWEST:
         return False
-    most_rows = max(client.data.inputs[0].num_nodes for client in clients)
+    graphs = [client.data.inputs[0] for client in clients]
+    sizes = [graph.num_nodes for graph in graphs]
+    sizes += [graph.relations.num_pairs for graph in graphs if graph.relations]
+    most_rows = max(sizes)
     longest = max(most_rows, clients[0].data.graph.num_features)
     return longest * clients[0].config.hidden_channels <= LARGEST_STEP

@@ -17,6 +17,7 @@ from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
+from flower_fgl.client_apps.stacked import grouping
 from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.handling import (
     Stacker,
@@ -830,6 +831,28 @@ def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -
     simulate("fedavg", clients=FEWEST_STACKED - 1, **settings)
     assert seen == []
     simulate("fedavg", clients=FEWEST_STACKED, **settings)
+    assert sum(seen) == FEWEST_STACKED
+
+
+def test_auto_stacks_small_typed_graphs_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    train = Stacker._train_cohort
+
+    def counted(self: Any, app: Any, opened: Any, **given: Any) -> Any:
+        seen.append(len(opened))
+        return train(self, app, opened, **given)
+
+    monkeypatch.setattr(Stacker, "_train_cohort", counted)
+    synthetic = {**SMALL["synthetic"], "nodes": 640}
+    settings = {**SMALL, "rounds": 1, "model": "rgcn", "output_dir": str(tmp_path)}
+    settings |= {"synthetic": synthetic, "clients": FEWEST_STACKED}
+    simulate("fedavg", **settings)
+    assert sum(seen) == FEWEST_STACKED
+    # a layer has a row for each pair of a relation and a node, above all of them here
+    monkeypatch.setattr(grouping, "LARGEST_STEP", 100 * SMALL["hidden_channels"])
+    simulate("fedavg", **settings)
     assert sum(seen) == FEWEST_STACKED
 
 
