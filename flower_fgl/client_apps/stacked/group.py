@@ -251,8 +251,8 @@ class Group:
         """Train a network of :meth:`build_model`, or a wrapper of it, in place.
 
         The arguments are those of :meth:`Client.train`; ``data_loss`` and ``penalty``
-        return a number per client, (K,). The result is the mean loss of each client's
-        last epoch; NaN without epochs.
+        return a number per client, (K,), and ``after_epoch`` gets no loss. The result is
+        the mean loss of each client's last epoch; NaN without epochs.
         """
         assert self.server_round is not None
         loss = self.clients[0].train(
