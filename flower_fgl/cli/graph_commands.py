@@ -311,8 +311,9 @@ def prepare(
 ) -> None:
     """Make a graph file from an owner's tables.
 
-    The recipe declares each column: number, category, date, yes/no, id, label, time or
-    ignore. docs/prepare.md describes it, and examples/recipes has some.
+    The recipe declares each column: number, category, date, yes/no, id, label, time, or in
+    a set of graphs graph or key, or ignore. docs/prepare.md describes it, and
+    examples/recipes has some.
     """
     if (output is None) == (propose is None):
         raise ConfigError(
