@@ -26,10 +26,11 @@ prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from flower_fgl.algorithms.fedlog.network import (
     FedLogBranchNet,
     LinearTop,
     self_loops,
+    shared_weights,
     start_nodes,
 )
 from flower_fgl.algorithms.fedlog.prompts import (
@@ -53,11 +55,19 @@ from flower_fgl.algorithms.fedlog.prompts import (
 from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
-from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
+from flower_fgl.client_apps.stacked.cohort import Cohort, Uniform
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    Steps,
+)
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedlog import FedLogSettings
+from flower_fgl.nn.stacked import Ragged, stack_module
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -103,6 +113,7 @@ class FedLogClientApp(GroupClientApp):
        clients, so that a process with several clients draws them once.
     """
 
+    stacked = True
     down = FedLogDownload
     up = FedLogUpload
     group_action = PRETRAIN
@@ -121,10 +132,12 @@ class FedLogClientApp(GroupClientApp):
     def pretrain(
         self, client: Client, server_round: int, download: FedLogDownload
     ) -> Fit:
-        """Train PG_k of one client, see :meth:`fit_group`."""
-        return super().fit(client, server_round, download)
+        """Train PG_k of one client, see :meth:`act_group`."""
+        result = self.act_group(Group(client, server_round), [download])
+        upload, loss, terms = result.uploads[0], result.losses[0], result.terms[0]
+        return Fit(None, upload, loss, terms=terms)
 
-    def fit_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
+    def act_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
         """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
         clients: Sequence[Client] = group.clients
         losses = [(0.0, 0.0) for _ in clients]
@@ -158,13 +171,67 @@ class FedLogClientApp(GroupClientApp):
         learner = LocalLearner(client, network, download.nodes)
         loss = learner.train(server_round)
         client.state.set_group("scaling", {"gamma": learner.gamma.cpu()})
-        return Fit(network, self.upload(client, network), loss, terms=learner.terms())
+        upload = self.upload(client, network, network.state_dict())
+        terms = {name: float(value) for name, value in learner.terms().items()}
+        return Fit(network, upload, loss, terms=terms)
 
-    def upload(self, client: Client, network: FedLogBranchNet) -> FedLogUpload:
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients that first train their encoder alone."""
+        is_first = bool(client.config.method_config.local_pretrain_epochs)
+        return "local-pretrain-epochs differ by client" if is_first else ""
+
+    def stack_key(self, client: Client, download: FedLogDownload) -> Hashable:
+        """Clients of a stack take the same number of steps, and have X^g or none."""
+        number = len(client.data.training.index)
+        size = min(client.config.batch_size or number, number)
+        return number // size, download.nodes is None
+
+    def fit_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
+        """Train many clients in a round; :meth:`fit` trains one."""
+        first, clients = downloads[0], cast(Sequence[Client], group.clients)
+        if not first.weights:
+            raise PayloadError("the download contains no weights")
+        network = self.build(clients[0])
+        kept: list[Mapping[str, Tensor]] = [*group.stored()]
+        if not all(kept):
+            start = initial_nodes(clients[0], network)
+            initial = {f"nodes.{name}": x for name, x in start.items()}
+            kept = [state or initial for state in kept]
+        states = [
+            {**state, **download.weights}
+            for state, download in zip(kept, downloads, strict=True)
+        ]
+        network = stack_module(network, states)
+        for client, download in zip(clients, downloads, strict=True):
+            if download.prompts:
+                client.state.set_group("prompts", dict(download.prompts))
+        learner = StackedLearner(group, network, first.nodes)
+        losses = learner.train_stack()
+        for client, gamma in zip(clients, learner.gamma.cpu().unbind(), strict=True):
+            client.state.set_group("scaling", {"gamma": gamma.clone()})
+        values = {name: value.tolist() for name, value in learner.terms().items()}
+        return GroupFit(
+            network,
+            [
+                self.upload(client, network, state)
+                for client, state in zip(
+                    clients, group.split(network.state_dict()), strict=True
+                )
+            ],
+            losses,
+            terms=[
+                dict(zip(values, row, strict=True))
+                for row in zip(*values.values(), strict=True)
+            ],
+        )
+
+    def upload(
+        self, client: Client, network: FedLogBranchNet, state: Mapping[str, Tensor]
+    ) -> FedLogUpload:
         """Return the weights and the learnable nodes of ``synthetic-mode``'s branch."""
         method_config = client.config.method_config
         branch = "tail" if method_config.synthetic_mode.endswith("T") else "head"
-        nodes = network.nodes[branch].detach() if method_config.lg else None
+        nodes = state[f"nodes.{branch}"].detach() if method_config.lg else None
         if nodes is not None and client.config.min_class_count > 1:
             counts = client.data.graph.class_counts("train")
             is_rare = (counts < client.config.min_class_count).repeat_interleave(
@@ -172,7 +239,7 @@ class FedLogClientApp(GroupClientApp):
             )
             start = initial_nodes(client, network)[branch].to(nodes)
             nodes = torch.where(is_rare.to(nodes.device)[:, None], start, nodes)
-        return FedLogUpload(network.shared_state(), nodes)
+        return FedLogUpload(shared_weights(state), nodes)
 
     def build(self, client: Client) -> FedLogBranchNet:
         """Build the client's network; its learnable nodes are overwritten."""
@@ -258,7 +325,7 @@ def new_network(client: Client) -> FedLogBranchNet:
 
 def initial_nodes(client: Client, network: FedLogBranchNet) -> dict[str, Tensor]:
     """Return the initial learnable nodes (C·s, d) of each branch, the same everywhere."""
-    size, width = network.nodes["head"].shape
+    size, width = network.nodes["head"].shape[-2:]
     with seeded(derive_seed(client.config.seed, 0, SERVER, "nodes")):
         return start_nodes(size, width)
 
@@ -282,6 +349,10 @@ def pretrain_encoder(client: Client, network: FedLogBranchNet) -> None:
     replace(client, config=config).train(model, 1, epochs=epochs, purpose="pretraining")
 
 
+Embedded = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""A batch: h_v, n_v, α_v, labels, and weights in the mean."""
+
+
 class LocalLearner:
     """One round of a client's training: FedLoG's local fitting and generalisation.
 
@@ -297,23 +368,28 @@ class LocalLearner:
         self.method_config = client.config.method_config
         self.data = client.data.training
         classes, device = network.num_classes, client.device
-        kept = client.state.group("scaling").get("gamma", torch.zeros(classes))
-        self.gamma = kept.to(device)
+        self.gamma = self.kept_scaling()
         self.nodes = None if nodes is None else nodes.to(device)
         self.labels = torch.arange(classes, device=device).repeat_interleave(
             self.method_config.nodes_per_class
         )
-        self._sums = dict.fromkeys(("cls", "norm", "g"), torch.zeros((), device=device))
+        self._sums = dict.fromkeys(("cls", "norm", "g"), self.gamma.new_zeros(()))
         self._steps = 0
         self.prompts: Mapping[str, Tensor] = {}
         if self.nodes is not None and self.method_config.pg:
-            group = client.state.group("prompts")
+            group = part_of(client.state.tensors, "prompts/")
             if not group:
                 raise PayloadError(
                     "the download has synthetic nodes, but there are no prompt generators: "
                     "neither in it nor in the client's state"
                 )
-            self.prompts = {name: group[name].to(device) for name in group}
+            self.prompts = {name: group[name].to(device) for name in sorted(group)}
+
+    def kept_scaling(self) -> Tensor:
+        """Return γ_k as stored, zero before the first training."""
+        none = torch.zeros(self.network.num_classes)
+        kept = self.client.state.group("scaling").get("gamma", none)
+        return kept.to(self.client.device)
 
     def train(self, server_round: int) -> float:
         """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps; return the last loss.
@@ -327,19 +403,21 @@ class LocalLearner:
             optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
         ) -> float:
             self.network.train()
-            return [self.epoch(optimizer, generator) for _ in range(number)][-1]
+            batches = self.batches
+            found = [self.epoch(optimizer, batches(generator)) for _ in range(number)]
+            return float(found[-1])
 
         return self.client.train_by(run, self.network, server_round)
 
-    def epoch(
-        self, optimizer: torch.optim.Optimizer, generator: torch.Generator
-    ) -> float:
-        """Train one epoch on whole batches of the training nodes; return the mean loss."""
+    def batches(self, generator: torch.Generator) -> list[Any]:
+        """Draw one epoch's whole batches of training nodes."""
         number = len(self.data.index)
         size = min(self.client.config.batch_size or number, number)
         order = torch.randperm(number, generator=generator).to(self.data.index.device)
-        whole = torch.split(order[: number - number % size], size)
-        batches: list[Tensor | None] = [*whole]
+        return [*torch.split(order[: number - number % size], size)]
+
+    def epoch(self, optimizer: Steps, batches: list[Any]) -> Tensor:
+        """Train one epoch on batches of the training nodes; return the mean loss."""
         is_sequential = (
             self.nodes is not None and self.method_config.lg_mode == "sequential"
         )
@@ -349,7 +427,8 @@ class LocalLearner:
         self._sums = dict.fromkeys(self._sums, torch.zeros_like(total))
         self._steps = len(batches)
         for batch in batches:
-            optimizer.zero_grad(set_to_none=True)
+            for parameter in self.network.parameters():
+                parameter.grad = None
             prototypes = self.network.prototypes()
             loss, hits = torch.zeros((), device=self.client.device), None
             if batch is not None:
@@ -358,7 +437,7 @@ class LocalLearner:
                 general, hits = self.general_loss(prototypes)
                 loss = loss + general
                 self._add(g=general)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if hits is not None and self.method_config.fs:
                 self.gamma = synthetic.update_scaling(
@@ -367,18 +446,17 @@ class LocalLearner:
                     step=self.method_config.gamma_step,
                     threshold=self.method_config.gamma_threshold,
                 )
-            total += loss.detach()
-        return float(total) / len(batches)
+            total = total + loss.detach()
+        return total / len(batches)
 
-    def fitting_loss(self, batch: Tensor, prototypes: Mapping[str, Tensor]) -> Tensor:
+    def fitting_loss(self, batch: Any, prototypes: Mapping[str, Tensor]) -> Tensor:
         """Return L_cls + β L_norm of a batch of training nodes (local fitting)."""
-        graph, index = self.data.inputs, self.data.index[batch]
-        h, around = self.embed_batch(index)
+        h, around, alpha, labels, share = self.embed_batch(batch)
         head, tail = self.network.branch_log_probs(h, around, prototypes)
-        alpha = self.network.head_weights(graph)[index]
         is_mixture = self.method_config.loss_mix == "mixture"
-        labels = self.data.labels[batch]
-        loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
+        loss = branch_loss(
+            head, tail, alpha, labels, is_mixture=is_mixture, share=share
+        )
         nodes = [self.network.nodes[name] for name in BRANCH_NAMES]
         kind = cast(Literal["fro", "sum"], self.method_config.norm)
         norm = node_norm(nodes, kind=kind)
@@ -390,16 +468,24 @@ class LocalLearner:
         for name, value in terms.items():
             self._sums[name] = self._sums[name] + value.detach()
 
-    def terms(self) -> dict[str, float]:
+    def terms(self) -> dict[str, Tensor]:
         """Return L_cls, L_norm and L_g, means over the last epoch's steps, and mean γ."""
-        found = {name: float(t) / max(1, self._steps) for name, t in self._sums.items()}
-        return found | {"gamma": float(self.gamma.mean())}
+        steps, gamma = max(1, self._steps), self.gamma.mean(-1)
+        found = {name: (t / steps).expand_as(gamma) for name, t in self._sums.items()}
+        return found | {"gamma": gamma}
 
-    def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h_v and n_v (b, E) of distinct training nodes, FedLoG Eqs. (1) and (7).
+    def embed_batch(self, batch: Any) -> Embedded:
+        """Return h_v and n_v (b, E) of training nodes, FedLoG Eqs. (1) and (7).
 
-        A small batch is embedded from its computation graph instead of the whole graph.
+        Then their α (b,), labels (b,), and weights in the mean, ``None`` for 1/b. A small
+        batch is embedded from its computation graph instead of the whole graph.
         """
+        index = self.data.index[batch]
+        alpha = self.network.head_weights(self.data.inputs)[index]
+        return *self.embed_nodes(index), alpha, self.data.labels[batch], None
+
+    def embed_nodes(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h_v and n_v (b, E) of distinct training nodes."""
         reach = self.network.encoder.reach
         part = None if reach is None else self.data.field_of(reach + 1, index)
         if part is None or reach is None:
@@ -409,6 +495,10 @@ class LocalLearner:
         h = self.network.embed(part)  # the nodes, then their neighbours
         return h[: len(index)], part.level(reach).propagate(h, "mean")
 
+    def generate(self, x: Tensor) -> Tensor:
+        """Return the prompts of the scaled synthetic nodes x̂ (C·s, d)."""
+        return apply_generators(self.prompts, x)
+
     def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return L_g of the scaled synthetic nodes, and a mask of the correctly classified.
 
@@ -417,14 +507,97 @@ class LocalLearner:
         assert self.nodes is not None
         x = synthetic.scale_nodes(self.nodes, self.gamma)
         if self.method_config.pg:
-            graph = prompt_pairs(x, apply_generators(self.prompts, x))
+            graph = prompt_pairs(x, self.generate(x))
         else:
             graph = self_loops(x)
         h = self.network.embed(graph)
         around = graph.propagate(h, "mean")
-        size = len(x)
-        head, tail = self.network.branch_log_probs(h[:size], around[:size], prototypes)
-        half = torch.full((size,), 0.5, device=x.device)
-        loss = branch_loss(head, tail, half, self.labels)
+        size = x.shape[-2]
+        head, tail = self.network.branch_log_probs(
+            h[..., :size, :], around[..., :size, :], prototypes
+        )
+        labels = self.labels.expand(head.shape[:-1])
+        half = torch.full(labels.shape, 0.5, device=x.device)
+        loss = branch_loss(head, tail, half, labels)
         mixture = torch.logaddexp(head.detach(), tail.detach())
-        return loss, mixture.argmax(1) == self.labels
+        return loss, mixture.argmax(-1) == labels
+
+
+class StackedLearner(LocalLearner):
+    """One round of the training of K clients at once, whose prompt generators are equal.
+
+    Losses and terms are (K,), γ is (K, C). The nodes of a batch are padded to those of
+    the client with the most.
+    """
+
+    def __init__(
+        self, group: Group, network: FedLogBranchNet, nodes: Tensor | None
+    ) -> None:
+        self.group = group
+        super().__init__(group.clients[0], network, nodes)
+        for client in group.clients[1:] if self.prompts else ():
+            if not client.state.share_group("prompts", self.client.state):
+                raise PayloadError("clients have different prompt generators")
+
+    def kept_scaling(self) -> Tensor:
+        """Return the γ_k as stored, zero before the first training."""
+        none = torch.zeros(self.network.num_classes)
+        kept = [
+            client.state.group("scaling").get("gamma", none)
+            for client in self.group.clients
+        ]
+        return torch.stack(kept).to(self.group.device)
+
+    def train_stack(self) -> list[float]:
+        """Take the steps of :meth:`train`; return each client's mean loss at the end."""
+        group, network = cast(Cohort, self.group), self.network
+        optimizer = group.open_optimizer("optimizer", network, group.config)
+        orders, draws = group.generators("batches"), group.draws("training")
+        nodes = [client.data.inputs[0].num_nodes for client in group.clients]
+        self._of_graph = Uniform(draws, nodes, {})
+        self._of_equal = Uniform(draws, [-1] * len(draws), {})
+        network.encoder.uniform = self._of_equal
+        network.train()
+        counts = group.rows.count.tolist()
+        firsts = (group.rows.count.cumsum(0) - group.rows.count).tolist()
+        size, found = (
+            group.config.batch_size,
+            self.gamma.new_full((len(draws),), math.nan),
+        )
+        for _ in range(group.config.local_epochs):
+            orders_of = []
+            for count, first, order in zip(counts, firsts, orders, strict=True):
+                own = min(size or count, count)
+                places = torch.randperm(count, generator=order)[: count - count % own]
+                orders_of.append(torch.split(places + first, own))
+            found = self.epoch(optimizer, [*zip(*orders_of, strict=True)])
+        optimizer.save()
+        losses: list[float] = found.tolist()
+        return losses
+
+    def generate(self, x: Tensor) -> Tensor:
+        """Return the prompts (K, C·s, d), computed once for clients with the same γ."""
+        assert self.nodes is not None
+        known, place = torch.unique(self.gamma, return_inverse=True)  # place (K, C)
+        if len(known) >= len(x):
+            return super().generate(x)
+        classes = torch.arange(self.network.num_classes, device=x.device)
+        gamma = known[:, None].expand(-1, len(classes))
+        found = super().generate(synthetic.scale_nodes(self.nodes, gamma))
+        by_class = found.view(len(known), len(classes), -1, x.shape[2])
+        return by_class[place, classes].flatten(1, 2)
+
+    def embed_batch(self, batch: Any) -> Embedded:
+        """Return h_v, n_v, α, labels and weights in the mean of padded nodes (K, b)."""
+        rows = self.group.rows.select(torch.cat(batch).to(self.group.device))
+        ragged = Ragged([len(part) for part in batch], self.group.device)
+        share = torch.zeros(ragged.index.shape, device=self.group.device)
+        share.view(-1)[ragged.slots] = rows.share
+        graph = self.group.inputs
+        self.network.encoder.uniform = self._of_graph
+        h = self.network.embed(graph)
+        self.network.encoder.uniform = self._of_equal
+        around, alpha = graph.propagate(h, "mean"), self.network.head_weights(graph)
+        index = rows.index[ragged.index]
+        h, around, alpha = (t.flatten(0, 1)[index] for t in (h, around, alpha))
+        return h, around, alpha, rows.labels[ragged.index], share

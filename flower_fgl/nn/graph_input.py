@@ -91,6 +91,9 @@ class GraphInput:
     selected: Tensor | None = None
     """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
+    has_loops_only: bool = False
+    """Whether it is known that each node is its own only neighbour."""
+
     _dense: Tensor | None = None
     _chosen_from: tuple[GraphInput, Tensor] | None = None
     """The batch that :meth:`select` chose from, and the chosen nodes."""

@@ -228,6 +228,8 @@ def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     The layer has mean aggregation, which edge weights weight, and the second term only
     with a root weight. Shapes are those of :func:`gcn`.
     """
+    if graph.has_loops_only and conv.root_weight:
+        return graph.linear(h, conv.lin_l.weight + conv.lin_r.weight, conv.lin_l.bias)
     neighbours = graph.filtered_linear(
         h, conv.lin_l.weight, conv.lin_l.bias, kind="mean", coefficients=ONE_STEP
     )

@@ -110,6 +110,20 @@ class StackedInput(StackedWeights):
         typed = [graph.relations for graph in graphs if graph.relations is not None]
         self.relations = StackedRelations(typed, self.num_rows) if typed else None
 
+    @classmethod
+    def of_equal(cls, x: Tensor, edge_index: Tensor) -> StackedInput:
+        """Return K graphs with the same edges (2, e), of strided features (K, n, d).
+
+        The features may require grad.
+        """
+        out = cls.__new__(cls)
+        out.num_clients, out.num_rows, out._width = x.shape
+        first = out.num_rows * torch.arange(out.num_clients, device=x.device)
+        edges = (edge_index[:, None] + first[:, None]).flatten(1)
+        out.topology = Topology(edges, None, len(first) * out.num_rows, x.dtype)
+        out.x, out.union, out._sparse, out._filtered = x, None, None, {}
+        return out
+
     @property
     def num_features(self) -> int:
         """Feature width d."""

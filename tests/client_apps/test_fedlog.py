@@ -226,7 +226,7 @@ def test_an_epoch_uses_whole_batches_and_one_for_small_clients() -> None:
             count += 1
 
         optimizer.register_step_post_hook(counted)
-        learner.epoch(optimizer, torch.Generator().manual_seed(0))
+        learner.epoch(optimizer, learner.batches(torch.Generator().manual_seed(0)))
         assert count == steps  # ⌊21 / 8⌋ = 2; twice as many in sequential mode
 
 
@@ -450,7 +450,7 @@ def test_a_small_batch_is_embedded_from_its_computation_graph(
         monkeypatch.setattr(training, "BATCH_FIELD_SHARE", few)
         assert (data.field_of(3, index[3:]) is None) == (few == 0)
         network.zero_grad()
-        h, around = learner.embed_batch(index[3:])
+        h, around = learner.embed_nodes(index[3:])
         (h * around.sin()).sum().backward()  # type: ignore[no-untyped-call]
         grads = [p.grad.clone() for p in network.encoder.parameters()]
         found.append((h, around, grads))

@@ -13,6 +13,7 @@ from numpy.polynomial import chebyshev
 from torch import Tensor, nn
 
 from flower_fgl.nn.sparse import apply_function
+from flower_fgl.nn.stacked import map_each, map_rows
 
 __all__ = ["Branch", "PairLayer", "Points", "branch_loss", "class_means_of"]
 __all__ += ["degree_weights", "distance_log_probs", "interpolate", "is_resolved"]
@@ -146,8 +147,8 @@ TINY = 1e-6
 
 def square_distances(a: Tensor, b: Tensor) -> Tensor:
     """Return ``‖a_v − b_j‖²`` of all pairs (n, m) as ``‖a‖² + ‖b‖² − 2ab``, at least 0."""
-    cross = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * (a @ b.T)
-    return cross.clamp(min=0)
+    norms = a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :]
+    return (norms - 2 * (a @ b.mT)).clamp(min=0)
 
 
 def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
@@ -156,17 +157,19 @@ def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
     ``scalars`` (n, P) are s_vj = MLP_trans(m_vj). Returns t'_v (n, E) =
     ``h_v·mean_j s_vj − (1/P) Σ_j s_vj h_j``.
     """
-    return h * scalars.mean(1, keepdim=True) - scalars @ prototypes / len(prototypes)
+    count = prototypes.shape[-2]
+    return h * scalars.mean(-1, keepdim=True) - scalars @ prototypes / count
 
 
 def class_means_of(prototypes: Tensor, num_classes: int) -> Tensor:
     """Average the prototypes (C·s, E) of each class, ``h̄_c`` (C, E) of FedLoG Eq. (2)."""
-    return prototypes.view(num_classes, -1, prototypes.shape[1]).mean(1)
+    *clients, _, width = prototypes.shape
+    return prototypes.view(*clients, num_classes, -1, width).mean(-2)
 
 
 def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
     """Return ``log softmax_c(−‖h'_v − h̄_c‖²)`` of h' (n, E), h̄ (C, E), FedLoG Eq. (2)."""
-    return F.log_softmax(-square_distances(h, means), dim=1)
+    return F.log_softmax(-square_distances(h, means), dim=-1)
 
 
 def degree_weights(degree: Tensor, threshold: float) -> Tensor:
@@ -181,12 +184,14 @@ def degree_weights(degree: Tensor, threshold: float) -> Tensor:
 
 def mix_log_probs(head: Tensor, tail: Tensor, alpha: Tensor) -> Tensor:
     """Return ``log(α p_H + (1 − α) p_T)`` from log p_H, log p_T (n, C), FedLoG Eq. (3)."""
-    first, second = alpha.log()[:, None] + head, (1 - alpha).log()[:, None] + tail
+    first, second = alpha.log()[..., None] + head, (1 - alpha).log()[..., None] + tail
     return torch.logaddexp(first, second)
 
 
 class PairLayer(nn.Module):
     """Update nodes by messages from each prototype, FedLoG Eqs. (6)-(10).
+
+    With stacked weights all representations have a first dimension of K clients.
 
     ``width`` is E. With ``neighbours_only`` messages are computed from ``[n_v ‖ ‖h_v −
     h_j‖²]``, as in the published code, instead of ``[h_v ‖ n_v ‖ d_vj]``.
@@ -235,15 +240,20 @@ class PairLayer(nn.Module):
             own = neighbours
         else:
             distance = distance + square_distances(neighbours, prototypes)  # Eq. (7)
-            own = torch.cat([h, neighbours], dim=1)
-        weight = self.first.weight
-        start = F.linear(own, weight[:, :-1], self.first.bias)
-        points = self.points(distance)
+            own = torch.cat([h, neighbours], dim=-1)
+        weight, bias = self.first.weight[..., :-1], self.first.bias
+        is_one = weight.dim() == 2
+        start = (
+            F.linear(own, weight, bias) if is_one else map_each(own, weight.mT, bias)
+        )
+        rows = distance.flatten(0, -2)
+        points = self.points(rows)
         scalars = None
         if points is not None:
-            values = self.pair_scalars(start, points.at)
+            at = points.at.view(*distance.shape[:-1], -1)
+            values = self.pair_scalars(start, at).flatten(0, -2)
             if is_resolved(values, TAIL):
-                scalars = interpolate(values, distance, points)
+                scalars = interpolate(values, rows, points).view_as(distance)
         if scalars is None:
             scalars = self.pair_scalars(start, distance)
         return h + mean_shift(h, prototypes, scalars)
@@ -254,7 +264,7 @@ class PairLayer(nn.Module):
             return None
         with torch.no_grad():
             low, high = distance.aminmax(dim=1)
-            slope = self.first.weight[:, -1].abs().max()
+            slope = self.first.weight[..., -1].abs().max()
             change, steepest = torch.stack(
                 [(high - low).max() / 2 * slope, slope]
             ).tolist()
@@ -270,13 +280,14 @@ class PairLayer(nn.Module):
         ``start`` (n, E) is the first map of ``[h_v ‖ n_v]``, with bias; ``distance``
         (n, P) are d_vj, or other distances of node v.
         """
-        m = torch.addcmul(start[:, None], distance[..., None], self.first.weight[:, -1])
+        slope = self.first.weight[..., None, None, :, -1]  # (1, 1, E) of each client
+        m = torch.addcmul(start[..., None, :], distance[..., None], slope)
+        m = m.flatten(-3, -2)
         for linear in (self.second, self.trans[0], self.trans[2]):
-            m = linear(_silu(m))  # (n, P, E)
+            m = map_rows(linear, _silu(m))  # (n·P, E)
         if len(self.trans) > 3:
             m = _silu(m)
-        out: Tensor = self.scale(m).squeeze(-1)
-        return out
+        return map_rows(self.scale, m).view_as(distance)
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -311,7 +322,11 @@ class Branch(nn.Module):
         From h_v and n_v (n, E), and the embeddings (C·s, E) of the branch's learnable
         nodes, grouped by class.
         """
-        h = self.norm(h)
+        weight, bias = self.norm.weight, self.norm.bias
+        if weight.dim() == 1:
+            h = self.norm(h)
+        else:
+            h = F.layer_norm(h, weight.shape[1:]) * weight[:, None] + bias[:, None]
         if self.updates:
             for layer in self.layers:
                 h = layer(h, neighbours, prototypes)
@@ -325,13 +340,15 @@ def branch_loss(
     labels: Tensor,
     *,
     is_mixture: bool = False,
+    share: Tensor | None = None,
 ) -> Tensor:
     """Return the classification loss of both branches, FedLoG L_cls, L_g.
 
     ``mean_v [−α_v log p_H(y_v) − (1 − α_v) log p_T(y_v)]`` from ``head`` and ``tail`` (n,
     C), log p_H and log p_T, ``alpha`` (n,), the weight of the head branch, and classes
     ``labels`` (n,). If it ``is_mixture``, the logarithm of the mixture of Eq. (3), as
-    printed.
+    printed. ``share`` (n,) is a node's weight in the mean, by default 1/n. For K clients
+    all have a first dimension K, and the result is (K,).
 
     Notes
     -----
@@ -340,10 +357,15 @@ def branch_loss(
        proportion to its weight, as in the published code.
     """
     if is_mixture:
-        return F.nll_loss(mix_log_probs(head, tail, alpha), labels)
-    first = F.nll_loss(head, labels, reduction="none")
-    second = F.nll_loss(tail, labels, reduction="none")
-    return (alpha * first + (1 - alpha) * second).mean()
+        losses = _nll(mix_log_probs(head, tail, alpha), labels)
+    else:
+        losses = alpha * _nll(head, labels) + (1 - alpha) * _nll(tail, labels)
+    return losses.mean(-1) if share is None else (losses * share).sum(-1)
+
+
+def _nll(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the negative logarithm of each label's probability."""
+    return -log_probs.gather(-1, labels[..., None]).squeeze(-1)
 
 
 def node_norm(nodes: Sequence[Tensor], *, kind: Literal["fro", "sum"]) -> Tensor:
@@ -358,5 +380,5 @@ def node_norm(nodes: Sequence[Tensor], *, kind: Literal["fro", "sum"]) -> Tensor
        the Frobenius norm.
     """
     if kind == "sum":
-        return torch.stack([x.norm(dim=1).sum() for x in nodes]).sum()
-    return torch.stack([0.5 * x.norm() for x in nodes]).sum()
+        return torch.stack([x.norm(dim=-1).sum(-1) for x in nodes]).sum(0)
+    return torch.stack([0.5 * x.flatten(-2).norm(dim=-1) for x in nodes]).sum(0)

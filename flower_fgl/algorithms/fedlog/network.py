@@ -9,22 +9,44 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedlog.branches import Branch, degree_weights, mix_log_probs
 from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.stacked import StackedInput
 
-__all__ = ["BRANCH_NAMES", "FedLogBranchNet", "LinearTop", "self_loops", "start_nodes"]
+__all__ = ["BRANCH_NAMES", "FedLogBranchNet", "LinearTop", "graphs_of", "self_loops"]
+__all__ += ["shared_weights", "start_nodes"]
 
 BRANCH_NAMES = ("head", "tail")
 PAIRS = 1 << 14
 """Pairs of node and prototype computed at once without gradient: 4 MB at 64 channels.
 These fit a core's cache and take half as long as blocks of 8 MB."""
+STACKED_BLOCKS = 4
+"""How much larger the blocks of a stack are: products of each client's rows by its own
+weights are slow with few rows."""
 FEWEST = 64
 """Nodes computed at once however many prototypes there are: with 40 classes, the calls of
 smaller blocks would take longer than their arithmetic."""
 
 
 def self_loops(x: Tensor) -> GraphInput:
-    """Return a graph of features (n, d) in which each node is its own only neighbour."""
-    nodes = torch.arange(len(x), device=x.device)
-    return GraphInput(x, torch.stack([nodes, nodes]))
+    """Return a graph of features (n, d) in which each node is its own only neighbour.
+
+    From those (K, n, d) of K clients, one of each.
+    """
+    nodes = torch.arange(x.shape[-2], device=x.device)
+    graph = graphs_of(x, torch.stack([nodes, nodes]))
+    graph.has_loops_only = x.dim() == 3
+    return graph
+
+
+def graphs_of(x: Tensor, edge_index: Tensor) -> GraphInput:
+    """Return a graph of features (n, d), or K with the same edges of (K, n, d)."""
+    if x.dim() == 2:
+        return GraphInput(x, edge_index)
+    return StackedInput.of_equal(x, edge_index)
+
+
+def shared_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return φ, θ^H and θ^T of a state, without the learnable nodes."""
+    return {n: t for n, t in state.items() if not n.startswith("nodes.")}
 
 
 def start_nodes(num_nodes: int, num_features: int) -> dict[str, Tensor]:
@@ -80,8 +102,7 @@ class FedLogBranchNet(Backbone):
 
     def shared_state(self) -> dict[str, Tensor]:
         """Return φ, θ^H and θ^T by name, without the learnable nodes."""
-        state: Mapping[str, Tensor] = self.state_dict()
-        return {n: t for n, t in state.items() if not n.startswith("nodes.")}
+        return shared_weights(self.state_dict())
 
     @property
     def undecayed(self) -> list[Tensor]:
@@ -90,8 +111,9 @@ class FedLogBranchNet(Backbone):
 
     def prototypes(self) -> dict[str, Tensor]:
         """Embed the learnable nodes, FedLoG Eq. (1): (C·s, E) by branch."""
-        h = self.encoder(self_loops(torch.cat([self.nodes[n] for n in BRANCH_NAMES])))
-        return dict(zip(BRANCH_NAMES, h.chunk(2), strict=True))
+        nodes = torch.cat([self.nodes[name] for name in BRANCH_NAMES], dim=-2)
+        h = self.encoder(self_loops(nodes))
+        return dict(zip(BRANCH_NAMES, h.chunk(2, dim=-2), strict=True))
 
     def branch_log_probs(
         self, h: Tensor, neighbours: Tensor, prototypes: Mapping[str, Tensor]
@@ -107,11 +129,16 @@ class FedLogBranchNet(Backbone):
         return head, tail
 
     def head_weights(self, graph: GraphInput) -> Tensor:
-        """Return α of every node, FedLoG Eq. (3): (N,), float32."""
+        """Return α of every node, FedLoG Eq. (3): (N,), or (K, n), float32."""
+        count = graph.topology.num_nodes
         if self.alpha is not None:
-            return torch.full((graph.num_nodes,), self.alpha, device=graph.device)
-        degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
-        return degree_weights(degree, self.threshold)
+            alpha = torch.full((count,), self.alpha, device=graph.device)
+        else:
+            degree = torch.bincount(graph.edge_index[1], minlength=count)
+            alpha = degree_weights(degree, self.threshold)
+        if isinstance(graph, StackedInput):
+            return alpha.view(-1, graph.num_rows)
+        return alpha
 
     def embed(self, graph: GraphInput) -> Tensor:
         """Return h_v of every node, FedLoG Eq. (1): (N, E)."""
@@ -139,15 +166,18 @@ class FedLogBranchNet(Backbone):
 
     def _log_probs(self, h: Tensor, neighbours: Tensor, alpha: Tensor) -> Tensor:
         prototypes = self.prototypes()
-        size = max(FEWEST, PAIRS // len(prototypes["head"]))
+        size = max(FEWEST, PAIRS // prototypes["head"].shape[-2])
+        dim = alpha.dim() - 1
+        if dim:  # all clients at once
+            size = max(1, STACKED_BLOCKS * size // len(alpha))
         columns = (h, neighbours, alpha)
         parts = [
             mix_log_probs(*self.branch_log_probs(some, around, prototypes), weight)
             for some, around, weight in zip(
-                *(torch.split(column, size) for column in columns), strict=True
+                *(torch.split(column, size, dim) for column in columns), strict=True
             )
         ]
-        return torch.cat(parts)
+        return torch.cat(parts, dim)
 
 
 class LinearTop(Backbone):

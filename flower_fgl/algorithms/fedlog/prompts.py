@@ -13,6 +13,7 @@ from flower_fgl.algorithms.fedlog.matching import (
     RandomNets,
     TaskStack,
 )
+from flower_fgl.algorithms.fedlog.network import graphs_of
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.optimizers import Adam
 
@@ -60,23 +61,28 @@ def blend_generators(
 def apply_generators(stacked: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Generate each synthetic node's prompt by its class's generator, no dropout.
 
-    ``stacked`` is the result of :func:`blend_generators`, and ``x`` (C·s, d) is x̂,
-    grouped by class. Prompts (C·s, d) are within [−1, 1].
+    ``stacked`` is the result of :func:`blend_generators`, and ``x`` (C·s, d), or (K, C·s,
+    d), is x̂, grouped by class. Prompts, of the same shape, are within [−1, 1].
     """
     weights = [tensor for name, tensor in stacked.items() if name.endswith("weight")]
     biases = [tensor for name, tensor in stacked.items() if name.endswith("bias")]
-    h = x.view(len(weights[0]), -1, x.shape[1])
+    shape = -1, len(weights[0]), x.shape[-2] // len(weights[0]), x.shape[-1]
+    by_class = x.view(shape).transpose(0, 1)  # (C, K, s, d)
+    h = by_class.flatten(1, 2)
     for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         h = torch.baddbmm(bias[:, None], h.relu() if number else h, weight.mT)
-    return h.tanh().view_as(x)
+    return h.tanh().view_as(by_class).transpose(0, 1).reshape(x.shape)
 
 
 def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
-    """Return the graph of pairs: node i and its prompt, node n + i; features (n, d)."""
-    first = torch.arange(len(x), device=x.device)
-    second = first + len(x)
+    """Return the graph of pairs: node i and its prompt, node n + i; features (n, d).
+
+    From those (K, n, d) of K clients, one of each.
+    """
+    first = torch.arange(x.shape[-2], device=x.device)
+    second = first + x.shape[-2]
     edges = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
-    return GraphInput(torch.cat([x, prompts]), edges)
+    return graphs_of(torch.cat([x, prompts], dim=-2), edges)
 
 
 def train_prompt_generators(

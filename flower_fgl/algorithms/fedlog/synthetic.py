@@ -109,9 +109,10 @@ def scale_nodes(nodes: Tensor, gamma: Tensor) -> Tensor:
     """Move the nodes of each class towards the mean of all nodes, FedLoG Eq. (5).
 
     ``x̂_(c,i) = x^g_(c,i) + γ_c (x̄ − x^g_(c,i))`` for X^g, ``nodes`` (C·s, d), and γ_k
-    (C,).
+    (C,), or (K, C) of K clients.
     """
-    rows = gamma.repeat_interleave(len(nodes) // len(gamma))[:, None]
+    slots = len(nodes) // gamma.shape[-1]
+    rows = gamma.repeat_interleave(slots, dim=-1)[..., None]
     return nodes + rows * (nodes.mean(0) - nodes)
 
 
@@ -130,6 +131,6 @@ def update_scaling(
        subtracts. Its largest γ, 0.297, is 3 steps per round times 99 rounds times 0.001.
        So, as in the published code, γ changes after every step of the optimizer.
     """
-    share = hits.float().view(len(gamma), -1).mean(1)
+    share = hits.float().view(*gamma.shape, -1).mean(-1)
     change = torch.where(share > threshold, step, -step)
     return (gamma + change).clamp(0, 1)

@@ -88,6 +88,18 @@ class ClientState:
         found = part_of(self.tensors, prefix + "/")
         return {name: found[name].clone() for name in sorted(found)}
 
+    def share_group(self, prefix: str, other: ClientState) -> bool:
+        """Let tensors under ``prefix/`` be those of another client, if they are equal."""
+        start = prefix + "/"
+        own, others = part_of(self.tensors, start), part_of(other.tensors, start)
+        if own.keys() != others.keys():
+            return False
+        for name, tensor in others.items():
+            if own[name] is not tensor and not torch.equal(own[name], tensor):
+                return False
+        self.tensors |= {start + name: tensor for name, tensor in others.items()}
+        return True
+
     def has_group(self, prefix: str) -> bool:
         """Return whether there are tensors under ``prefix/``."""
         return any(name.startswith(prefix + "/") for name in self.tensors)

@@ -32,7 +32,7 @@ from flower_fgl.nn.computation_graph import output_nodes
 from flower_fgl.nn.stacked import pad_rows, split_state, stack_graphs, stack_model
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["Cohort", "StackedData"]
+__all__ = ["Cohort", "StackedData", "Uniform"]
 
 MOST_LEFT = 0.9
 """Share of a stack's clients up to which those that still train get their own stack."""
@@ -122,9 +122,9 @@ class StackedData:
 class Uniform:
     """Uniform numbers of each client from its own generator on its device.
 
-    The padding beyond a client's ``sizes`` gets zeros. For clients that train on a
-    receptive field, ``fields`` names the nodes that each layer computes; other rows,
-    which do not reach the loss, get zeros.
+    The padding beyond a client's ``sizes`` gets zeros; −1 means no padding. For clients
+    that train on a receptive field, ``fields`` names the nodes that each layer computes;
+    other rows, which do not reach the loss, get zeros.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Uniform:
                 nodes = self._fields[place][self._layer]
                 few = h.new_empty(len(nodes), h.shape[2]).uniform_(generator=generator)
                 rows.index_copy_(0, nodes, few)
-            elif size == len(rows):
+            elif size in (-1, len(rows)):
                 rows.uniform_(generator=generator)
             else:
                 rows[:size].uniform_(generator=generator)

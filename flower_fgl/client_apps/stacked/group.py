@@ -396,9 +396,9 @@ class GroupClientApp(FglClientApp):
     """
 
     group_action: ClassVar[str] = ""
-    """Action whose messages are handled for many clients at once, by default the training
-    of every round. Like ``stacked`` it counts only for the class that declares it; that
-    class need not be ``stacked``."""
+    """Action whose messages :meth:`act_group` handles for many clients at once. Like
+    ``stacked`` it counts only for the class that declares it; that class need not be
+    ``stacked``."""
     group_is_once: ClassVar[bool] = False
     """Whether that exchange takes place before round 1 only."""
 
@@ -425,6 +425,13 @@ class GroupClientApp(FglClientApp):
     @abstractmethod
     def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
         """Train the clients; a broadcast is one object for all of them."""
+
+    def act_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
+        """Handle the messages of ``group_action``.
+
+        By default they are what :meth:`fit_group` trains, instead of the rounds.
+        """
+        return self.fit_group(group, downloads)
 
     def refreshed_group(
         self, group: Group, downloads: Sequence[Any]

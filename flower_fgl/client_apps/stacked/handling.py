@@ -19,7 +19,7 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
-from flower_fgl.client_apps.stacked.group import GroupClientApp
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.client_apps.stacked.grouping import (
     Backbones,
     cut,
@@ -94,18 +94,29 @@ class Stacker:
         """
         kinds = {message.metadata.message_type for message, _ in items}
         action = own_action(app)
-        if kinds == {f"{MessageType.TRAIN}.{action}" if action else MessageType.TRAIN}:
+        if action and kinds == {f"{MessageType.TRAIN}.{action}"}:
+            return self._train(app, items, is_forced=is_forced, is_action=True)
+        has_rounds = not action or (
+            isinstance(app, GroupClientApp)
+            and type(app).act_group is not GroupClientApp.act_group
+        )
+        if kinds == {MessageType.TRAIN} and has_rounds:
             return self._train(app, items, is_forced=is_forced)
         if kinds == {MessageType.EVALUATE}:
             return self._evaluate(app, items, is_forced=is_forced)
         return {}
 
     def _train(
-        self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
+        self,
+        app: FglClientApp,
+        items: Sequence[Item],
+        *,
+        is_forced: bool,
+        is_action: bool = False,
     ) -> dict[int, Answer]:
         """Train the clients that can be stacked."""
         config = app.session.config(items[0][1])
-        if not (is_stackable(app) or own_action(app)):
+        if not (is_stackable(app) or is_action):
             reason = f"{config.method} has no stacked form"
         else:
             reason = why_not_run(config, items[0][1].node_config)
@@ -115,17 +126,18 @@ class Stacker:
         broadcasts = Broadcasts(app)
 
         def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
-            if reason := app.why_alone(client):
+            if not is_action and (reason := app.why_alone(client)):
                 return reason
             download = broadcasts.read(client, content)
-            return download, app.stack_key(client, download)
+            return download, () if is_action else app.stack_key(client, download)
 
-        last = once if app.group_is_once else None
+        last = once if is_action and app.group_is_once else None
+        train = app.act_group if is_action else app.fit_group
         opened, keys, refused = self._open(app, dict(enumerate(items)), read, last)
         answers = _refused(refused, is_forced)
         for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
             try:
-                found = self._train_cohort(app, cohort, is_whole=is_whole)
+                found = self._train_cohort(app, cohort, train, is_whole=is_whole)
             except Exception as error:
                 if is_forced:
                     raise
@@ -203,14 +215,19 @@ class Stacker:
         return self._kept[key][1]
 
     def _train_cohort(
-        self, app: GroupClientApp, opened: Sequence[Placed], *, is_whole: bool
+        self,
+        app: GroupClientApp,
+        opened: Sequence[Placed],
+        train: Callable[[Group, Sequence[Any]], GroupFit],
+        *,
+        is_whole: bool,
     ) -> dict[int, Answer]:
         """Train one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
         clients = [one.client for one in opened]
         server_round, data = opened[0].server_round, self._data(clients)
         cohort = Cohort(clients, data, server_round, is_whole=is_whole)
-        result = app.fit_group(cohort, [one.download for one in opened])
+        result = train(cohort, [one.download for one in opened])
         spent = time.perf_counter() - clock - sum(result.seconds.values())
         parts = {"train": max(0.0, spent), **result.seconds}
         seconds = {name: value / len(opened) for name, value in parts.items()}

@@ -16,7 +16,7 @@ from flower_fgl import METHODS, resume, simulate
 from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.state import MemoryStates
+from flower_fgl.client_apps.runtime.state import ClientState, MemoryStates
 from flower_fgl.client_apps.stacked import grouping
 from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.handling import (
@@ -53,6 +53,7 @@ STACKED = [
     "fedgta",
     "fedhgn",
     "fediih",
+    "fedlog",
     "fedntd",
     "fedpano",
     "fedper",
@@ -304,6 +305,43 @@ FEDPANO = {"participants": 0, "split": "20/40/40"}
 )  # fmt: skip
 def test_fedpano_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fedpano", {**FEDPANO, **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer_state": "keep", "local_epochs": 2},
+        {"batch_size": 7, "split": "60/20/20"},
+        {"fedlog": {"lg_mode": "sequential", "norm": "sum", "loss_mix": "mixture"}},
+        {"fedlog": {"pg": False, "synthetic_mode": "TT", "alpha_fixed": 0.5}},
+        {"fedlog": {"gamma_threshold": 0.1, "gamma_step": 0.2, "second_silu": False}},
+        {"fedlog": {"msg_input": "neighbor", "lg": False}, "model": "gcn"},
+        {"participation": 0.6, "min_class_count": 3, "partition": "louvain"},
+    ],
+    ids=str,
+)
+def test_fedlog_equals_one_by_one(settings: dict[str, Any]) -> None:
+    compare("fedlog", settings)
+
+
+def test_clients_of_a_stack_keep_the_same_prompt_generators_once() -> None:
+    with stage("fedlog", "true", {}) as stacked:
+        for server_round in (1, 2):
+            stacked.replies(server_round)
+        states = stacked.states()
+        kept = {pid: state.tensors["prompts/0.weight"] for pid, state in states.items()}
+        # client k belongs to stack k modulo 2
+        assert len({kept[pid].data_ptr() for pid in (0, 2, 4)}) == 1
+        states[1].tensors["prompts/0.weight"] = kept[1] + 1
+        assert not states[3].share_group("prompts", states[1])
+        assert not states[3].share_group("prompts", ClientState())
+        stacked.strategy.loop.log = RoundLog(3)
+        sent = stacked.strategy.train_messages(3, [1, 3])
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+        reasons = [failure.reason for failure in exchange.failures]
+        assert len(reasons) == 2
+        assert "different prompt generators" in reasons[0]
 
 
 ADPFEDGNN = {"participation": 1.0, "hidden_channels": 16}
