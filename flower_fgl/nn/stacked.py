@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from flower_fgl.nn.backbone import Backbone, copy_network
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.relations import StackedRelations
-from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
+from flower_fgl.nn.sparse import Operator, SparseOperator, apply_function, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
 __all__ = ["Ensemble", "SharedInput", "StackedInput", "StackedWeights", "can_stack"]
@@ -193,9 +193,41 @@ def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
 
     The bias is (K, q).
     """
+    if across.requires_grad and torch.is_grad_enabled():
+        return apply_function(_MapEach, rows, across, bias)
+    return _map_each(rows, across, bias)
+
+
+def _map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.bmm(rows, across)
     return torch.baddbmm(bias[:, None], rows, across)
+
+
+class _MapEach(torch.autograd.Function):
+    """The map of :func:`map_each`, with the weights' gradient in the weights' layout.
+
+    Autograd's own has the transposed layout, and is copied to that of the weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, across)
+        return _map_each(rows, across, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (rows, across) = outputs, ctx.saved_tensors
+        to_rows = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_rows = torch.bmm(grad, across.mT)
+        if across.mT.is_contiguous():
+            to_across = torch.bmm(grad.mT, rows).mT
+        else:
+            to_across = torch.bmm(rows.mT, grad)
+        if ctx.needs_input_grad[2]:
+            to_bias = grad.sum(1)
+        return to_rows, to_across, to_bias
 
 
 def map_rows(layer: nn.Module, h: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from flower_fgl.nn.stacked import (
     Ragged,
     StackedInput,
     can_stack,
+    map_each,
     pad_rows,
     split_state,
     stack_model,
@@ -226,3 +227,39 @@ def test_dropout_is_off_and_the_template_keeps_its_mode(make_graph: MakeGraph) -
     ensemble = Ensemble(model, [model.state_dict()])
     assert torch.equal(ensemble.predict(graph), ensemble.predict(graph))
     assert model.training
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gradients_of_stacked_weights_have_their_layout(
+    is_turned: bool, has_bias: bool
+) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2, 4, dtype=torch.float64)
+    if is_turned:
+        weight = weight.mT.contiguous().mT
+    weight.requires_grad_()
+    bias = (
+        torch.randn(3, 2, dtype=torch.float64, requires_grad=True) if has_bias else None
+    )
+    inputs = (rows, weight, bias) if bias is not None else (rows, weight)
+    found = map_each(rows, weight.mT, bias)
+    slow = torch.stack(
+        [
+            F.linear(rows[k], weight[k], None if bias is None else bias[k])
+            for k in range(3)
+        ]
+    )
+    torch.testing.assert_close(found, slow)
+    slope = torch.randn_like(slow)
+    got = torch.autograd.grad(found, inputs, slope)
+    for one, other in zip(got, torch.autograd.grad(slow, inputs, slope), strict=True):
+        torch.testing.assert_close(one, other)
+    assert got[1].stride() == weight.stride()
+    assert torch.autograd.gradcheck(
+        lambda *t: map_each(t[0], t[1].mT, *(t[2:] or (None,))), inputs
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda *t: map_each(t[0], t[1].mT, *(t[2:] or (None,))), inputs
+    )
