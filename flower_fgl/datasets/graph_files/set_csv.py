@@ -380,16 +380,16 @@ class _Parser:
                 f'"{clip(smiles)}" is not a SMILES that rdkit can read. Correct it, or '
                 "remove the line."
             )
-        low, high = CHARGES
-        for atom in molecule.GetAtoms():
-            if not low <= atom.GetFormalCharge() <= high:
-                return (
-                    f"the charge {atom.GetFormalCharge():+d} of an atom is outside "
-                    f"−{-low} … {high}. Remove the line."
-                )
         try:
             data = self._convert(smiles)
         except ValueError as error:
+            low, high = CHARGES
+            charges = [atom.GetFormalCharge() for atom in molecule.GetAtoms()]
+            if odd := [charge for charge in charges if not low <= charge <= high]:
+                return (
+                    f"the charge {odd[0]:+d} of an atom is outside −{-low} … {high}. "
+                    "Remove the line."
+                )
             return (
                 f'"{clip(smiles)}" has an atom or bond that torch-geometric does not know '
                 f"({clip(error)}). Remove the line."
