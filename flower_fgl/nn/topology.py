@@ -174,6 +174,8 @@ Direction = Literal["both", "separate", "forward"]
 
 MOST_NUMBERS = 2**27
 """Numbers of one sum over messages that are in memory at once (512 MiB)."""
+HASHED_AT_ONCE = 2**22
+"""Features of edges that are hashed at once (32 MiB)."""
 
 
 class Ways(NamedTuple):
@@ -250,6 +252,11 @@ class Messages:
         is_up = source <= target
         up = torch.bincount(group[is_up], minlength=len(distinct))
         down = torch.bincount(group[~is_up], minlength=len(distinct))
+        is_single = not bool((self.index.diff() == 0).all(dim=0).any())
+        if is_single and torch.equal(
+            up, down
+        ):  # all are listed in both, as in molecules
+            return self
         member = torch.empty(len(distinct), dtype=torch.int64, device=group.device)
         member[group] = torch.arange(len(group), device=group.device)
         kept = torch.repeat_interleave(member, torch.maximum(up, down))
@@ -275,12 +282,18 @@ def _hash_rows(ends: Tensor, x: Tensor) -> Tensor:
     Sorting rows takes ten times as long. Two edges between the same nodes with other
     features get one number with a probability of 2^-63.
     """
+    drawn, columns = torch.Generator().manual_seed(0), 2 + x.shape[1]
+    factors = torch.randint(-(2**62), 2**62, (columns,), generator=drawn) * 2 + 1
+    factors = factors.to(x.device)
     width = torch.int64 if x.element_size() == 8 else torch.int32
-    bits = (x + 0.0).contiguous().view(width).long()  # -0.0 becomes 0.0
-    rows = torch.cat([ends, bits], dim=1)
-    drawn = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (rows.shape[1],), generator=drawn) * 2 + 1
-    return (rows * factors.to(rows.device)).sum(dim=1)
+    out = ends.new_empty(len(ends))
+    most = max(1, HASHED_AT_ONCE // columns)
+    for start in range(0, len(ends), most):
+        part = slice(start, start + most)
+        bits = (x[part] + 0.0).contiguous().view(width).long()  # -0.0 becomes 0.0
+        rows = torch.cat([ends[part], bits], dim=1)
+        out[part] = (rows * factors).sum(dim=1)
+    return out
 
 
 def edge_messages(h: Tensor, edges: Messages, layer: nn.Linear) -> Tensor:

@@ -112,6 +112,24 @@ def test_both_directions_of_a_file_that_lists_them_are_not_doubled() -> None:
     assert found.x[~ahead].flatten().sort().values.tolist() == [1.0, 3.0]
 
 
+def test_edges_that_are_all_listed_in_both_directions_are_held_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = torch.combinations(torch.arange(9)).T
+    x = torch.rand(pairs.shape[1], 3, generator=torch.Generator().manual_seed(0))
+    edges = Messages(torch.cat([pairs, pairs.flip(0)], dim=1), torch.cat([x, x]))
+    whole = topology._hash_rows(edges.index.T, edges.x)
+    monkeypatch.setattr(topology, "HASHED_AT_ONCE", 35)  # seven rows of five numbers
+    assert torch.equal(topology._hash_rows(edges.index.T, edges.x), whole)
+    assert edges.ways("both").first is edges
+    changed = Messages(
+        edges.index, edges.x + (edges.index[0] < edges.index[1])[:, None]
+    )
+    assert changed.ways("both").first.index.shape == (2, 4 * pairs.shape[1])
+    again = torch.cat([edges.index, edges.index], dim=1), torch.cat([edges.x, edges.x])
+    assert Messages(*again).ways("both").first.index.shape == (2, 4 * pairs.shape[1])
+
+
 @pytest.mark.parametrize("direction", ["both", "separate", "forward"])
 def test_the_order_of_edges_changes_nothing(direction: str) -> None:
     model, graph = model_and_graph(direction)
