@@ -17,6 +17,7 @@ from flower_fgl.client_apps.f2l import (
 )
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.core.targets import Target
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn import computation_graph
 from flower_fgl.protocols.fedavg import Weights
@@ -34,6 +35,7 @@ def server(num_classes: int = 3) -> Any:
         schema=None,
         has_parts=False,
         num_classes=num_classes,
+        target=Target.classes(tuple(map(str, range(num_classes)))),
         num_features=FEATURES,
         clients={0: SimpleNamespace(model="gcn")},
     )

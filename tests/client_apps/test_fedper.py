@@ -14,6 +14,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError, PayloadError
+from flower_fgl.core.targets import Target
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.state import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
@@ -33,6 +34,7 @@ def server(method: str, num_classes: int = 3) -> Any:
         schema=None,
         has_parts=False,
         num_classes=num_classes,
+        target=Target.classes(tuple(map(str, range(num_classes)))),
         num_features=FEATURES,
         clients={0: SimpleNamespace(model="gcn")},
     )

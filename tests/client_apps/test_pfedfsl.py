@@ -19,6 +19,7 @@ from flower_fgl.client_apps.pfedfsl import WORST, PFedFSLClientApp, loss_of
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.targets import Target
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn import computation_graph
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
@@ -41,6 +42,7 @@ def server(num_clients: int = 5, **method_config: Any) -> Any:
         schema=None,
         has_parts=False,
         num_classes=3,
+        target=Target.classes(tuple(map(str, range(3)))),
         num_features=FEATURES,
         clients={pid: SimpleNamespace(model="gcn") for pid in range(num_clients)},
     )

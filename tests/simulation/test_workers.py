@@ -89,11 +89,10 @@ def test_a_parcel_returns_every_kind_of_record() -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "workers"),
     [
-        ("fedgta", {}, 6),
-        ("fedgta", {"clients": 4}, 4),
-        ("fedgta", {"threads": 3}, 2),
-        ("fedgta", {"rounds": 19}, 1),
-        ("fedgta", {"clients": 1}, 1),
+        ("fedavg", {"stacked": "false", "clients": 4}, 4),
+        ("fedavg", {"stacked": "false", "threads": 3}, 2),
+        ("fedavg", {"stacked": "false", "rounds": 19}, 1),
+        ("fedavg", {"stacked": "false", "clients": 1}, 1),
         ("fedavg", {}, 1),  # ten clients that train together
         ("fedavg", {"clients": 3}, 3),
         ("fedavg", {"stacked": "false"}, 6),
