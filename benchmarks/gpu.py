@@ -40,7 +40,7 @@ from flower_fgl.methods import METHODS
 
 FORMS = ("stacked", "one by one", "on the CPU")
 
-QUICK = ((100, 100, 64), (4, 5000, 500))  # clients, nodes of each, features
+QUICK = ((4, 5000, 500), (100, 100, 64))  # large, small: clients, nodes, features
 ONCE = {"rounds": 1, "local_epochs": 50, "check_every": 0}
 DISTILLED = {"server_epochs": 5, "generator_steps": 5, "finetune_epochs": 5}
 SHORT: dict[str, dict[str, Any]] = {  # long starts, single rounds, other needs
@@ -136,18 +136,17 @@ def measure(values: dict[str, Any]) -> dict[str, float]:
 def quick_cases(options: argparse.Namespace) -> Iterator[tuple[str, list[Any]]]:
     """Yield each form at each size, with the settings of all methods that have it."""
     for clients, options.nodes, options.features in QUICK:
+        is_small = clients == QUICK[1][0]
         for form in ("stacked", "on the CPU", "one by one"):
             found = []
             for method in options.methods:
                 changes = forms(options, method)
-                is_alone_enough = "stacked" in changes and clients == QUICK[1][0]
-                if form not in changes or (form == "one by one" and is_alone_enough):
-                    continue
-                if clients == QUICK[0][0] and "stacked" not in changes:
-                    continue
-                shared = {**settings(options, method, clients), "dropout": 0.0}
-                found.append({**shared, **SHORT.get(method, {}), **changes[form]})
-            yield form, found
+                is_asked = is_small == ("stacked" in changes) or form != "one by one"
+                if form in changes and is_asked and (not is_small or len(changes) > 2):
+                    shared = {**settings(options, method, clients), "dropout": 0.0}
+                    found.append({**shared, **SHORT.get(method, {}), **changes[form]})
+            if found:
+                yield form, found
 
 
 def measure_all(cases: list[dict[str, Any]]) -> None:
