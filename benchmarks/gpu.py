@@ -43,12 +43,13 @@ FORMS = ("stacked", "one by one", "on the CPU")
 QUICK = ((4, 5000, 500), (100, 100, 64))  # large, small: clients, nodes, features
 ONCE = {"rounds": 1, "local_epochs": 50, "check_every": 0}
 DISTILLED = {"server_epochs": 5, "generator_steps": 5, "finetune_epochs": 5}
-SHORT: dict[str, dict[str, Any]] = {  # long starts, single rounds, other needs
+# for long starts, single rounds, and small batches, which do not stack
+SHORT: dict[str, dict[str, Any]] = {
     "adafgl": {"adafgl": {"finetune_epochs": 5}},
-    "adpfedgnn": {"model": "graphsage", "batch_size": 0},  # small batches do not stack
+    "adpfedgnn": {"model": "graphsage", "batch_size": 0},
     "co-boosting": {**ONCE, "co-boosting": DISTILLED},
     "dense": {**ONCE, "dense": DISTILLED},
-    "fedlog": {"fedlog": {"prompt_epochs": 1}},
+    "fedlog": {"batch_size": 0, "fedlog": {"prompt_epochs": 1}},
     "fedpano": {"split": "60/20/20"},  # stacked clients train on most of their graphs
     "fedsage+": {"fedsage+": {"gen_rounds": 1}},
     "opfgl": {**ONCE, "min_class_count": 1, "opfgl": {"server_steps": 50}},
