@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,11 @@ from flower_fgl.core.connection_watch import (
 )
 from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
+from flower_fgl.core.held_kind import AUTO
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
-from flower_fgl.core.targets import CLASSES
+from flower_fgl.core.targets import CLASSES, TargetKind
 from flower_fgl.core.unused_settings import (
     changed_settings,
     check_app_table,
@@ -123,6 +124,9 @@ def run_server(
                 "simulation state-dir holds the clients' states."
             )
         folder = Path(config.run_dir)
+        if config.target_kind == AUTO:  # that of the run, from the files of its owners
+            before = RunFolder.load(folder).config.get("target-kind", AUTO)
+            config = config if before == AUTO else of_kind(config, before)
         with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
             resumed = rewind(folder, config)
             writer = RunWriter(folder, on_round)
@@ -142,6 +146,12 @@ def run_server(
     with hold(folder, is_server=True):
         _run(grid, config, writer, engine, states, None, group)
     return folder
+
+
+def of_kind(config: RunConfig, kind: TargetKind) -> RunConfig:
+    """Return the checked settings of a run whose data owners hold a kind of target."""
+    known = parse_config({**config.flat(), "target-kind": kind})
+    return replace(known, sources={**config.sources, "target-kind": "data set"})
 
 
 def _host_clients(grid: Grid, config: RunConfig, engine: str) -> Grid:
@@ -200,6 +210,7 @@ def _run(
         tracker.on_start(writer.folder, config.flat(), first)
         writer.tracker = tracker
     from flower_fgl.strategies.base import FglStrategy  # loads torch
+    from flower_fgl.strategies.rounds.candidates import OtherKindError
 
     strategy: FglStrategy | None = None
     status, error = "failed", ""
@@ -209,7 +220,18 @@ def _run(
         strategy = load(config, writer, checkpoints)
         # Flower stops no run of the local engine
         with nullcontext() if engine == "local" else prefer_stop(grid.get_node_ids):
-            strategy.start(grid, should_stop=_stop_early(config, writer))
+            try:
+                strategy.start(grid, should_stop=_stop_early(config, writer))
+            except OtherKindError as found:  # before round 1
+                config = of_kind(config, found.kind)
+                log.info(
+                    "Most data owners hold %s, which the run predicts.", found.kind
+                )
+                writer.write_settings(config.flat(), config.sources)
+                if checkpoints is not None:
+                    checkpoints.config = config
+                strategy = load(config, writer, checkpoints)
+                strategy.start(grid, should_stop=_stop_early(config, writer))
         state, model = strategy.best_state(), None
         if state is not None:
             scale, model = (

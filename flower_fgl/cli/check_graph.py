@@ -12,6 +12,7 @@ from flower_fgl.client_apps.runtime.data import ClientData, broken_by_data, owne
 from flower_fgl.client_apps.runtime.describe import check_description, describe, enough
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError, PayloadError
+from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.target_scale import moments
@@ -64,7 +65,7 @@ def inspect_graph(
     node: NodeSettings = NodeSettings(),  # noqa: B008 - frozen
 ) -> GraphReport:
     """Find all problems of a data owner's graph file, for a run and a node config."""
-    config = parse_config(settings)
+    config = parse_config(with_held_kind(settings, [path]))
     try:
         read = _read_set if config.classifies_graphs else _read_graph
         graph, problems, noted = read(path, config)
@@ -110,6 +111,7 @@ def _read_graph(
     owned, problems = inspect_graph_file(
         path,
         needs_labels=not config.has_pairs,
+        target_kind=config.target_kind,
         target_node=config.target_node,
         target_relation=config.target_relation,
     )
@@ -303,7 +305,7 @@ def _read_set(
     path: Path, config: RunConfig
 ) -> tuple[ClientGraph | None, list[str], list[str]]:
     """Return the client of a set of graphs, the problems of its file, and notes on it."""
-    owned, problems = inspect_graph_set(path)
+    owned, problems = inspect_graph_set(path, target_kind=config.target_kind)
     if owned is None:
         return None, problems, []
     rule = split_rule(owned, config)

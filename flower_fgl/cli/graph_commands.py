@@ -23,6 +23,7 @@ from flower_fgl.cli.arguments import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.node_settings import (
     NodeSettings,
     broken_floors,
@@ -134,7 +135,8 @@ def check_graph(
         show(f"{drop_unreadable}: left out {drop(graph, drop_unreadable):,} lines.")
         return
     pairs = parse_pairs(settings or [])
-    config = parse_config(pairs)
+    settled = with_held_kind(pairs, [graph])
+    config = parse_config(settled)
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])
     node, notes = check_node_config(node_config, config, graph)
@@ -157,7 +159,7 @@ def check_graph(
     show(f"{where} can be used.")
     for line in report.parts:
         show(line)
-    for line in describe_leaving(report.description, pairs, node):
+    for line in describe_leaving(report.description, settled, node):
         show(line)
     show("The same as fields of the message before round 1:")
     full = learned_by_server(report.description, with_counts=True)
@@ -219,11 +221,14 @@ def check_node_config(
         notes.append("the node config names no graph: a SuperNode without it has none")
     elif os.path.realpath(node.graph) != os.path.realpath(graph):
         if config.classifies_graphs:
-            _, problems = inspect_graph_set(Path(node.graph))
+            _, problems = inspect_graph_set(
+                Path(node.graph), target_kind=config.target_kind
+            )
         else:
             _, problems = inspect_graph_file(
                 Path(node.graph),
                 needs_labels=not config.has_pairs,
+                target_kind=config.target_kind,
                 target_node=config.target_node,
                 target_relation=config.target_relation,
             )

@@ -11,6 +11,7 @@ from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, FglError
+from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import has_targets
 from flower_fgl.core.targets import EDGE, LINK
@@ -77,7 +78,7 @@ def plan_rehearsal(
         found[owner] = path.resolve()
     owners = tuple(found) or tuple(f"owner-{k}" for k in range(clients))
     about: dict[str, Scalar] = {"dataset": dataset, "clients": len(owners) or clients}
-    config = parse_config({**about, **settings})
+    config = parse_config(with_held_kind({**about, **settings}, graphs))
     reject_unused_settings(pairs, [config])
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")

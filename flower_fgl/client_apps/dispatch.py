@@ -14,7 +14,7 @@ from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.runtime.data import client_label, node_place
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import FglError, PayloadError, RunError
+from flower_fgl.core.errors import ConfigError, FglError, PayloadError, RunError
 from flower_fgl.core.flower_internals import message_like
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar, listed
@@ -73,7 +73,7 @@ class Dispatcher:
             ledger = self._session.releases(context) if is_describe else None
             if ledger is not None:
                 ledger.require()
-        except RunError as error:  # the data owner refuses; its log has the reason too
+        except (ConfigError, RunError) as error:  # the log of the owner has it too
             if not is_describe:
                 self._log_once(f"{TAKES_NO_PART}: {error}")
                 raise

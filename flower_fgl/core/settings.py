@@ -145,8 +145,8 @@ class GeneralSettings:
     label (docs/data.md)"""
     target_kind: str = option("auto", choices="auto classes labels numbers")
     """what is predicted; classes: one class of each item, labels: any of several labels,
-    numbers: one or several numbers, auto: as the dataset says, of graph files classes
-    (docs/data.md)"""
+    numbers: one or several numbers, auto: what the dataset holds, or most of the graph
+    files (docs/numbers.md)"""
     feature_align: str = option("name", choices="name project")
     """how the features of owners become one input; name: all have the same features, found
     by name, project: widths may differ, and the first layer of each owner stays local"""

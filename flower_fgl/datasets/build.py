@@ -115,13 +115,14 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
             made = with_kinds(made, config.partition_seed)
         return expect_predicted(made, config, config.dataset)
     if is_file(config.dataset) and config.classifies_graphs:
-        owned_set = load_graph_set(config.dataset)
+        owned_set = load_graph_set(config.dataset, target_kind=config.target_kind)
         graphs = expect_target(owned_set.dataset, config, config.dataset)
         return replace(owned_set, dataset=graphs)
     if is_file(config.dataset):
         owned = load_graph_file(
             config.dataset,
             needs_labels=needs_classes(config),
+            target_kind=config.target_kind,
             target_node=config.target_node,
             target_relation=config.target_relation,
         )

@@ -51,7 +51,9 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
     one run could be a training node of the next.
     """
     if config.classifies_graphs:
-        return client_from_set(load_graph_set(path), config)
+        return client_from_set(
+            load_graph_set(path, target_kind=config.target_kind), config
+        )
     client = client_from_owned(read_owned(path, config), config)
     if client.outside is None or not id_key:
         return client
@@ -63,6 +65,7 @@ def read_owned(path: Path, config: RunConfig) -> LocalGraphFile:
     return load_graph_file(
         path,
         needs_labels=not config.has_pairs,
+        target_kind=config.target_kind,
         target_node=config.target_node,
         target_relation=config.target_relation,
     )

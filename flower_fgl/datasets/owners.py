@@ -285,7 +285,7 @@ def _client(
     """
     if isinstance(owner.source, Path):
         if config.classifies_graphs:
-            owned = load_graph_set(owner.source)
+            owned = load_graph_set(owner.source, target_kind=config.target_kind)
             client = client_from_set(owned, config)
             chosen = expect_target(owned.dataset, config, owner.name)
             owned = replace(owned, dataset=chosen)

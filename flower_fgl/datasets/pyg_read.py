@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.targets import Target
+from flower_fgl.core.targets import CLASSES, NUMBERS, Target, TargetKind
 from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.own_split import PARTS, split_names
 from flower_fgl.datasets.graph_files.target_arrays import (
@@ -30,6 +30,7 @@ __all__ = [
     "EDGE_LABELS",
     "check_columns",
     "check_numbering",
+    "held_kind",
     "name_classes",
     "own_masks",
     "read_edges",
@@ -185,6 +186,18 @@ def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
             '"numbers" to predict them as numbers.'
         )
     return y.to(torch.int64)
+
+
+def held_kind(graphs: Any, *, of_edges: bool) -> TargetKind:
+    """Return numbers if ``y``, or the label of edges, has a fraction; else classes."""
+    keys = EDGE_LABELS if of_edges else ("y",)
+    for graph in graphs if isinstance(graphs, list | tuple) else [graphs]:
+        for store in getattr(graph, "stores", ()):
+            for y in map(store.get, keys):
+                is_real = isinstance(y, Tensor) and y.is_floating_point()
+                if is_real and bool(y.nan_to_num().frac().any()):
+                    return NUMBERS
+    return CLASSES
 
 
 def read_several(

@@ -12,9 +12,10 @@ from typing import Any, TextIO
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import GeneralSettings
-from flower_fgl.core.targets import CLASSES, KINDS
+from flower_fgl.core.targets import EDGE, KINDS
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs, store_set
+from flower_fgl.datasets.pyg_read import held_kind
 from flower_fgl.datasets.pyg_typed import TypeNames
 from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
@@ -140,8 +141,9 @@ def _graphs_as_files(
     """Write a graph, or one graph per client; return ``dataset`` and the settings."""
     folder = cache_folder() / "graphs"
     said = {kebab(name): value for name, value in settings.items()}
-    kind = said.get("target-kind", CLASSES)
-    kind = kind if kind in KINDS else CLASSES
+    kind = said.get("target-kind", "auto")
+    if kind not in KINDS:
+        kind = held_kind(dataset, of_edges=said.get("setting") == EDGE)
     target, relation = (
         str(said.get(f"target-{of}", "")) for of in ("node", "relation")
     )

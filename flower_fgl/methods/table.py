@@ -1,6 +1,7 @@
 """``METHODS``, the table of all methods, and the parser of their settings."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -8,6 +9,7 @@ from flower_fgl.core import options
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table
+from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods.method import Method
 
@@ -43,8 +45,16 @@ METHODS: Table[Method] = Table("methods", _collect(), _read)
 
 
 def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
-    """Parse a flat run config and check it with all methods, see ``RunConfig.parse``."""
-    return RunConfig.parse(values, METHODS)
+    """Parse a flat run config and check it with all methods, see ``RunConfig.parse``.
+
+    ``target-kind = "auto"`` becomes the kind that the graph files of the run hold, unless
+    these are classes.
+    """
+    known = with_held_kind(values)
+    config = RunConfig.parse(known, METHODS)
+    if known is values:
+        return config
+    return replace(config, sources={**config.sources, "target-kind": "data set"})
 
 
 def drop_removed(values: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -152,7 +152,6 @@ class RunWriter:
         with writing(folder):
             require_empty(folder)
         writer = cls(folder, on_round)
-        writer._settings = (config, sources)
         if environment is not None:
             started = datetime.now(UTC).isoformat(timespec="seconds")
             writer._origin = {"started": started, "environment": environment}
@@ -183,6 +182,7 @@ class RunWriter:
         ``run-dir``, and a ``state-dir`` inside the run folder, are written empty, so
         that a run with this file as experiment gets new folders.
         """
+        self._settings = (config, sources)
         inside = self.folder.resolve()
         kept = {
             key: ""

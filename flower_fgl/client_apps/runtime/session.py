@@ -50,6 +50,7 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
@@ -166,12 +167,16 @@ class Session:
         Every message passes here, so that a server cannot lower a setting below a data
         owner's floor after it described the client: RunError if the run is weaker.
         """
+        values = context.run_config
+        if "graph" in context.node_config:  # a data owner's own file
+            files = [Path(str(context.node_config["graph"]))]
+            values = dict(with_held_kind(values, files))
         # comparing with the settings of the last message is faster than sorting them
-        if self._last is None or self._last[0] != context.run_config:
-            key = tuple(sorted(context.run_config.items()))
+        if self._last is None or self._last[0] != values:
+            key = tuple(sorted(values.items()))
             if key not in self.configs:
-                self.configs[key] = parse_config(context.run_config)
-            self._last = dict(context.run_config), self.configs[key]
+                self.configs[key] = parse_config(values)
+            self._last = dict(values), self.configs[key]
         config = self._last[1]
         pair = (id(config), tuple(sorted(context.node_config.items())))
         if pair not in self.accepted:

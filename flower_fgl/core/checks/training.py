@@ -192,7 +192,10 @@ def check_numbers(settings: GeneralSettings) -> None:
     if kind != NUMBERS:
         for name in FOR_NUMBERS:
             if (value := getattr(settings, name)) != getattr(GeneralSettings, name):
-                raise ConfigError(_wrong(name, value, "numbers", kind))
+                text = _wrong(name, value, "numbers", kind)
+                if settings.target_kind == "auto":  # a deployment learns it later
+                    text += ' Set target-kind = "numbers" if the data owners hold them.'
+                raise ConfigError(text)
     if kind == CLASSES and settings.weight_by == "entries":
         raise ConfigError(_wrong("weight_by", "entries", "labels and numbers", kind))
     if kind == NUMBERS and settings.target_scale == "given":

@@ -16,11 +16,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from flower_fgl.core.agreement import marks_unknown
 from flower_fgl.core.errors import DataError, first_of
+from flower_fgl.core.held_kind import kind_of_column
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names
 from flower_fgl.datasets.graph_files.problems import (
@@ -36,7 +38,9 @@ from flower_fgl.datasets.graph_files.validate import (
 )
 
 __all__ = [
+    "NO_TARGETS",
     "Table",
+    "TargetColumns",
     "csv_rows",
     "read_columns",
     "read_number",
@@ -342,29 +346,55 @@ LABEL, TARGET = "label:", "target:"
 ALONE = "target"
 
 
-def target_columns(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
-    """Return the columns of labels or numbers, of one kind, in the header of a table."""
+class TargetColumns(NamedTuple):
+    """Columns of labels or numbers to read, none for classes, and those of other kinds.
+
+    ``why`` says which kind the run predicts, if others are not read.
+    """
+
+    read: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    why: str = ""
+
+
+NO_TARGETS = TargetColumns()
+
+
+def target_columns(
+    path: Path, kind: str = "auto", *, of_edges: bool = False
+) -> TargetColumns:
+    """Return the columns of labels or numbers in the header of a table.
+
+    Of columns of several kinds, those of ``kind`` are read; ``auto`` is an error then, and
+    with an empty text, where no column is predicted, all labels and numbers are returned.
+    """
     try:
         _, header = next(csv_rows(path, ()))
     except (DataError, StopIteration):  # the table's reader reports it
-        return ()
-    starts = (TARGET,) if of_edges else (LABEL, TARGET)
-    found = [c for c in header if c.startswith(starts) or (c == ALONE and not of_edges)]
+        return NO_TARGETS
+    kinds = {c: kind_of_column(c, of_edges=of_edges) for c in header}
+    held = [c for c in header if kinds[c]]
+    found = [c for c in held if c != "label"]
     _reject_similar(path, header, found, of_edges=of_edges)
-    kinds = {column.partition(":")[0] + ":" for column in found}
-    if len(kinds) > 1 or (found and "label" in header):
-        both = [c for c in header if c in found or c == "label"]
+    several = list(dict.fromkeys(str(kinds[c]) for c in held))
+    if len(several) > 1 and kind and kind not in several:
+        able = " or ".join(f'"{one}"' for one in several)
         raise DataError(
-            f"{show_path(path)} has the columns {clip(', '.join(both), 200)}, of several "
-            "kinds. Keep a label, labels (label:NAME) or numbers (target:NAME), and give a "
-            "feature another name."
+            f"{show_path(path)} has the columns {clip(', '.join(held), 200)}, of several "
+            f"kinds. Set target-kind = {able} to choose, or give a feature another name."
         )
-    if nameless := [c for c in found if c in starts]:
+    if nameless := [c for c in found if c in (LABEL, TARGET)]:
         raise DataError(
             f'{show_path(path)}: the column "{nameless[0]}" has no name. Write '
             f"{nameless[0]}NAME."
         )
-    return tuple(found)
+    if len(several) < 2 or not kind:
+        return TargetColumns(tuple(found))
+    read = tuple(c for c in found if kinds[c] == kind)
+    unread = tuple(c for c in held if kinds[c] != kind)
+    names = clip(", ".join(unread), 200)
+    why = f"{names} will not be read: the run predicts {kind}."
+    return TargetColumns(read, unread, why)
 
 
 def _reject_similar(

@@ -15,7 +15,9 @@ from flower_fgl.core.agreement import marks_unknown
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
+    NO_TARGETS,
     Table,
+    TargetColumns,
     csv_rows,
     read_columns,
     read_number,
@@ -55,13 +57,15 @@ def read_csv_folder(
     *,
     needs_labels: bool = True,
     scores_edges: bool = False,
+    target_kind: str = "auto",
     attempts: ErrorCollector | None = None,
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` graph file.
 
     Without ``needs_labels``, labels, classes and split are not read and may be missing;
     edges keep theirs. With ``scores_edges``, features and times of edges are read without
-    their classes, and ``edge_label`` is 0 for an edge with a label, else -1. ``names``
+    their classes, and ``edge_label`` is 0 for an edge with a label, else -1.
+    ``target_kind`` chooses among columns of several kinds. ``names``
     are the ids of the nodes, in the order of the table, and ``notes`` sentences on how
     the tables were read.
 
@@ -72,11 +76,12 @@ def read_csv_folder(
     path = folder / "nodes.csv"
     if not attempt(holds_one_graph, path):
         return {}
-    several = attempt(target_columns, path)
-    if several is None:
+    columns = attempt(target_columns, path, target_kind if needs_labels else "")
+    if columns is None:
         return {}
+    several, others, _ = columns
     required = ("id", "label") if needs_labels and not several else ("id",)
-    nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several))
+    nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several, *others))
     if nodes is None:
         return {}
     index = attempt(index_ids, nodes)
@@ -91,7 +96,7 @@ def read_csv_folder(
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
         path = folder / "edges.csv"
-        arrays |= attempt(_edges, path, index, attempt, scores_edges) or {}
+        arrays |= attempt(_edges, path, index, attempt, scores_edges, target_kind) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
         if os.path.exists(path := folder / "prepared.csv"):
             arrays["prepared"] = attempt(single_cell, path, "sha256")
@@ -100,7 +105,7 @@ def read_csv_folder(
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
     if needs_labels:
         arrays |= attempt(read_masks, nodes) or {}
-    notes = [split_note(nodes), arrays.get("notes")]
+    notes = [split_note(nodes, columns), arrays.get("notes")]
     if several and not needs_labels:
         unread = f"{', '.join(several)} will not be read: only edges are."
         notes.append(np.array([f"{nodes.where}: {unread}"]))
@@ -198,7 +203,11 @@ def _class_names(table: Table, path: Path, item: str) -> list[str]:
 
 
 def _edges(
-    path: Path, index: dict[str, int], attempt: ErrorCollector, scores_edges: bool
+    path: Path,
+    index: dict[str, int],
+    attempt: ErrorCollector,
+    scores_edges: bool,
+    target_kind: str,
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
     rows = csv_rows(path, ("source", "target"))
@@ -206,15 +215,16 @@ def _edges(
     rows.close()
     if len(header) == 2:
         return {"edges": read_ends(path, (index, index), _unknown_end)}
-    several = target_columns(path, of_edges=True)
+    columns = target_columns(path, target_kind, of_edges=True)
     return read_described_edges(
         path,
         (index, index),
         _unknown_end,
         attempt,
         path.parent,
-        is_read="label" in header or bool(several) or scores_edges,
+        is_read="label" in header or bool(columns.read) or scores_edges,
         scores_edges=scores_edges,
+        target_kind=target_kind,
     )
 
 
@@ -264,6 +274,7 @@ def read_described_edges(
     *,
     is_read: bool,
     scores_edges: bool,
+    target_kind: str,
 ) -> dict[str, Array]:
     """Return the arrays of an edge table with classes, numbers or features of edges.
 
@@ -271,8 +282,9 @@ def read_described_edges(
     ``folder`` may list classes or numbers; ``indexes`` and ``unknown`` are as in
     :func:`read_ends`.
     """
-    several = target_columns(path, of_edges=True)
-    table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several))
+    columns = target_columns(path, target_kind, of_edges=True)
+    several, others, _ = columns
+    table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several, *others))
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
     unread += table.parts.values()
     if unread and not is_read:
@@ -291,7 +303,7 @@ def read_described_edges(
         "edges": np.array(ends, dtype=np.int64).reshape(2, -1).T,
         "edge_attr": table.features(attempt),
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
-        "notes": split_note(table),
+        "notes": split_note(table, columns),
     }
     found = None
     if scores_edges:
@@ -424,12 +436,12 @@ def read_masks(table: Table) -> dict[str, Array]:
     }
 
 
-def split_note(table: Table) -> Array:
-    """Return a note that names the columns of the split; empty without them."""
-    columns = ", ".join(table.parts.values())
-    note = f"the columns {columns} hold the split and are not features."
-    notes = [f"{table.path.name}: {note}"] if columns else []
-    return np.array(notes, dtype=np.str_)
+def split_note(table: Table, columns: TargetColumns = NO_TARGETS) -> Array:
+    """Return notes that name the columns of the split, and targets that are not read."""
+    parts = ", ".join(table.parts.values())
+    note = parts and f"the columns {parts} hold the split and are not features."
+    found = [text for text in (note, columns.why) if text]
+    return np.array([f"{table.path.name}: {text}" for text in found], dtype=np.str_)
 
 
 def _if_features(table: Table) -> str:

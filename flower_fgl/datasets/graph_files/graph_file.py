@@ -107,6 +107,8 @@ def load_graph_file(path: str | os.PathLike[str], **options: Any) -> LocalGraphF
     scores_edges : bool, by default False
         Whether edges are to be scored. Their features and times are then read without
         their classes, whose number is 0 where a label is known, else -1.
+    target_kind : {"auto", "classes", "labels", "numbers"}
+        What to read of tables that hold several kinds of targets; an error by default.
     target_node, target_relation : str
         In a typed graph the kind of nodes, and the relation whose edges are predicted, see
         :meth:`.Schema.to_predict`; by default the only one with labels.
@@ -155,6 +157,7 @@ def _load(
     *,
     needs_labels: bool = True,
     scores_edges: bool = False,
+    target_kind: str = "auto",
     target_node: str = "",
     target_relation: str = "",
 ) -> LocalGraphFile | None:
@@ -169,6 +172,7 @@ def _load(
             target_relation=target_relation,
             needs_labels=needs_labels,
             scores_edges=scores_edges,
+            target_kind=target_kind,
             attempts=attempt,
         )
     if os.path.isdir(path):
@@ -176,7 +180,11 @@ def _load(
             rows = csv_rows(path / GRAPHS, ("id",))
             raise _holds_a_set(path, sum(1 for _ in rows) - 1)
         arrays = read_csv_folder(
-            path, needs_labels=needs_labels, scores_edges=scores_edges, attempts=attempt
+            path,
+            needs_labels=needs_labels,
+            scores_edges=scores_edges,
+            target_kind=target_kind,
+            attempts=attempt,
         )
         if attempt.problems:
             return None

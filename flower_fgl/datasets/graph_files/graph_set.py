@@ -95,15 +95,19 @@ class OwnedSet:
 
 
 def load_graph_set(
-    path: str | os.PathLike[str], *, needs_labels: bool = True
+    path: str | os.PathLike[str],
+    *,
+    needs_labels: bool = True,
+    target_kind: str = "auto",
 ) -> OwnedSet:
     """Read and validate a data owner's set of graphs, an ``.npz`` file or CSV folder.
 
     Without ``needs_labels``, labels and split may be missing: every label is -1, and
-    there is one class with an empty name. A DataError says that the file is missing or
+    there is one class with an empty name. ``target_kind`` chooses among columns of
+    several kinds. A DataError says that the file is missing or
     damaged, holds one graph, or that its content is inconsistent.
     """
-    return read_logged(_load, path, needs_labels=needs_labels)
+    return read_logged(_load, path, needs_labels=needs_labels, target_kind=target_kind)
 
 
 def inspect_graph_set(
@@ -117,10 +121,14 @@ def inspect_graph_set(
 
 
 def _load(
-    path: Path, attempt: ErrorCollector, *, needs_labels: bool = True
+    path: Path,
+    attempt: ErrorCollector,
+    *,
+    needs_labels: bool = True,
+    target_kind: str = "auto",
 ) -> OwnedSet | None:
     """Read a set of graphs; return ``None`` if an error was collected."""
-    arrays = _read(path, attempt, needs_labels=needs_labels)
+    arrays = _read(path, attempt, target_kind, needs_labels=needs_labels)
     if attempt.problems:
         return None
     where = show_path(path)
@@ -163,14 +171,19 @@ def _load(
 
 
 def _read(
-    path: Path, attempt: ErrorCollector, *, needs_labels: bool
+    path: Path, attempt: ErrorCollector, target_kind: str, *, needs_labels: bool
 ) -> dict[str, Array]:
     """Return the arrays of a file or folder; reject one graph in place of a set."""
     check_kind(path)
     where = show_path(path)
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
-            return read_set_folder(path, needs_labels=needs_labels, attempts=attempt)
+            return read_set_folder(
+                path,
+                needs_labels=needs_labels,
+                target_kind=target_kind,
+                attempts=attempt,
+            )
         if not (path / NODES).is_file() or holds_one_graph(path / NODES):
             raise _one_graph(where)
     arrays = read_arrays(path, KNOWN, GRAPH_KEYS)

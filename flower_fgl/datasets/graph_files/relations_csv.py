@@ -219,7 +219,7 @@ def _reject_unlisted(
 
 def _columns_to_predict(path: Path) -> tuple[str, ...]:
     """Return the columns of a table that hold classes, labels or numbers."""
-    if found := target_columns(path):
+    if found := target_columns(path, "").read:
         return found
     _, header = next(csv_rows(path, ("id",)))
     return ("label",) if "label" in header else ()

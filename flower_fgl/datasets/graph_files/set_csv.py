@@ -76,7 +76,7 @@ OF_GRAPHS = ("label", "key", "smiles", "target")
 
 
 def read_set_folder(
-    folder: Path, *, needs_labels: bool, attempts: ErrorCollector
+    folder: Path, *, needs_labels: bool, target_kind: str, attempts: ErrorCollector
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` file with a set of graphs.
 
@@ -84,14 +84,16 @@ def read_set_folder(
     the tables were read. Arrays with an error that ``attempts`` has collected are missing.
     """
     attempt = attempts
-    several = attempt(target_columns, folder / GRAPHS)
-    if several is None:
+    kind = target_kind if needs_labels else ""
+    columns = attempt(target_columns, folder / GRAPHS, kind)
+    if columns is None:
         return {}
+    several, others, _ = columns
     graphs = attempt(
         read_table,
         folder / GRAPHS,
         ("id",),
-        (*GRAPH_COLUMNS, *several),
+        (*GRAPH_COLUMNS, *several, *others),
         items="graphs",
         needs_features=False,
     )
@@ -108,7 +110,7 @@ def read_set_folder(
     if keys := graphs.text["key"]:
         pairs = zip(keys, ids, strict=True)
         arrays["graph_keys"] = np.array([key or name for key, name in pairs], np.str_)
-    arrays["notes"] = split_note(graphs)
+    arrays["notes"] = split_note(graphs, columns)
     if os.path.exists(path := folder / "prepared.csv"):
         arrays["prepared"] = attempt(single_cell, path, "sha256")
     if graphs.text["smiles"]:

@@ -60,6 +60,7 @@ def read_typed_folder(
     target_relation: str = "",
     needs_labels: bool = True,
     scores_edges: bool = False,
+    target_kind: str = "auto",
     attempts: ErrorCollector | None = None,
 ) -> LocalGraphFile | None:
     """Read the tables of a typed graph, a folder with ``relations.csv``.
@@ -75,7 +76,8 @@ def read_typed_folder(
     if names is None:
         return None
     predicted = _predicted(folder, names, target_relation, scores_edges)
-    return _read(folder, names, attempt, needs_labels, predicted, scores_edges)
+    options = (needs_labels, predicted, scores_edges, target_kind)
+    return _read(folder, names, attempt, *options)
 
 
 def _predicted(
@@ -86,7 +88,8 @@ def _predicted(
     for one in names.relations:
         path = folder / one.file
         _, header = next(csv_rows(path, ()), (0, []))
-        is_labelled = "label" in header or bool(target_columns(path, of_edges=True))
+        several = target_columns(path, "", of_edges=True).read
+        is_labelled = "label" in header or bool(several)
         if has_name(one.triple, wanted) and (is_labelled or scores_edges):
             found.append(one.triple)
     return found[0] if len(found) == 1 else None
@@ -99,12 +102,15 @@ def _read(
     needs_labels: bool,
     predicted: Triple | None,
     scores_edges: bool,
+    target_kind: str,
 ) -> LocalGraphFile | None:
     """Read the tables of kinds and relations whose names were checked."""
     schema, listed = names
     tables, index, notes = {}, {}, list[str]()
+    kind_of_nodes = target_kind if needs_labels else ""
     for kind in schema.node_types:
-        table = attempt(_table, folder / "nodes" / f"{kind}.csv")
+        path = folder / "nodes" / f"{kind}.csv"
+        table = attempt(_table, path, kind_of_nodes if kind == schema.target else "")
         if table is None:
             continue
         tables[kind] = table
@@ -114,8 +120,9 @@ def _read(
     features = {kind: table.features(attempt) for kind, table in tables.items()}
     wanted = None
     if target := tables.get(schema.target):
-        wanted = attempt(_wanted, target, folder, needs_labels)
-        notes += split_note(target).tolist()
+        columns = target_columns(target.path, kind_of_nodes)
+        wanted = attempt(_wanted, target, folder, columns.read, needs_labels)
+        notes += split_note(target, columns).tolist()
     edges: dict[Triple, Tensor] = {}
     described: EdgeTable | None = None
     for one in listed:
@@ -125,10 +132,19 @@ def _read(
         ends, kinds, path = (ids, others), (source, end), folder / one.file
         if one.triple == predicted:
             described = attempt(
-                _described, path, ends, kinds, folder, attempt, scores_edges
+                _described,
+                path,
+                ends,
+                kinds,
+                folder,
+                attempt,
+                scores_edges,
+                target_kind,
             )
             if described is not None:
                 edges[one.triple] = described.pairs
+                why = target_columns(path, target_kind, of_edges=True).why
+                notes += [f"edges/{path.name}: {why}"] if why else []
         elif (found := attempt(_edges, path, *ends, kinds)) is not None:
             edges[one.triple], more = found
             notes += more
@@ -168,9 +184,10 @@ def _read(
     )
 
 
-def _table(path: Path) -> Table:
+def _table(path: Path, target_kind: str) -> Table:
     """Read the table of one kind of nodes."""
-    columns = ("id", "label", "split", *target_columns(path))
+    several, others, _ = target_columns(path, target_kind)
+    columns = ("id", "label", "split", *several, *others)
     return read_table(path, ("id",), columns, needs_features=False)
 
 
@@ -193,12 +210,13 @@ def _unread(table: Table, target: str) -> list[str]:
     ]
 
 
-def _wanted(table: Table, folder: Path, needs_labels: bool) -> TypedTarget:
+def _wanted(
+    table: Table, folder: Path, several: Sequence[str], needs_labels: bool
+) -> TypedTarget:
     """Return labels or numbers, and the split, of the nodes to predict."""
     number = len(table.lines)
     if not needs_labels:
         return TypedTarget(torch.full((number,), -1), Target.classes(("",)))
-    several = target_columns(table.path)
     arrays: Mapping[str, Array] = (
         read_columns(table, several, "node", folder)
         if several
@@ -235,6 +253,7 @@ def _described(
     folder: Path,
     attempt: ErrorCollector,
     scores_edges: bool,
+    target_kind: str,
 ) -> EdgeTable:
     """Return the edges of the predicted relation, as row numbers of its two kinds."""
     arrays = read_described_edges(
@@ -245,6 +264,7 @@ def _described(
         folder,
         is_read=True,
         scores_edges=scores_edges,
+        target_kind=target_kind,
     )
     if scores_edges:
         known = np.array(["known"])

@@ -47,6 +47,7 @@ def read_graph(
             graph,
             needs_labels=False,
             scores_edges=is_edges,
+            target_kind=card.target_kind,
             target_relation=relation,
         )
         _require_edges(owned.dataset, relation * is_edges, Path(graph))

@@ -15,7 +15,14 @@ from flower_fgl.core.agreement import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.targets import CLASSES, Target, agree_targets, targets_apart
+from flower_fgl.core.held_kind import AUTO, kind_of_most
+from flower_fgl.core.targets import (
+    CLASSES,
+    Target,
+    TargetKind,
+    agree_targets,
+    targets_apart,
+)
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import (
     MAX_CLASSES,
@@ -33,7 +40,7 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     without_own_name,
 )
 
-__all__ = ["Candidates", "shared", "short"]
+__all__ = ["Candidates", "OtherKindError", "shared", "short"]
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +79,16 @@ def short(value: object) -> str:
     """Quote at most 80 characters of a value."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+class OtherKindError(RunError):
+    """With ``target-kind = "auto"`` most data owners hold another ``kind`` than classes."""
+
+    def __init__(self, kind: TargetKind) -> None:
+        super().__init__(
+            f'Most data owners hold {kind}. Set target-kind = "{kind}" to predict them.'
+        )
+        self.kind = kind
 
 
 @dataclass
@@ -140,6 +157,10 @@ class Candidates:
         self._leave_out(_claimed_twice(self.described, of=number))
         self._leave_out(_named_twice(self.described, of=number))
         due = self.config.predicts
+        if self.config.target_kind == AUTO and not self.config.predicts_links:
+            held = kind_of_most(d.target_kind for d in self.described.values())
+            if held != due:
+                raise OtherKindError(held)
         other_kind = {
             node: f"its targets are {d.target_kind}, those of the other clients are {due}."
             for node, d in self.described.items()

@@ -214,8 +214,9 @@ def test_a_target_of_nodes_that_is_not_read_is_named(tmp_path: Path) -> None:
 
 def test_the_kind_of_a_file_must_be_that_of_the_run(tmp_path: Path) -> None:
     path = write(tmp_path / "a.npz", **TWO)
+    classes = parse_config({"owners": str(tmp_path), "target-kind": "classes"})
     with pytest.raises(DataError, match="holds numbers, but this run predicts classes"):
-        client_from_file(path, parse_config({"owners": str(tmp_path)}))
+        client_from_file(path, classes)
     config = parse_config({"owners": str(tmp_path), "target-kind": "numbers"})
     assert client_from_file(path, config).target.width == 2
     one = parse_config(

@@ -243,6 +243,11 @@ def test_values_of_too_few_items_are_not_sent(tmp_path: Path) -> None:
             'loss = "huber" is for numbers, but the targets are classes.',
         ),
         (
+            {"target_kind": "auto", "loss": "huber"},
+            'loss = "huber" is for numbers, but the targets are classes. Set target-kind = '
+            '"numbers" if the data owners hold them.',
+        ),
+        (
             {"target_kind": "classes", "weight_by": "entries"},
             'weight-by = "entries" is for labels and numbers, but the targets are '
             "classes.",
