@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -135,3 +136,14 @@ def test_payloads_of_several_records_are_packed_and_read_as_each() -> None:
     for pid, payload in found.items():
         assert torch.equal(payload.tensors["w"], each[pid].tensors["w"])
         assert torch.equal(payload.embedding, each[pid].embedding)
+
+
+def test_payloads_with_checks_of_their_own_are_read_one_by_one() -> None:
+    class Checked(Weights):
+        @classmethod
+        def from_record(cls, content: RecordDict, spec: Any) -> Self:
+            raise PayloadError("refused")
+
+    packed = Weights.stacked_records(2, {"w": torch.zeros(2, 3)})
+    assert len(Weights.read_alike(dict(enumerate(packed)), {"w": (3,)})) == 2
+    assert Checked.read_alike(dict(enumerate(packed)), {"w": (3,)}) == {}
