@@ -201,7 +201,9 @@ def test_graphs_of_a_list_have_features_of_edges_or_none_has() -> None:
     dataset = graph_dataset(pair, "graphs")
     assert dataset.messages is not None
     assert dataset.messages.x.shape == (2 * EDGES, 2)
-    with pytest.raises(DataError, match=r"graphs 0 and 1 differ in their attributes \(edge_attr\)"):
+    with pytest.raises(
+        DataError, match=r"graphs 0 and 1 differ in their attributes \(edge_attr\)"
+    ):
         graph_dataset(
             [pair[0], pyg_graph(y=torch.tensor([1]), edge_attr=None)], "graphs"
         )
