@@ -724,7 +724,7 @@ def test_any_progress_is_drawn_in_plain_output(tmp_path: Path) -> None:
         "run", "--engine", "local", *QUICK, "--set", f"output-dir={tmp_path}/runs"
     )
     (line,) = [line for line in printed.splitlines() if "0:0" in line]
-    assert re.search(r"^run: 0:0\d  loss .* val .* test ", line)
+    assert re.search(r"^run: 0:00:0\d  loss .* val .* test ", line)
 
 
 def test_progress_says_nothing_of_validation_nodes_that_are_not_there(

@@ -536,10 +536,10 @@ def test_clients_that_lack_relations_equal_one_by_one(
     found: list[list[tuple[int, ...]]] = []
     train = Stacker._train_cohort
 
-    def watch(self: Any, app: Any, opened: Any, **given: Any) -> Any:
+    def watch(self: Any, app: Any, opened: Any, *rest: Any, **given: Any) -> Any:
         graphs = [one.client.data.inputs[0].relations for one in opened]
         found.append([graph.held for graph in graphs])
-        return train(self, app, opened, **given)
+        return train(self, app, opened, *rest, **given)
 
     monkeypatch.setattr(Stacker, "_train_cohort", watch)
     settings = {"dataset": bank, "partition": "metis", "schema_align": align}
@@ -858,9 +858,9 @@ def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -
     seen: list[int] = []
     train = Stacker._train_cohort
 
-    def counted(self: Any, app: Any, opened: Any, **given: Any) -> Any:
+    def counted(self: Any, app: Any, opened: Any, *rest: Any, **given: Any) -> Any:
         seen.append(len(opened))
-        return train(self, app, opened, **given)
+        return train(self, app, opened, *rest, **given)
 
     monkeypatch.setattr(Stacker, "_train_cohort", counted)
     synthetic = {**SMALL["synthetic"], "nodes": 640}
@@ -878,9 +878,9 @@ def test_auto_stacks_small_typed_graphs_only(
     seen: list[int] = []
     train = Stacker._train_cohort
 
-    def counted(self: Any, app: Any, opened: Any, **given: Any) -> Any:
+    def counted(self: Any, app: Any, opened: Any, *rest: Any, **given: Any) -> Any:
         seen.append(len(opened))
-        return train(self, app, opened, **given)
+        return train(self, app, opened, *rest, **given)
 
     monkeypatch.setattr(Stacker, "_train_cohort", counted)
     synthetic = {**SMALL["synthetic"], "nodes": 640}
