@@ -4,7 +4,7 @@
     python benchmarks/peers/openfgl_library.py FOLDER --rounds 10
 
 OpenFGL trains, sends and scores as it does by itself, with its defaults (a GCN of width 64,
-three epochs); only its data sets and splits are replaced by those of the files.
+three epochs); only its datasets and splits are replaced by those of the files.
 ``compare.py`` measures this script where the library is installed.
 """
 
