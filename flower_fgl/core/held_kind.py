@@ -11,10 +11,12 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import NUMBER_DATASETS, is_file, without_names
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, TargetKind
 
-__all__ = ["AUTO", "kind_of_column", "kind_of_most", "with_held_kind"]
+__all__ = ["AUTO", "LABEL", "TARGET", "kind_of_column", "kind_of_most"]
+__all__ += ["with_held_kind"]
 
 AUTO = "auto"
 LABEL, TARGET = "label:", "target:"
+"""Beginnings of the names of columns of labels and of numbers."""
 
 
 def with_held_kind(

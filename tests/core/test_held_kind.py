@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from torch_geometric.data import Data
 
 from flower_fgl import simulate
 from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.rehearsal import plan_rehearsal
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.core import held_kind
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.held_kind import kind_of_most
 from flower_fgl.core.targets import CLASSES, LABELS, NUMBERS
@@ -84,6 +87,25 @@ def test_auto_reads_the_kind_from_the_tables_of_an_owner(
     assert config.predicts == kind
     assert config.target_kind == ("auto" if kind == CLASSES else kind)
     assert (config.sources["target-kind"] == "data set") == (kind != CLASSES)
+
+
+def test_a_client_looks_into_its_file_once_for_all_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, column in (("one", "target"), ("two", "label")):
+        tables(tmp_path / name, nodes=f"id,f,{column}")
+    seen: list[Path] = []
+    kind = held_kind._kind
+    monkeypatch.setattr(
+        held_kind, "_kind", lambda path, values: seen.append(path) or kind(path, values)
+    )
+    session = Session()
+    for name, number, expected in (("one", 3, NUMBERS), ("two", 1, CLASSES)):
+        node = {"graph": str(tmp_path / name)}
+        for _ in range(number):
+            context = Context(1, 1, node, RecordDict(), {"model": "gcn"})
+            assert session.config(context).predicts == expected
+    assert [path.name for path in seen] == ["one", "two"]
 
 
 def test_auto_is_the_kind_of_the_majority_and_never_replaces_a_choice(

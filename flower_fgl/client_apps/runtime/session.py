@@ -148,7 +148,9 @@ class Session:
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
     nodes: dict[tuple[Any, ...], NodeSettings] = field(default_factory=dict)
     _hosted: MemoryStates | None = field(default=None, init=False)
-    _last: tuple[dict[str, Scalar], RunConfig] | None = field(default=None, init=False)
+    _last: tuple[dict[str, Scalar], Any, RunConfig] | None = field(
+        default=None, init=False
+    )
 
     def __post_init__(self) -> None:
         keep_freed_memory()
@@ -167,17 +169,17 @@ class Session:
         Every message passes here, so that a server cannot lower a setting below a data
         owner's floor after it described the client: RunError if the run is weaker.
         """
-        values = context.run_config
-        if "graph" in context.node_config:  # a data owner's own file
-            files = [Path(str(context.node_config["graph"]))]
-            values = dict(with_held_kind(values, files))
+        values, own = context.run_config, context.node_config.get("graph")
         # comparing with the settings of the last message is faster than sorting them
-        if self._last is None or self._last[0] != values:
-            key = tuple(sorted(values.items()))
+        if self._last is None or self._last[:2] != (values, own):
+            known = values  # a data owner's own file says what "auto" is
+            if own is not None:
+                known = dict(with_held_kind(values, [Path(str(own))]))
+            key = tuple(sorted(known.items()))
             if key not in self.configs:
-                self.configs[key] = parse_config(values)
-            self._last = dict(values), self.configs[key]
-        config = self._last[1]
+                self.configs[key] = parse_config(known)
+            self._last = dict(values), own, self.configs[key]
+        config = self._last[2]
         pair = (id(config), tuple(sorted(context.node_config.items())))
         if pair not in self.accepted:
             refuse_weaker_run(config, context)

@@ -22,7 +22,7 @@ import numpy as np
 
 from flower_fgl.core.agreement import marks_unknown
 from flower_fgl.core.errors import DataError, first_of
-from flower_fgl.core.held_kind import kind_of_column
+from flower_fgl.core.held_kind import LABEL, TARGET, kind_of_column
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names
 from flower_fgl.datasets.graph_files.problems import (
@@ -342,7 +342,6 @@ def _quote(names: Sequence[str]) -> str:
     return first_of([f'"{clip(name)}"' for name in names])
 
 
-LABEL, TARGET = "label:", "target:"
 ALONE = "target"
 
 
