@@ -238,6 +238,15 @@ def test_fedgen_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fedgen", settings)
 
 
+@pytest.fixture(params=[False, True], ids=["dense", "sparse"])
+def dense_or_sparse(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keep the features of all clients dense, or sparse."""
+    if request.param:
+        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -247,12 +256,8 @@ def test_fedgen_equals_one_by_one(settings: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_fediih_equals_one_by_one(
-    settings: dict[str, Any], is_sparse: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_sparse:
-        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+@pytest.mark.usefixtures("dense_or_sparse")
+def test_fediih_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fediih", settings)
 
 
@@ -434,12 +439,8 @@ def test_fedgcn_equals_one_by_one(settings: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_fgssl_equals_one_by_one(
-    settings: dict[str, Any], is_sparse: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_sparse:
-        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+@pytest.mark.usefixtures("dense_or_sparse")
+def test_fgssl_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fgssl", settings)
 
 
@@ -452,12 +453,8 @@ def test_fgssl_equals_one_by_one(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_fed_pub_equals_one_by_one(
-    settings: dict[str, Any], is_sparse: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_sparse:
-        monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+@pytest.mark.usefixtures("dense_or_sparse")
+def test_fed_pub_equals_one_by_one(settings: dict[str, Any]) -> None:
     compare("fed-pub", settings)
 
 
