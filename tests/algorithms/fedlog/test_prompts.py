@@ -170,10 +170,11 @@ def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
     index, labels = torch.arange(4), torch.tensor([0, 1, 2, 0])
     task = PromptTask(prompt_pairs(x, neighbours), index, labels, C)
     nets = RandomNets.draw(2, D, C)
-    loss, _ = mismatch(nets, task, neighbours)
-    assert loss.item() < 1e-12
+    none, _ = mismatch(nets, task, neighbours)
     loss, slope = mismatch(nets, task, neighbours + 1)
-    assert loss.item() > 1e-6
+    assert loss.item() > 1e-2
+    # the squares of sums are rounded, on some processors not to the same value
+    assert abs(none.item()) < 1e-5 * loss.item()
     assert slope.any(dim=1).all()
 
 

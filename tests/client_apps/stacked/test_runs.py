@@ -358,7 +358,7 @@ ADPFEDGNN = {"participation": 1.0, "hidden_channels": 16}
         {},
         # most nodes have more neighbours; a bound clamped at 0 or not ranks rounding errors
         {"adpfedgnn": {"k": 2, "eval_fanout": 3, "mi": False}},
-        {"adpfedgnn": {"rl": False, "k": 2}},
+        {"adpfedgnn": {"rl": False, "k": 2}, "optimizer": "sgd"},
         {"adpfedgnn": {"decouple": False, "selection": "random-drop"}},
         {"adpfedgnn": {"decouple": False, "rl": False}, "optimizer": "sgd"},
         {"adpfedgnn": {"mi": False, "selection": "all"}},
