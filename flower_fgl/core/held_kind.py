@@ -100,12 +100,12 @@ def _kind(path: Path, values: Mapping[str, Scalar]) -> TargetKind:
     found: set[TargetKind] = set()
     try:
         if os.path.isdir(path):
-            for table in _tables(path, values):
+            for table in filter(os.path.isfile, _tables(path, values)):
                 with open(table, encoding="utf-8-sig", newline="") as file:
                     header = [cell.strip() for cell in next(csv.reader(file), [])]
                 held = (kind_of_column(c, of_edges=of_edges) for c in header)
                 found |= {kind for kind in held if kind is not None}
-        else:
+        elif os.path.isfile(path):  # a pipe or a device may never end
             with zipfile.ZipFile(path) as archive:
                 names = set(archive.namelist())
             prefix = "edge_" if of_edges else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -335,3 +336,16 @@ def test_target_kind_chooses_among_columns_of_edges(tmp_path: Path) -> None:
         assert report.description.class_names == names
         assert any(f"the run predicts {kind}" in note for note in report.notes)
     assert "several kinds" in inspect_graph(folder, {"setting": "edge"}).problems[0]
+
+
+@pytest.mark.parametrize("name", ["graph.npz", "graph/nodes.csv"])
+def test_a_pipe_is_not_waited_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "graph").mkdir()
+    os.mkfifo(tmp_path / name)
+    owner = str(tmp_path / name.removesuffix("/nodes.csv"))
+    values = {"owners": f"{owner},{owner}"}
+    for module in ("builtins", "io"):
+        monkeypatch.setattr(f"{module}.open", lambda *_, **__: pytest.fail("opened"))
+    assert held_kind.with_held_kind(values) == values

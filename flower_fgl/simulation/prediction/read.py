@@ -114,7 +114,7 @@ def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:
 def _is_set(path: Path) -> bool:
     """Return whether a file or folder holds a set of graphs."""
     try:
-        if not zipfile.is_zipfile(path):
+        if not os.path.isfile(path):
             return os.path.exists(path / GRAPHS)
         with zipfile.ZipFile(path) as archive:
             return "graph_of_node.npy" in archive.namelist()
