@@ -2,7 +2,9 @@
 
 import csv
 import os
+import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,12 +13,23 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import NUMBER_DATASETS, is_file, without_names
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, TargetKind
 
-__all__ = ["AUTO", "LABEL", "TARGET", "kind_of_column", "kind_of_most"]
-__all__ += ["with_held_kind"]
+__all__ = ["AUTO", "BROKEN_ARCHIVE", "LABEL", "TARGET", "kind_of_column"]
+__all__ += ["kind_of_most", "with_held_kind"]
 
 AUTO = "auto"
 LABEL, TARGET = "label:", "target:"
 """Beginnings of the names of columns of labels and of numbers."""
+BROKEN_ARCHIVE = (
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""Exceptions of ``zipfile`` for malformed archives."""
 
 
 def with_held_kind(
@@ -111,7 +124,7 @@ def _kind(path: Path, values: Mapping[str, Scalar]) -> TargetKind:
             prefix = "edge_" if of_edges else ""
             found |= {NUMBERS} if f"{prefix}target_names.npy" in names else set()
             found |= {LABELS} if f"{prefix}label_names.npy" in names else set()
-    except (OSError, ValueError, csv.Error, zipfile.BadZipFile):
+    except (*BROKEN_ARCHIVE, csv.Error):
         return CLASSES
     return found.pop() if len(found) == 1 else CLASSES
 

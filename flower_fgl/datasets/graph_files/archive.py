@@ -9,7 +9,6 @@ import os
 import re
 import struct
 import zipfile
-import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.held_kind import BROKEN_ARCHIVE
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.own_split import is_split_name
 from flower_fgl.datasets.graph_files.problems import clip, show_path
@@ -41,18 +41,6 @@ CHUNK = 1 << 20
 IS_ENCRYPTED = 0x1
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compression of ``numpy.savez`` and ``numpy.savez_compressed``."""
-BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    OverflowError,
-    NotImplementedError,
-    RuntimeError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""Exceptions of ``zipfile`` for malformed archives."""
 ENTRY = (
     r"'descr'\s*:\s*'(?P<descr>[<>|=]?[A-Za-z]\d{0,9})'"
     r"|'fortran_order'\s*:\s*(?P<fortran>True|False)"
@@ -112,7 +100,7 @@ def read_arrays(
             "more memory, or save sparse features as x_indptr, x_indices, x_data and "
             "x_shape."
         ) from error
-    except BROKEN as error:
+    except BROKEN_ARCHIVE as error:
         raise _broken(where, str(error)) from error
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.held_kind import BROKEN_ARCHIVE
 from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
@@ -118,5 +119,5 @@ def _is_set(path: Path) -> bool:
             return os.path.exists(path / GRAPHS)
         with zipfile.ZipFile(path) as archive:
             return "graph_of_node.npy" in archive.namelist()
-    except (OSError, ValueError, RuntimeError, zipfile.BadZipFile):
+    except BROKEN_ARCHIVE:
         return False  # the reader of graphs names the error
