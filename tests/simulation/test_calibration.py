@@ -520,7 +520,11 @@ def test_the_command_gives_the_calibration_of_the_run(tmp_path: Path) -> None:
         predict_graph(folder, tmp_path / "0.npz").to_frame()
         for folder in (model, tmp_path / "new")
     ]
-    pd.testing.assert_frame_equal(*frames, rtol=1e-4)
+    # the limit is the score of a node, whose own class is in its set or not by rounding
+    scores = 1 - frames[0].filter(like="p:")
+    certain = ((scores - limits[0][0]).abs() > 1e-5).all(axis=1)
+    assert certain.sum() >= len(certain) - 1
+    pd.testing.assert_frame_equal(*(frame[certain] for frame in frames), rtol=1e-4)
 
 
 def test_the_command_calibrates_links_edges_and_numbers(tmp_path: Path) -> None:
