@@ -185,7 +185,8 @@ def _run(
 ) -> None:
     """Run all rounds; write the summary whatever happens."""
     checkpoints = None
-    if engine == "deployment" or states is not None:
+    writes = config.checkpoint_every or config.keep_checkpoint or resumed is not None
+    if writes and (engine == "deployment" or states is not None):
         checkpoints = Checkpoints(
             writer.folder,
             config=config,
@@ -194,7 +195,7 @@ def _run(
             states=states,
             resumed=resumed,
         )
-    elif config.checkpoint_every or config.keep_checkpoint:
+    elif writes:
         log.info(
             "No checkpoints: they need state-dir, since Flower does not save client states."
         )

@@ -11,7 +11,7 @@ from flower_fgl.cli.leaving import items_of, list_parts
 from flower_fgl.client_apps.runtime.data import ClientData, broken_by_data, owner_name
 from flower_fgl.client_apps.runtime.describe import check_description, describe, enough
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import DataError, PayloadError
+from flower_fgl.core.errors import DataError, PayloadError, show_path
 from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
@@ -20,7 +20,6 @@ from flower_fgl.core.targets import MIN_EDGES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
-from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.graph_sets import (
     SET_SPLIT,

@@ -143,7 +143,7 @@ def check_graph(
     # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph
     from flower_fgl.cli.leaving import describe_leaving, learned_by_server
-    from flower_fgl.datasets.graph_files.problems import show_path
+    from flower_fgl.core.errors import show_path
 
     report = inspect_graph(graph, pairs, node)
     for number, problem in enumerate(report.problems, start=1):

@@ -1,4 +1,4 @@
-"""Atomic replacement of files, private folders, and locks of run folders."""
+"""Atomic replacement of files, locks of run folders, and the folders of data and cache."""
 
 import contextlib
 import os
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import platformdirs
 from filelock import FileLock, Timeout
 
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import DataError, RunError
 
 __all__ = ["hold", "make_private_folder", "replacing", "scratch_path", "sync_file"]
 __all__ += ["sync_folder", "write_file"]
@@ -117,3 +118,30 @@ def hold(
                 lock.unlink(missing_ok=True)
     except Timeout as error:
         raise RunError(f"{folder} is being written by another process.") from error
+
+
+def data_folder(data_dir: str | None = None) -> Path | None:
+    """Return the absolute path of ``data-dir``, else of ``FLOWER_FGL_DATA``, else ``None``.
+
+    Raises a DataError if the path is not a folder.
+    """
+    text = data_dir or os.environ.get("FLOWER_FGL_DATA")
+    if not text:
+        return None
+    folder = Path(text).expanduser().resolve()
+    if not folder.is_dir():
+        origin = "data-dir" if data_dir else "FLOWER_FGL_DATA"
+        found = "which is a file" if folder.exists() else "which does not exist"
+        raise DataError(f"{origin} must name a folder, got {folder}, {found}.")
+    return folder
+
+
+def cache_folder() -> Path:
+    """Return the folder for downloads and processed files, which may not exist yet.
+
+    This is ``FLOWER_FGL_CACHE``, or the user's cache folder.
+    """
+    text = os.environ.get("FLOWER_FGL_CACHE")
+    if text:
+        return Path(text).expanduser().resolve()
+    return Path(platformdirs.user_cache_dir("flower-fgl"))

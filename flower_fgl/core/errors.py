@@ -1,14 +1,24 @@
 """Errors that a user can fix; the command line prints them without a traceback."""
 
 import logging
-from collections.abc import Iterator, Sequence
+import os
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
-__all__ = ["ConfigError", "DataError", "FglError", "PayloadError", "RunError"]
-__all__ += ["first_of", "hide_tracebacks", "one_line", "report_lack_of_memory"]
+__all__ = ["ConfigError", "DataError", "ErrorCollector", "FglError", "PayloadError"]
+__all__ += ["RunError", "clip", "first_of", "has_control_characters"]
+__all__ += ["hide_tracebacks", "one_line", "report_lack_of_memory", "show_path"]
 
 MAX_REASON = 500
 """Largest number of characters of a text that came from another party, in a log."""
+LONGEST_VALUE = 80
+"""Characters of a value that an error message quotes."""
+LONGEST_PATH = 300
+"""Characters of a path that an error message quotes."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def one_line(text: object, most: int = MAX_REASON) -> str:
@@ -22,6 +32,31 @@ def first_of(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
     """List up to ``most`` names of a message, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return separator.join(names[:most]) + more
+
+
+def clip(text: object, longest: int = LONGEST_VALUE) -> str:
+    """Return text for an error message: one printable line, which ends in ``…`` if cut."""
+    given = str(text)
+    shown = "".join(
+        character if character.isprintable() else ascii(character)[1:-1]
+        for character in given[: longest + 1]
+    )
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def show_path(path: str | os.PathLike[str]) -> str:
+    """Return a path for an error message; the end of a long path is shown."""
+    text = str(path)
+    shown = text if len(text) <= LONGEST_PATH else "…" + text[1 - LONGEST_PATH :]
+    return clip(shown, 4 * LONGEST_PATH)
+
+
+def has_control_characters(text: str) -> bool:
+    """Return whether text holds a line break, another control character or a surrogate."""
+    return not text.isprintable() and any(
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+        for character in text
+    )
 
 
 class FglError(ValueError):
@@ -45,6 +80,32 @@ class PayloadError(FglError):
 
 class RunError(FglError):
     """A run cannot start, continue or resume."""
+
+
+class ErrorCollector:
+    """Run checks, and raise the first error, or with ``collect`` list all errors."""
+
+    def __init__(self, *, collect: bool = False) -> None:
+        self.collect = collect
+        self.problems: list[str] = []
+
+    def __call__(
+        self, check: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Run a check that may raise ``DataError``; ``None`` if its error was collected."""
+        try:
+            return check(*args, **kwargs)
+        except DataError as error:
+            if not self.collect:
+                raise
+            self.problems.append(str(error))
+            return None
+
+    def add(self, problem: str) -> None:
+        """Raise a problem as a ``DataError``, or list it."""
+        if not self.collect:
+            raise DataError(problem)
+        self.problems.append(problem)
 
 
 LACK_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")

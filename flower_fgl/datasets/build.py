@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_fgl.core.atomic import cache_folder, data_folder
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
@@ -30,12 +31,7 @@ from flower_fgl.datasets.partition.partition import (
     partition_nodes,
     partition_sha256,
 )
-from flower_fgl.datasets.sources.load import (
-    cache_folder,
-    data_folder,
-    find_source,
-    load,
-)
+from flower_fgl.datasets.sources.load import find_source, load
 from flower_fgl.datasets.sources.synthetic import (
     synthetic_dataset,
     with_kinds,

@@ -26,8 +26,9 @@ from flower_fgl.core.agreement import (
     odd_spellings,
     whole_recipe,
 )
+from flower_fgl.core.atomic import cache_folder, data_folder
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, clip, show_path
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import TARGETS, needs_classes, without_names
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
@@ -39,15 +40,9 @@ from flower_fgl.datasets.graph_files.graph_file import (
 )
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, folder_tables
 from flower_fgl.datasets.owned import client_from_owned, read_owned
-from flower_fgl.datasets.sources.load import (
-    cache_folder,
-    data_folder,
-    find_source,
-    load,
-)
+from flower_fgl.datasets.sources.load import find_source, load
 from flower_fgl.datasets.splits.edges import require_edges
 from flower_fgl.datasets.splits.graph_sets import (
     PartKeys,

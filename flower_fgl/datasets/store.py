@@ -27,6 +27,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file as map_safetensors
 from torch import Tensor
 
+from flower_fgl.core.atomic import cache_folder, data_folder
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import known_names
@@ -54,12 +55,7 @@ from flower_fgl.datasets.partition.partition import (
     NODE_RULES,
     partition_key,
 )
-from flower_fgl.datasets.sources.load import (
-    cache_folder,
-    data_folder,
-    find_source,
-    is_missing,
-)
+from flower_fgl.datasets.sources.load import find_source, is_missing
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
+from flower_fgl.core.atomic import cache_folder
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import GeneralSettings
@@ -17,7 +18,6 @@ from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs, store_set
 from flower_fgl.datasets.pyg_read import held_kind
 from flower_fgl.datasets.pyg_typed import TypeNames
-from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
 from flower_fgl.lab.results import Run, as_run
 from flower_fgl.methods import parse_config
@@ -27,11 +27,11 @@ from flower_fgl.runs.summary import describe_round
 from flower_fgl.runs.trackers import Tracker
 from flower_fgl.simulation.local import (
     absolute_paths,
+    check_workers,
     flat_settings,
     run_config_of,
     run_local,
 )
-from flower_fgl.simulation.resources import check_workers
 from flower_fgl.simulation.run import run_one
 
 __all__ = ["resume", "show_progress", "simulate"]

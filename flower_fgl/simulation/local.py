@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 LARGE_CLIENT, LONG_RUN = 2000, 20
 """Nodes per client, on average, and rounds from which worker processes save time."""
 
-__all__ = ["absolute_paths", "check_run", "count_owners", "flat_settings"]
-__all__ += ["pick_workers", "run_config_of", "run_local"]
+__all__ = ["absolute_paths", "check_run", "check_workers", "count_owners"]
+__all__ += ["flat_settings", "pick_workers", "run_config_of", "run_local"]
 
 
 def run_config_of(
@@ -131,6 +131,14 @@ def check_run(
     return config
 
 
+def check_workers(workers: int) -> None:
+    """Raise ConfigError if a number of worker processes is no whole number from 1."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ConfigError(
+            f"workers must be a whole number and at least 1, got {workers!r}."
+        )
+
+
 def refuse_unstackable(config: RunConfig) -> None:
     """Raise a ConfigError with the reason if no client of a run could be stacked."""
     from flower_fgl.client_apps.stacked.grouping import why_not_run
@@ -203,9 +211,8 @@ def run_local(
         refuse_unstackable(config)
     if workers is None:
         workers = pick_workers(config)
-    require_memory(
-        config, engine="local", workers=workers, is_cluster=on_cluster(os.environ)
-    )
+    is_cluster = workers > 1 and on_cluster(os.environ)
+    require_memory(config, engine="local", workers=workers, is_cluster=is_cluster)
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
     # clients set it too, but with workers none is in this process

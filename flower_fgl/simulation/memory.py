@@ -229,11 +229,9 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
     from flower_fgl.client_apps.stacked.grouping import LARGEST_STEP
     from flower_fgl.client_apps.stacked.handling import CACHE_BYTES as STACKED_BYTES
 
-    if not may_stack(config):
-        return 0
     rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
     is_worthwhile = config.clients >= FEWEST_STACKED and rows <= LARGEST_STEP
-    if config.stacked == "auto" and not is_worthwhile:
+    if (config.stacked == "auto" and not is_worthwhile) or not may_stack(config):
         return 0
     kept = FLOAT * sizes.num_entries + 24 * sizes.num_edges
     return min(kept, STACKED_BYTES // 3)  # the limit counts three times the features

@@ -97,9 +97,9 @@ def register(
 
 def _source(dataset: Any, name: str, target_kind: TargetKind, target_node: str) -> Any:
     """Return the row of a dataset; a graph is written to the cache folder."""
+    from flower_fgl.core.atomic import cache_folder
     from flower_fgl.datasets.pyg_data import is_graph, store_graph
     from flower_fgl.datasets.pyg_typed import TypeNames
-    from flower_fgl.datasets.sources.load import cache_folder
     from flower_fgl.datasets.sources.registry import Source, Statistics
 
     if isinstance(dataset, Source):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flower_fgl.core.errors import ConfigError, RunError
 
-__all__ = ["REMEDY", "check_client_gpus", "check_workers", "fitting_workers"]
-__all__ += ["num_cpus", "on_cluster", "require_cluster"]
+__all__ = ["REMEDY", "check_client_gpus", "fitting_workers", "num_cpus"]
+__all__ += ["on_cluster", "require_cluster"]
 
 SMALLEST_SHARE = 1e-4
 """Smallest share of a GPU that Ray distinguishes from 0."""
@@ -21,14 +21,6 @@ REMEDY = (
     "Unset RAY_ADDRESS, or set RAY_ADDRESS=local, to run without a cluster; or start the "
     "cluster, and set RAY_ADDRESS to the host and port that `ray start` prints."
 )
-
-
-def check_workers(workers: int) -> None:
-    """Raise ConfigError if a number of worker processes is no whole number from 1."""
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(
-            f"workers must be a whole number and at least 1, got {workers!r}."
-        )
 
 
 def check_client_gpus(client_gpus: float) -> None:

@@ -30,13 +30,13 @@ from flower_fgl.server_app import warn_of_many_clients
 from flower_fgl.simulation.local import (
     absolute_paths,
     check_run,
+    check_workers,
     count_owners,
     run_local,
 )
 from flower_fgl.simulation.memory import require_memory
 from flower_fgl.simulation.resources import (
     check_client_gpus,
-    check_workers,
     fitting_workers,
     on_cluster,
 )

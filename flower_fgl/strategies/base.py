@@ -27,7 +27,6 @@ from flower_fgl.strategies.rounds.checkpointing import (
     resume_run,
 )
 from flower_fgl.strategies.rounds.discovery import discover
-from flower_fgl.strategies.rounds.exchanges import agree_on_scale
 from flower_fgl.strategies.rounds.messenger import Upload
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
@@ -321,6 +320,8 @@ class FglStrategy(ServerHooks):
             scale = stored and AgreedScale(tuple(stored["mean"]), tuple(stored["std"]))
             self.federation = replace(self.federation, scale=scale)
         elif self.config.target_scale == "shared":
+            from flower_fgl.strategies.rounds.exchanges import agree_on_scale
+
             with self.phase("targets", 0, min_replies=0):
                 self.federation = agree_on_scale(self.messenger)
         known = self.federation.known_scale(self.config)

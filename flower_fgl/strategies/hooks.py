@@ -85,7 +85,7 @@ class ServerHooks(Strategy):
         self.config = config
         self.recorder = recorder
         self.checkpoints = checkpoints
-        self.loop = LoopState()
+        self.loop = LoopState(RoundLog(0))
         self.messenger = Messenger(config, self.loop, recorder)
         self.secure: SecureExchanges | None = None
         self.least_replies = max(config.min_replies, least_uploads(config))

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from flower_fgl.cli.arguments import read_values
 from flower_fgl.cli.main import app
+from flower_fgl.core.atomic import data_folder
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.core.options import Scalar, load_toml, nearest
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
-from flower_fgl.datasets.sources.load import data_folder
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.tables.compare import select_runs

@@ -23,13 +23,12 @@ from flower_fgl.client_apps.runtime.training import (
     TrainingSet,
 )
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import DataError, PayloadError, RunError
+from flower_fgl.core.errors import DataError, PayloadError, RunError, clip
 from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.transforms.normalize_features import order_columns

@@ -12,11 +12,10 @@ from flower_fgl.client_apps.runtime.secure_aggregation import check_identity
 from flower_fgl.core.agreement import hash_names, whole_recipe
 from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.errors import PayloadError, RunError, clip
 from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
-from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.protocols.describe import (
     HASHED,
     MAX_TEXT,

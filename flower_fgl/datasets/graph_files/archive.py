@@ -15,11 +15,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.own_split import is_split_name
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 
 __all__ = ["EVALUATION", "Array", "integers", "no_file", "read_arrays"]
 

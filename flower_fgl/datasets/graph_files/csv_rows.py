@@ -21,16 +21,17 @@ from typing import NamedTuple
 import numpy as np
 
 from flower_fgl.core.agreement import marks_unknown
-from flower_fgl.core.errors import DataError, first_of
-from flower_fgl.core.held_kind import LABEL, TARGET, kind_of_column
-from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names
-from flower_fgl.datasets.graph_files.problems import (
+from flower_fgl.core.errors import (
+    DataError,
     ErrorCollector,
     clip,
+    first_of,
     has_control_characters,
     show_path,
 )
+from flower_fgl.core.held_kind import LABEL, TARGET, kind_of_column
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.own_split import PARTS, is_plain_word, split_names
 from flower_fgl.datasets.graph_files.validate import (
     LONGEST_NAME,
     equal_cells,

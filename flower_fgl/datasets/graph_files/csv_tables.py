@@ -12,7 +12,13 @@ import numpy as np
 import torch
 
 from flower_fgl.core.agreement import marks_unknown
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import (
+    DataError,
+    ErrorCollector,
+    clip,
+    has_control_characters,
+    show_path,
+)
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     NO_TARGETS,
@@ -25,12 +31,6 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     target_columns,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS, part_of_split
-from flower_fgl.datasets.graph_files.problems import (
-    ErrorCollector,
-    clip,
-    has_control_characters,
-    show_path,
-)
 from flower_fgl.datasets.graph_files.validate import (
     LONGEST_NAME,
     check_class_names,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     Graph,
@@ -38,7 +38,6 @@ from flower_fgl.datasets.graph_files.npz import (
     read_prepared,
     try_node_dataset,
 )
-from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import RELATIONS
 from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
 from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS, chosen_relation

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import (
+    DataError,
+    ErrorCollector,
+    clip,
+    has_control_characters,
+    show_path,
+)
 from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.csv_tables import holds_one_graph
@@ -36,12 +42,6 @@ from flower_fgl.datasets.graph_files.npz import (
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS
-from flower_fgl.datasets.graph_files.problems import (
-    ErrorCollector,
-    clip,
-    has_control_characters,
-    show_path,
-)
 from flower_fgl.datasets.graph_files.set_csv import NODES, read_set_folder
 from flower_fgl.datasets.graph_files.target_arrays import (
     TARGET_KEYS,

@@ -11,7 +11,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
@@ -24,7 +24,6 @@ from flower_fgl.datasets.client_graph import (
     Scaling,
 )
 from flower_fgl.datasets.graph_files.archive import Array, integers, no_file
-from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.target_arrays import (
     EDGE_TARGET_KEYS,
     TargetValues,

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flower_fgl.core.errors import DataError, first_of
+from flower_fgl.core.errors import DataError, ErrorCollector, clip, first_of, show_path
 from flower_fgl.core.schema import NAME, Schema, Triple
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows, target_columns
-from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 
 __all__ = ["RELATIONS", "Relation", "TypedNames", "folder_tables", "read_typed_names"]
 

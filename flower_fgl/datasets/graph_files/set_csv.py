@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
@@ -57,7 +57,6 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     split_note,
 )
 from flower_fgl.datasets.graph_files.graph_file import GRAPHS
-from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, read_typed_names
 from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays
 from flower_fgl.datasets.graph_files.typed_csv import edge_notes

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip
 from flower_fgl.core.targets import CLASSES, LABELS, LARGEST_NUMBER, NUMBERS, Target
 from flower_fgl.datasets.graph_files.archive import Array, integers
-from flower_fgl.datasets.graph_files.problems import clip
 from flower_fgl.datasets.graph_files.validate import check_class_names
 
 __all__ = [

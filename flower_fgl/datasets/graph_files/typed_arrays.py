@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip
 from flower_fgl.core.schema import Schema, has_name
 from flower_fgl.datasets.client_graph import Graph, MessageEdges, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array, integers
-from flower_fgl.datasets.graph_files.problems import clip
 
 __all__ = ["NO_EDGE_FEATURES", "SCHEMA_KEYS", "TYPE_KEYS", "read_schema"]
 __all__ += ["schema_arrays"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
 from flower_fgl.core.schema import Triple, has_name
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable
@@ -38,7 +38,6 @@ from flower_fgl.datasets.graph_files.npz import (
     edge_table,
     read_prepared,
 )
-from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names
 from flower_fgl.datasets.graph_files.target_arrays import read_names, read_values
 from flower_fgl.datasets.graph_files.typed_arrays import NO_EDGE_FEATURES

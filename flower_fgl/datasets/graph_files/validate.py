@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.agreement import marks_unknown, plain_spelling
-from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.problems import (
+from flower_fgl.core.errors import (
+    DataError,
     ErrorCollector,
     clip,
     has_control_characters,
 )
+from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset, NodeDataset
+from flower_fgl.datasets.graph_files.archive import Array
 
 __all__ = [
     "EXACT",

@@ -4,14 +4,11 @@
 ``download.py`` obtains them for the readers.
 """
 
-import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
-
-import platformdirs
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import owner_of, refusal
@@ -40,8 +37,6 @@ from flower_fgl.datasets.sources.synthetic import synthetic_dataset
 __all__ = [
     "Source",
     "Statistics",
-    "cache_folder",
-    "data_folder",
     "find_source",
     "is_missing",
     "load",
@@ -76,33 +71,6 @@ def find_source(name: str) -> Source:
         "for a TU Dortmund dataset, twitch:NAME for a country of Twitch, or the path of "
         "a graph file."
     )
-
-
-def data_folder(data_dir: str | None = None) -> Path | None:
-    """Return the absolute path of ``data-dir``, else of ``FLOWER_FGL_DATA``, else ``None``.
-
-    Raises a DataError if the path is not a folder.
-    """
-    text = data_dir or os.environ.get("FLOWER_FGL_DATA")
-    if not text:
-        return None
-    folder = Path(text).expanduser().resolve()
-    if not folder.is_dir():
-        origin = "data-dir" if data_dir else "FLOWER_FGL_DATA"
-        found = "which is a file" if folder.exists() else "which does not exist"
-        raise DataError(f"{origin} must name a folder, got {folder}, {found}.")
-    return folder
-
-
-def cache_folder() -> Path:
-    """Return the folder for downloads and processed files, which may not exist yet.
-
-    This is ``FLOWER_FGL_CACHE``, or the user's cache folder.
-    """
-    text = os.environ.get("FLOWER_FGL_CACHE")
-    if text:
-        return Path(text).expanduser().resolve()
-    return Path(platformdirs.user_cache_dir("flower-fgl"))
 
 
 def is_missing(name: str, *, data_dir: Path | None, cache_dir: Path) -> bool:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from flower_fgl.core.errors import DataError, first_of
+from flower_fgl.core.errors import DataError, clip, first_of, show_path
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.graph_files.validate import check_whole_numbers
 from flower_fgl.datasets.tables.columns import (
     OTHER,

@@ -22,9 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.datasets.graph_files.archive import Array
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.tables.read import Block
 from flower_fgl.datasets.tables.recipe import FEATURES, Column, Place, Recipe
 

@@ -13,11 +13,10 @@ import numpy as np
 import tomli_w
 
 from flower_fgl.core.atomic import replacing, scratch_path, write_file
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, show_path
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
-from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.tables.build import Part, encode_part, read_graph
 from flower_fgl.datasets.tables.columns import hash_encoding, propose
 from flower_fgl.datasets.tables.recipe import (

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.datasets.graph_files.archive import Array, read_arrays
 from flower_fgl.datasets.graph_files.own_split import split_names
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.tables.recipe import TableRecipe
 
 __all__ = ["Block", "read_blocks"]

@@ -11,10 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.core.options import load_toml, nearest
 from flower_fgl.core.schema import Schema, Triple
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 
 __all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_recipe"]
 __all__ += ["FOREIGN", "KEYS", "PARTS", "Place", "items_of"]

@@ -18,10 +18,9 @@ from flower_fgl.core.calibration import (
     Calibration,
     least_items,
 )
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, clip, show_path
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows, read_number
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.runs.model_file import ModelCard, save_model
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.predict import (

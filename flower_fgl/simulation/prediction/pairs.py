@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.graph_files.csv_rows import csv_rows
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.link import DotDecoder, pair_codes, pair_sides

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, ErrorCollector
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE
 from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.targets import Target
@@ -21,7 +21,6 @@ from flower_fgl.datasets.graph_files.graph_file import (
 )
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
-from flower_fgl.datasets.graph_files.problems import ErrorCollector
 from flower_fgl.datasets.pyg_data import is_graph, nodes_to_score, read_union
 from flower_fgl.datasets.pyg_typed import TypeNames, is_typed
 from flower_fgl.runs.model_file import ModelCard

@@ -82,8 +82,8 @@ def without_paused(
 class LoopState:
     """The state of a run's loop between two rounds; clients are by partition-id."""
 
+    log: RoundLog
     federation: Federation = field(init=False)
-    log: RoundLog = field(default_factory=lambda: RoundLog(0))
     trained: dict[int, int] = field(default_factory=dict)  # round of the last upload
     failed_in_a_row: int = 0
     owes_scores: bool = False  # a round that should have been scored failed

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from flower_fgl.cli.check_graph import inspect_graph
-from flower_fgl.core.errors import DataError, PayloadError
+from flower_fgl.core.errors import DataError, PayloadError, clip, show_path
 from flower_fgl.datasets.graph_files import archive
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
-from flower_fgl.datasets.graph_files.problems import clip, show_path
 from flower_fgl.protocols.describe import Description
 from tests.fuzz import malformed_graphs as forge
 

@@ -19,18 +19,13 @@ import numpy as np
 import pytest
 import torch
 
+from flower_fgl.core.atomic import cache_folder, data_folder
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.settings import DATASETS
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.sources import download, library_loaders, raw_readers
-from flower_fgl.datasets.sources.load import (
-    SOURCES,
-    cache_folder,
-    data_folder,
-    find_source,
-    load,
-)
+from flower_fgl.datasets.sources.load import SOURCES, find_source, load
 from flower_fgl.methods import parse_config
 from tests.support import raw_writers as raw
 
