@@ -135,11 +135,16 @@ def test_a_worker_gives_the_same_replies_and_errors_as_this_process(home: Home) 
         "query.describe", by_worker, values
     )
     (worker,) = home.workers()
-    for kind, run in (("train", values), ("query.describe", {"method": "fedagv"})):
-        here, there = (answer_of(kind, config, run) for config in (node, by_worker))
-        assert isinstance(here, FglError)
-        assert isinstance(there, FglError)
-        assert str(here) == str(there)
+    here, there = (answer_of("train", config, values) for config in (node, by_worker))
+    assert isinstance(here, FglError)
+    assert isinstance(there, FglError)
+    assert str(here) == str(there)
+    here, there = (
+        answer_of("query.describe", config, {"method": "fedagv"})
+        for config in (node, by_worker)
+    )
+    assert here == there
+    assert here["unfit"].startswith('Unknown method "fedagv".')
     assert home.workers() == [worker]
 
     class Changing(DispatchingClientApp):
