@@ -17,6 +17,7 @@ from flower_fgl.core.node_settings import NodeSettings
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.target_scale import moments
 from flower_fgl.core.targets import MIN_EDGES, Target
+from flower_fgl.datasets.build import reading_options
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
@@ -107,13 +108,7 @@ def _read_graph(
     path: Path, config: RunConfig
 ) -> tuple[ClientGraph | None, list[str], list[str]]:
     """Return the client of one graph, the problems of its file, and notes on it."""
-    owned, problems = inspect_graph_file(
-        path,
-        needs_labels=not config.has_pairs,
-        target_kind=config.target_kind,
-        target_node=config.target_node,
-        target_relation=config.target_relation,
-    )
+    owned, problems = inspect_graph_file(path, **reading_options(config))
     if owned is None:
         return None, problems, []
     notes = [*owned.notes]

@@ -205,6 +205,7 @@ def check_node_config(
     node = parse_node_config(values)
     # load torch: the text is checked first
     from flower_fgl.client_apps.runtime.describe import check_node
+    from flower_fgl.datasets.build import reading_options
     from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
     from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
 
@@ -226,11 +227,7 @@ def check_node_config(
             )
         else:
             _, problems = inspect_graph_file(
-                Path(node.graph),
-                needs_labels=not config.has_pairs,
-                target_kind=config.target_kind,
-                target_node=config.target_node,
-                target_relation=config.target_relation,
+                Path(node.graph), **reading_options(config)
             )
         if problems:
             raise DataError(

@@ -7,7 +7,6 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.protocols.weights import ModelAndMeans
@@ -30,12 +29,7 @@ class FedNHClientApp(FedAvgClientApp):
 
     def build(self, client: Client) -> fednh.FedNHNet:
         """Build FedNH's network."""
-        config = client.config
-        sizes = (config.hidden_channels, config.num_layers, config.dropout)
-        key = ("fednh", client.model_name, sizes, config.method_config)
-        return copy_network(
-            client.cached(key, lambda: client.build_own(fednh.build_network))
-        )
+        return client.build_own(fednh.build_network)
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights, then average each class's embeddings."""

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,6 +85,7 @@ from flower_fgl.datasets.transforms.subgraph import (
 )
 
 __all__ = ["FILE_SPLIT", "build_clients", "check_task", "in_setting", "load_dataset"]
+__all__ += ["reading_options"]
 
 NODE_SETTINGS = '"transductive" or another node setting'
 VALIDATION = 0.2
@@ -115,13 +117,8 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
         graphs = expect_target(owned_set.dataset, config, config.dataset)
         return replace(owned_set, dataset=graphs)
     if is_file(config.dataset):
-        owned = load_graph_file(
-            config.dataset,
-            needs_labels=needs_classes(config),
-            target_kind=config.target_kind,
-            target_node=config.target_node,
-            target_relation=config.target_relation,
-        )
+        options = reading_options(config) | {"needs_labels": needs_classes(config)}
+        owned = load_graph_file(config.dataset, **options)
         if owned.evaluation:
             raise DataError(
                 f"{config.dataset} holds one client's part of a dataset: it contains "
@@ -137,6 +134,16 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
         kind=config.predicts,
     )
     return expect_predicted(dataset, config, config.dataset)
+
+
+def reading_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options of :class:`.Wanted` with which a run reads an owner's graph."""
+    return {
+        "needs_labels": not config.has_pairs,
+        "target_kind": config.target_kind,
+        "target_node": config.target_node,
+        "target_relation": config.target_relation,
+    }
 
 
 def check_task(config: RunConfig) -> None:

@@ -13,7 +13,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.targets import EDGE_SPLIT, LINK_SPLIT
-from flower_fgl.datasets.build import FILE_SPLIT, in_setting
+from flower_fgl.datasets.build import FILE_SPLIT, in_setting, reading_options
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import load_graph_set
@@ -62,13 +62,7 @@ def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientG
 
 def read_owned(path: Path, config: RunConfig) -> LocalGraphFile:
     """Read an owner's graph as the settings need it."""
-    return load_graph_file(
-        path,
-        needs_labels=not config.has_pairs,
-        target_kind=config.target_kind,
-        target_node=config.target_node,
-        target_relation=config.target_relation,
-    )
+    return load_graph_file(path, **reading_options(config))
 
 
 def read_id_key(path: str) -> bytes:

@@ -242,7 +242,7 @@ class RunSet(Sequence[Run]):
     """
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
-        self._runs = [as_run(run) for run in runs]
+        self._runs = [Run.of(run) for run in runs]
 
     @classmethod
     def load(cls, text: Path | str) -> RunSet:
@@ -498,13 +498,6 @@ def compare(
     metric = metric or common_metric([run for side in sides for run in side])
     found = compare_runs(*sides, column=column, metric=metric)
     return found if len(found) > 1 else next(iter(found.values()))
-
-
-def as_run(run: RunFolder) -> Run:
-    """Return a run with the methods of this module."""
-    if isinstance(run, Run):
-        return run
-    return Run(run.path, run.config, run.sources, run.summary, run.rounds, run.clients)
 
 
 def _runs(side: str | Path | RunFolder | Sequence[RunFolder]) -> Sequence[RunFolder]:

@@ -19,7 +19,7 @@ from flower_fgl.datasets.pyg_data import store_graph, store_graphs, store_set
 from flower_fgl.datasets.pyg_read import held_kind
 from flower_fgl.datasets.pyg_typed import TypeNames
 from flower_fgl.lab.experiments.experiment_file import DEFAULT_CLIENTS
-from flower_fgl.lab.results import Run, as_run
+from flower_fgl.lab.results import Run
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.checkpoints import require_checkpoint
 from flower_fgl.runs.files import OnRound, Row, flatten_config
@@ -110,7 +110,7 @@ def simulate(
         reject_unused_settings(flat_settings(settings), [config])
     shown = show_progress(f"{method} on {dataset}", config.rounds, on_round)
     with shown if progress else nullcontext(on_round) as callback:
-        return as_run(
+        return Run.of(
             run_local(values, config, workers=workers, on_round=callback, trackers=own)
         )
 
@@ -239,7 +239,7 @@ def resume(
             client_gpus=client_gpus,
             on_round=callback,
         )
-    return as_run(done)
+    return Run.of(done)
 
 
 LINES = 10

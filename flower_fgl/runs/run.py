@@ -98,6 +98,15 @@ class RunFolder:
             )
         return cls(folder, config, read_sources(text), summary, rounds, clients)
 
+    @classmethod
+    def of(cls, run: RunFolder) -> Self:
+        """Return a run as one of this class."""
+        if isinstance(run, cls):
+            return run
+        return cls(
+            run.path, run.config, run.sources, run.summary, run.rounds, run.clients
+        )
+
     @property
     def status(self) -> str:
         """``running`` (active or killed), ``completed``, ``failed`` or ``interrupted``."""

@@ -20,7 +20,6 @@ from flower_fgl.datasets.owners import build_owners
 from flower_fgl.datasets.splits.links import link_client
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.transforms.canonical import undirected_simple
-from flower_fgl.lab.results import as_run
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.link import pair_codes
 from flower_fgl.runs.saved_model import load_model
@@ -204,7 +203,7 @@ def test_the_saved_model_predicts_links(runs: dict[str, Run]) -> None:
 def test_the_report_shows_the_scores_of_links(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    page = as_run(runs["fedavg"]).report(tmp_path / "report.html").read_text()
+    page = Run.of(runs["fedavg"]).report(tmp_path / "report.html").read_text()
     for text in ("AUPRC", "MRR", "Hits@K", "links"):
         assert text in page
 

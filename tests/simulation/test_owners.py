@@ -28,7 +28,7 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.lab.report.figures import draw_run
-from flower_fgl.lab.results import RunSet, as_run
+from flower_fgl.lab.results import RunSet
 from flower_fgl.lab.tables.cells import Cell, Draw, make_cell
 from flower_fgl.lab.tables.compare import select_runs
 from flower_fgl.lab.tables.per_owner import gains_per_owner
@@ -128,7 +128,7 @@ def test_no_owner_is_left_out_for_lack_of_an_area_under_the_curve(
         if row["partition_id"] == 1 and "metrics" in row:
             del row["metrics"]["local"]["test"]["auroc"]
     file.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    run = as_run(Run.load(tmp_path / "run"))
+    run = Run.load(tmp_path / "run")
     assert runs["fedavg"].owner_metric() == "auroc"
     assert run.owner_metric() == "accuracy"
     assert f"birch {100 * run.per_owner()['birch']:.2f}" in run.table()
@@ -168,7 +168,7 @@ def test_the_gain_of_each_owner_is_the_difference_of_its_scores(
 
 
 def test_the_report_names_the_owners(runs: dict[str, Run], tmp_path: Path) -> None:
-    one, other = as_run(runs["local"]), as_run(runs["fedavg"])
+    one, other = Run.of(runs["local"]), Run.of(runs["fedavg"])
     page = one.report(tmp_path / "one.html").read_text()
     scores = one.per_owner(metric="auroc")
     worst = min(scores, key=scores.__getitem__)
@@ -195,7 +195,7 @@ def test_classes_of_their_own_share_no_picture(place: Path, tmp_path: Path) -> N
     graphs = owner_graphs()
     graphs[1] = in_own_order(graphs[1], ("cold", "flu"))
     folder = save(tmp_path / "own", graphs)
-    run = as_run(
+    run = Run.of(
         simulate(
             "fedavg",
             owners=str(folder),
@@ -445,7 +445,7 @@ def test_a_finished_run_of_an_experiment_is_not_run_again(
 def test_a_table_of_cells_shows_each_owners_gain_over_local(
     runs: dict[str, Run],
 ) -> None:
-    one, other = as_run(runs["local"]), as_run(runs["fedavg"])
+    one, other = Run.of(runs["local"]), Run.of(runs["fedavg"])
     cells = [
         make_cell([run], experiment="x", row=name)
         for name, run in (("local", one), ("fedavg", other))
@@ -511,7 +511,7 @@ def _with_hits(cell: Cell) -> Draw:
 
 
 def test_a_run_is_selected_by_another_validation_score(runs: dict[str, Run]) -> None:
-    run = as_run(runs["fedavg"])
+    run = Run.of(runs["fedavg"])
     rows = [row for row in run.rounds if row.get("metrics")]
     rows = [json.loads(json.dumps(row)) for row in rows]
     for row, score in zip(rows, (0.9, 0.1), strict=True):

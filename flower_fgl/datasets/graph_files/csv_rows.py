@@ -42,6 +42,7 @@ __all__ = [
     "NO_TARGETS",
     "Table",
     "TargetColumns",
+    "Wanted",
     "csv_rows",
     "read_columns",
     "read_number",
@@ -358,6 +359,37 @@ class TargetColumns(NamedTuple):
 
 
 NO_TARGETS = TargetColumns()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to read of a graph file.
+
+    Parameters
+    ----------
+    needs_labels : bool
+        Whether to read labels, classes and split. If not, they may be missing: every label
+        is -1, and there is one class with an empty name.
+    scores_edges : bool
+        Whether edges are to be scored. Their features and times are then read without
+        their classes, whose number is 0 where a label is known, else -1.
+    target_kind : {"auto", "classes", "labels", "numbers"}
+        What to read of tables that hold several kinds of targets; an error by default.
+    target_node, target_relation : str
+        In a typed graph the kind of nodes, and the relation whose edges are predicted, see
+        :meth:`.Schema.to_predict`; by default the only one with labels.
+    """
+
+    needs_labels: bool = True
+    scores_edges: bool = False
+    target_kind: str = "auto"
+    target_node: str = ""
+    target_relation: str = ""
+
+    @property
+    def kind_of_nodes(self) -> str:
+        """The ``target_kind`` of nodes or graphs; empty if none is predicted."""
+        return self.target_kind if self.needs_labels else ""
 
 
 def target_columns(

@@ -24,6 +24,7 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     NO_TARGETS,
     Table,
     TargetColumns,
+    Wanted,
     csv_rows,
     read_columns,
     read_number,
@@ -53,40 +54,29 @@ EDGE_COLUMNS = ("source", "target", "label", "time", "split")
 
 
 def read_csv_folder(
-    folder: Path,
-    *,
-    needs_labels: bool = True,
-    scores_edges: bool = False,
-    target_kind: str = "auto",
-    attempts: ErrorCollector | None = None,
+    folder: Path, wanted: Wanted, attempt: ErrorCollector
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` graph file.
 
-    Without ``needs_labels``, labels, classes and split are not read and may be missing;
-    edges keep theirs. With ``scores_edges``, features and times of edges are read without
-    their classes, and ``edge_label`` is 0 for an edge with a label, else -1.
-    ``target_kind`` chooses among columns of several kinds. ``names``
-    are the ids of the nodes, in the order of the table, and ``notes`` sentences on how
-    the tables were read.
-
-    By default the first error is raised, a DataError that names file, line and column;
-    arrays with an error that ``attempts`` has collected are missing in the result.
+    Edges keep their classes if labels are not needed. ``names`` are the ids of the nodes,
+    in the order of the table, and ``notes`` sentences on how the tables were read. An
+    error is a DataError that names file, line and column; arrays with an error that was
+    collected are missing in the result.
     """
-    attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
     if not attempt(holds_one_graph, path):
         return {}
-    columns = attempt(target_columns, path, target_kind if needs_labels else "")
+    columns = attempt(target_columns, path, wanted.kind_of_nodes)
     if columns is None:
         return {}
     several, others, _ = columns
-    required = ("id", "label") if needs_labels and not several else ("id",)
+    required = ("id", "label") if wanted.needs_labels and not several else ("id",)
     nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several, *others))
     if nodes is None:
         return {}
     index = attempt(index_ids, nodes)
     arrays: dict[str, Array | None] = {}
-    if needs_labels:
+    if wanted.needs_labels:
         if several:
             arrays |= attempt(read_columns, nodes, several, "node", folder) or {}
         else:
@@ -96,17 +86,17 @@ def read_csv_folder(
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
         path = folder / "edges.csv"
-        arrays |= attempt(_edges, path, index, attempt, scores_edges, target_kind) or {}
+        arrays |= attempt(_edges, path, index, attempt, wanted) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
         if os.path.exists(path := folder / "prepared.csv"):
             arrays["prepared"] = attempt(single_cell, path, "sha256")
         if os.path.exists(path := folder / "outside.csv"):
             arrays["outside_edges"] = attempt(_outside_edges, path, index)
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
-    if needs_labels:
+    if wanted.needs_labels:
         arrays |= attempt(read_masks, nodes) or {}
     notes = [split_note(nodes, columns), arrays.get("notes")]
-    if several and not needs_labels:
+    if several and not wanted.needs_labels:
         unread = f"{', '.join(several)} will not be read: only edges are."
         notes.append(np.array([f"{nodes.where}: {unread}"]))
     arrays["notes"] = np.concatenate([note for note in notes if note is not None])
@@ -203,11 +193,7 @@ def _class_names(table: Table, path: Path, item: str) -> list[str]:
 
 
 def _edges(
-    path: Path,
-    index: dict[str, int],
-    attempt: ErrorCollector,
-    scores_edges: bool,
-    target_kind: str,
+    path: Path, index: dict[str, int], attempt: ErrorCollector, wanted: Wanted
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
     rows = csv_rows(path, ("source", "target"))
@@ -215,16 +201,15 @@ def _edges(
     rows.close()
     if len(header) == 2:
         return {"edges": read_ends(path, (index, index), _unknown_end)}
-    columns = target_columns(path, target_kind, of_edges=True)
+    columns = target_columns(path, wanted.target_kind, of_edges=True)
     return read_described_edges(
         path,
         (index, index),
         _unknown_end,
         attempt,
         path.parent,
-        is_read="label" in header or bool(columns.read) or scores_edges,
-        scores_edges=scores_edges,
-        target_kind=target_kind,
+        wanted,
+        is_read="label" in header or bool(columns.read) or wanted.scores_edges,
     )
 
 
@@ -271,10 +256,9 @@ def read_described_edges(
     unknown: Callable[[str, str, Path, int], DataError],
     attempt: ErrorCollector,
     folder: Path,
+    wanted: Wanted,
     *,
     is_read: bool,
-    scores_edges: bool,
-    target_kind: str,
 ) -> dict[str, Array]:
     """Return the arrays of an edge table with classes, numbers or features of edges.
 
@@ -282,7 +266,7 @@ def read_described_edges(
     ``folder`` may list classes or numbers; ``indexes`` and ``unknown`` are as in
     :func:`read_ends`.
     """
-    columns = target_columns(path, target_kind, of_edges=True)
+    columns = target_columns(path, wanted.target_kind, of_edges=True)
     several, others, _ = columns
     table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several, *others))
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
@@ -306,7 +290,7 @@ def read_described_edges(
         "notes": split_note(table, columns),
     }
     found = None
-    if scores_edges:
+    if wanted.scores_edges:
         arrays["edge_label"] = _known_edges(table, several)
     elif several:
         arrays |= attempt(read_columns, table, several, "edge", folder) or {}
@@ -319,7 +303,7 @@ def read_described_edges(
         arrays |= {names[name]: array for name, array in found.items()}
     if table.text["time"]:
         arrays["edge_time"] = attempt(_times, table)
-    masks = {} if scores_edges else attempt(read_masks, table) or {}
+    masks = {} if wanted.scores_edges else attempt(read_masks, table) or {}
     arrays |= {f"edge_{name}": mask for name, mask in masks.items()}
     return {key: array for key, array in arrays.items() if array is not None}
 

@@ -27,7 +27,7 @@ from flower_fgl.datasets.graph_files.archive import (
     integers,
     read_arrays,
 )
-from flower_fgl.datasets.graph_files.csv_rows import csv_rows
+from flower_fgl.datasets.graph_files.csv_rows import Wanted, csv_rows
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     EDGE_KEYS,
@@ -96,23 +96,10 @@ def load_graph_file(path: str | os.PathLike[str], **options: Any) -> LocalGraphF
     ``relations.csv``; ``~`` is the user's home folder. The graph is undirected and
     simple; the log counts dropped self-loops and duplicate edges. Features stay sparse or
     dense. A DataError says that the file is missing or damaged, contains pickled objects,
-    or that its arrays are inconsistent. It names the array and the way to fix it.
-
-    Parameters
-    ----------
-    needs_labels : bool, by default True
-        Whether to read labels, classes and split. If not, they may be missing: every label
-        is -1, and there is one class with an empty name.
-    scores_edges : bool, by default False
-        Whether edges are to be scored. Their features and times are then read without
-        their classes, whose number is 0 where a label is known, else -1.
-    target_kind : {"auto", "classes", "labels", "numbers"}
-        What to read of tables that hold several kinds of targets; an error by default.
-    target_node, target_relation : str
-        In a typed graph the kind of nodes, and the relation whose edges are predicted, see
-        :meth:`.Schema.to_predict`; by default the only one with labels.
+    or that its arrays are inconsistent. It names the array and the way to fix it. The
+    ``options`` are those of :class:`.Wanted`.
     """
-    return read_logged(_load, path, **options)
+    return read_logged(_load, path, Wanted(**options))
 
 
 def inspect_graph_file(
@@ -122,17 +109,17 @@ def inspect_graph_file(
 
     The graph is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(_load, path, **options)
+    return inspect(_load, path, Wanted(**options))
 
 
 def read_logged(
-    read: Callable[..., Held | None],
+    read: Callable[[Path, ErrorCollector, Wanted], Held | None],
     path: str | os.PathLike[str],
-    **options: Any,
+    wanted: Wanted,
 ) -> Held:
     """Call a reader of graph files, which raises its first error, and log its notes."""
     # the methods of Path raise errors for long names and unknown users
-    owned = read(Path(os.path.expanduser(path)), ErrorCollector(), **options)
+    owned = read(Path(os.path.expanduser(path)), ErrorCollector(), wanted)
     assert owned is not None  # the collector raises the first error
     for note in owned.notes:
         log.info("%s: %s", show_path(path), note)
@@ -140,51 +127,28 @@ def read_logged(
 
 
 def inspect(
-    read: Callable[..., Held | None],
+    read: Callable[[Path, ErrorCollector, Wanted], Held | None],
     path: str | os.PathLike[str],
-    **options: Any,
+    wanted: Wanted,
 ) -> tuple[Held | None, list[str]]:
     """Call a reader of graph files, and return what it read, or all of its errors."""
     attempts = ErrorCollector(collect=True)
-    owned = attempts(read, Path(os.path.expanduser(path)), attempts, **options)
+    owned = attempts(read, Path(os.path.expanduser(path)), attempts, wanted)
     return (None if attempts.problems else owned), attempts.problems
 
 
-def _load(
-    path: Path,
-    attempt: ErrorCollector,
-    *,
-    needs_labels: bool = True,
-    scores_edges: bool = False,
-    target_kind: str = "auto",
-    target_node: str = "",
-    target_relation: str = "",
-) -> LocalGraphFile | None:
+def _load(path: Path, attempt: ErrorCollector, wanted: Wanted) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
     arrays: dict[str, Array]
     check_kind(path)
     is_set = os.path.exists(path / GRAPHS)
     if os.path.exists(path / RELATIONS) and not is_set:
-        return read_typed_folder(
-            path,
-            target_node=target_node,
-            target_relation=target_relation,
-            needs_labels=needs_labels,
-            scores_edges=scores_edges,
-            target_kind=target_kind,
-            attempts=attempt,
-        )
+        return read_typed_folder(path, wanted, attempt)
     if os.path.isdir(path):
         if is_set:
             rows = csv_rows(path / GRAPHS, ("id",))
             raise _holds_a_set(path, sum(1 for _ in rows) - 1)
-        arrays = read_csv_folder(
-            path,
-            needs_labels=needs_labels,
-            scores_edges=scores_edges,
-            target_kind=target_kind,
-            attempts=attempt,
-        )
+        arrays = read_csv_folder(path, wanted, attempt)
         if attempt.problems:
             return None
     else:
@@ -192,13 +156,13 @@ def _load(
         if any(key in arrays for key in SET):
             graphs = arrays.get("graph_of_node", np.empty(0))
             raise _holds_a_set(path, len(np.unique(graphs)))
-        if not needs_labels:
+        if not wanted.needs_labels:
             arrays = _without_labels(arrays)
-    if scores_edges:
+    if wanted.scores_edges:
         arrays = edges_to_score(arrays)
-        arrays |= chosen_relation(arrays, target_relation)
+        arrays |= chosen_relation(arrays, wanted.target_relation)
     where = show_path(path)
-    target = attempt(read_names, arrays, where) if needs_labels else NO_CLASSES
+    target = attempt(read_names, arrays, where) if wanted.needs_labels else NO_CLASSES
     if target is None:  # labels cannot be validated, but all other arrays can
         arrays = _without_labels(arrays)
     dataset = try_node_dataset(
@@ -206,11 +170,11 @@ def _load(
         where,
         target or NO_CLASSES,
         attempt,
-        has_labels=needs_labels and target is not None,
+        has_labels=wanted.needs_labels and target is not None,
     )
     if dataset is None:
         return None
-    if target and needs_labels and target.has_classes:
+    if target and wanted.needs_labels and target.has_classes:
         attempt(check_labels, dataset.y, target.names, arrays, where)
     node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
     evaluation = attempt(

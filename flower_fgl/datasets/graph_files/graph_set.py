@@ -21,6 +21,7 @@ from flower_fgl.core.errors import (
 )
 from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
+from flower_fgl.datasets.graph_files.csv_rows import Wanted
 from flower_fgl.datasets.graph_files.csv_tables import holds_one_graph
 from flower_fgl.datasets.graph_files.graph_file import (
     GRAPHS,
@@ -94,20 +95,14 @@ class OwnedSet:
     prepared: str = ""
 
 
-def load_graph_set(
-    path: str | os.PathLike[str],
-    *,
-    needs_labels: bool = True,
-    target_kind: str = "auto",
-) -> OwnedSet:
+def load_graph_set(path: str | os.PathLike[str], **options: Any) -> OwnedSet:
     """Read and validate a data owner's set of graphs, an ``.npz`` file or CSV folder.
 
-    Without ``needs_labels``, labels and split may be missing: every label is -1, and
-    there is one class with an empty name. ``target_kind`` chooses among columns of
-    several kinds. A DataError says that the file is missing or
-    damaged, holds one graph, or that its content is inconsistent.
+    The ``options`` are ``needs_labels`` and ``target_kind`` of :class:`.Wanted`. A
+    DataError says that the file is missing or damaged, holds one graph, or that its content
+    is inconsistent.
     """
-    return read_logged(_load, path, needs_labels=needs_labels, target_kind=target_kind)
+    return read_logged(_load, path, Wanted(**options))
 
 
 def inspect_graph_set(
@@ -117,18 +112,12 @@ def inspect_graph_set(
 
     The set is ``None`` if there is an error; each message says how to fix it.
     """
-    return inspect(_load, path, **options)
+    return inspect(_load, path, Wanted(**options))
 
 
-def _load(
-    path: Path,
-    attempt: ErrorCollector,
-    *,
-    needs_labels: bool = True,
-    target_kind: str = "auto",
-) -> OwnedSet | None:
+def _load(path: Path, attempt: ErrorCollector, wanted: Wanted) -> OwnedSet | None:
     """Read a set of graphs; return ``None`` if an error was collected."""
-    arrays = _read(path, attempt, target_kind, needs_labels=needs_labels)
+    arrays, needs_labels = _read(path, attempt, wanted), wanted.needs_labels
     if attempt.problems:
         return None
     where = show_path(path)
@@ -170,20 +159,13 @@ def _load(
     return OwnedSet(dataset, ids, keys or (), smiles, scaling, notes, prepared)
 
 
-def _read(
-    path: Path, attempt: ErrorCollector, target_kind: str, *, needs_labels: bool
-) -> dict[str, Array]:
+def _read(path: Path, attempt: ErrorCollector, wanted: Wanted) -> dict[str, Array]:
     """Return the arrays of a file or folder; reject one graph in place of a set."""
     check_kind(path)
     where = show_path(path)
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
-            return read_set_folder(
-                path,
-                needs_labels=needs_labels,
-                target_kind=target_kind,
-                attempts=attempt,
-            )
+            return read_set_folder(path, wanted, attempt)
         if not (path / NODES).is_file() or holds_one_graph(path / NODES):
             raise _one_graph(where)
     arrays = read_arrays(path, KNOWN, GRAPH_KEYS)

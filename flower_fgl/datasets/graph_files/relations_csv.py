@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, first_of, show_path
 from flower_fgl.core.schema import NAME, Schema, Triple
-from flower_fgl.datasets.graph_files.csv_rows import csv_rows, target_columns
+from flower_fgl.datasets.graph_files.csv_rows import Wanted, csv_rows, target_columns
 
 __all__ = ["RELATIONS", "Relation", "TypedNames", "folder_tables", "read_typed_names"]
 
@@ -49,10 +49,9 @@ def folder_tables(folder: Path) -> list[Path]:
 
 def read_typed_names(
     folder: Path,
-    target_node: str,
+    wanted: Wanted,
     attempt: ErrorCollector,
     *,
-    needs_labels: bool,
     is_set: bool = False,
 ) -> TypedNames | None:
     """Read ``relations.csv`` and the headers of the tables.
@@ -69,7 +68,7 @@ def read_typed_names(
         return None
     target: str | None = ""
     if not is_set:
-        target = attempt(_target_kind, folder, kinds, target_node, needs_labels)
+        target = attempt(_target_kind, folder, kinds, wanted)
     if target is None:
         return None
     schema = Schema(
@@ -224,10 +223,9 @@ def _columns_to_predict(path: Path) -> tuple[str, ...]:
     return ("label",) if "label" in header else ()
 
 
-def _target_kind(
-    folder: Path, kinds: Sequence[str], wanted: str, needs_labels: bool
-) -> str:
+def _target_kind(folder: Path, kinds: Sequence[str], options: Wanted) -> str:
     """Return the kind of the nodes to predict."""
+    wanted, needs_labels = options.target_node, options.needs_labels
     held = {k: _columns_to_predict(folder / "nodes" / f"{k}.csv") for k in kinds}
     labelled = [kind for kind, columns in held.items() if columns]
     if wanted and wanted not in kinds:

@@ -44,6 +44,7 @@ from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
+    Wanted,
     csv_rows,
     read_columns,
     read_table,
@@ -75,16 +76,14 @@ OF_GRAPHS = ("label", "key", "smiles", "target")
 
 
 def read_set_folder(
-    folder: Path, *, needs_labels: bool, target_kind: str, attempts: ErrorCollector
+    folder: Path, wanted: Wanted, attempt: ErrorCollector
 ) -> dict[str, Array]:
     """Read the tables into arrays named as in an ``.npz`` file with a set of graphs.
 
     ``smiles`` (G,) are added for a table of molecules, and ``notes`` are sentences on how
-    the tables were read. Arrays with an error that ``attempts`` has collected are missing.
+    the tables were read. Arrays with an error that was collected are missing.
     """
-    attempt = attempts
-    kind = target_kind if needs_labels else ""
-    columns = attempt(target_columns, folder / GRAPHS, kind)
+    columns = attempt(target_columns, folder / GRAPHS, wanted.kind_of_nodes)
     if columns is None:
         return {}
     several, others, _ = columns
@@ -101,7 +100,7 @@ def read_set_folder(
     attempt(_reject_features, graphs)
     index = attempt(index_ids, graphs, "graph")
     arrays: dict[str, Array | None] = {}
-    if needs_labels:
+    if wanted.needs_labels:
         arrays |= attempt(_labels, graphs, several) or {}
         arrays |= attempt(read_masks, graphs) or {}
     ids = graphs.text["id"]
@@ -225,7 +224,7 @@ def _typed_graphs(
     folder: Path, index: dict[str, int], attempt: ErrorCollector
 ) -> dict[str, Array | None]:
     """Return the nodes of all kinds and the edges of all relations, with their schema."""
-    names = read_typed_names(folder, "", attempt, needs_labels=False, is_set=True)
+    names = read_typed_names(folder, Wanted(), attempt, is_set=True)
     if names is None:
         return {}
     nodes = {

@@ -19,6 +19,7 @@ from flower_fgl.datasets.client_graph import EdgeTable
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
+    Wanted,
     csv_rows,
     read_columns,
     read_table,
@@ -53,35 +54,21 @@ __all__ = ["edge_notes", "read_typed_folder"]
 
 
 def read_typed_folder(
-    folder: Path,
-    *,
-    target_node: str = "",
-    target_relation: str = "",
-    needs_labels: bool = True,
-    scores_edges: bool = False,
-    target_kind: str = "auto",
-    attempts: ErrorCollector | None = None,
+    folder: Path, wanted: Wanted, attempt: ErrorCollector
 ) -> LocalGraphFile | None:
     """Read the tables of a typed graph, a folder with ``relations.csv``.
 
-    Without ``needs_labels``, labels, classes and split are not read and may be missing;
-    with ``scores_edges`` the edges of ``target_relation`` are read without their labels.
-    Kinds are sorted by name, relations are in the order of ``relations.csv``. By default
-    the first error is raised, a DataError that names file, line and column; the result is
-    ``None`` if ``attempts`` has collected one.
+    Kinds are sorted by name, relations are in the order of ``relations.csv``. An error is
+    a DataError that names file, line and column; the result is ``None`` if one was
+    collected.
     """
-    attempt = attempts or ErrorCollector()
-    names = read_typed_names(folder, target_node, attempt, needs_labels=needs_labels)
+    names = read_typed_names(folder, wanted, attempt)
     if names is None:
         return None
-    predicted = _predicted(folder, names, target_relation, scores_edges)
-    options = (needs_labels, predicted, scores_edges, target_kind)
-    return _read(folder, names, attempt, *options)
+    return _read(folder, names, attempt, wanted, _predicted(folder, names, wanted))
 
 
-def _predicted(
-    folder: Path, names: TypedNames, wanted: str, scores_edges: bool
-) -> Triple | None:
+def _predicted(folder: Path, names: TypedNames, wanted: Wanted) -> Triple | None:
     """Return the relation whose edges have labels, or are to be scored."""
     found = []
     for one in names.relations:
@@ -89,7 +76,8 @@ def _predicted(
         _, header = next(csv_rows(path, ()), (0, []))
         several = target_columns(path, "", of_edges=True).read
         is_labelled = "label" in header or bool(several)
-        if has_name(one.triple, wanted) and (is_labelled or scores_edges):
+        is_wanted = has_name(one.triple, wanted.target_relation)
+        if is_wanted and (is_labelled or wanted.scores_edges):
             found.append(one.triple)
     return found[0] if len(found) == 1 else None
 
@@ -98,15 +86,13 @@ def _read(
     folder: Path,
     names: TypedNames,
     attempt: ErrorCollector,
-    needs_labels: bool,
+    wanted: Wanted,
     predicted: Triple | None,
-    scores_edges: bool,
-    target_kind: str,
 ) -> LocalGraphFile | None:
     """Read the tables of kinds and relations whose names were checked."""
     schema, listed = names
     tables, index, notes = {}, {}, list[str]()
-    kind_of_nodes = target_kind if needs_labels else ""
+    kind_of_nodes = wanted.kind_of_nodes
     for kind in schema.node_types:
         path = folder / "nodes" / f"{kind}.csv"
         table = attempt(_table, path, kind_of_nodes if kind == schema.target else "")
@@ -117,10 +103,10 @@ def _read(
         if kind != schema.target:
             notes += attempt(_unread, table, schema.target) or ()
     features = {kind: table.features(attempt) for kind, table in tables.items()}
-    wanted = None
+    labels = None
     if target := tables.get(schema.target):
         columns = target_columns(target.path, kind_of_nodes)
-        wanted = attempt(_wanted, target, folder, columns.read, needs_labels)
+        labels = attempt(_labels, target, folder, columns.read, wanted)
         notes += split_note(target, columns).tolist()
     edges: dict[Triple, Tensor] = {}
     described: EdgeTable | None = None
@@ -130,19 +116,10 @@ def _read(
             continue
         ends, kinds, path = (ids, others), (source, end), folder / one.file
         if one.triple == predicted:
-            described = attempt(
-                _described,
-                path,
-                ends,
-                kinds,
-                folder,
-                attempt,
-                scores_edges,
-                target_kind,
-            )
+            described = attempt(_described, path, ends, kinds, folder, wanted)
             if described is not None:
                 edges[one.triple] = described.pairs
-                why = target_columns(path, target_kind, of_edges=True).why
+                why = target_columns(path, wanted.target_kind, of_edges=True).why
                 notes += [f"edges/{path.name}: {why}"] if why else []
         elif (found := attempt(_edges, path, *ends, kinds)) is not None:
             edges[one.triple], more = found
@@ -151,7 +128,7 @@ def _read(
     if os.path.exists(path := folder / "prepared.csv"):
         cell = attempt(single_cell, path, "sha256")
         held = {} if cell is None else {"prepared": cell}
-    if attempt.problems or wanted is None:
+    if attempt.problems or labels is None:
         return None
     node_tables = {
         kind: NodeTable(torch.from_numpy(x), tuple(tables[kind].feature_names))
@@ -165,7 +142,7 @@ def _read(
         node_tables,
         edges,
         schema.target,
-        wanted,
+        labels,
         schema.private,
     )
     if dataset is not None:
@@ -209,12 +186,12 @@ def _unread(table: Table, target: str) -> list[str]:
     ]
 
 
-def _wanted(
-    table: Table, folder: Path, several: Sequence[str], needs_labels: bool
+def _labels(
+    table: Table, folder: Path, several: Sequence[str], wanted: Wanted
 ) -> TypedTarget:
     """Return labels or numbers, and the split, of the nodes to predict."""
     number = len(table.lines)
-    if not needs_labels:
+    if not wanted.needs_labels:
         return TypedTarget(torch.full((number,), -1), Target.classes(("",)))
     arrays: Mapping[str, Array] = (
         read_columns(table, several, "node", folder)
@@ -250,9 +227,7 @@ def _described(
     indexes: tuple[Mapping[str, int], Mapping[str, int]],
     kinds: tuple[str, str],
     folder: Path,
-    attempt: ErrorCollector,
-    scores_edges: bool,
-    target_kind: str,
+    wanted: Wanted,
 ) -> EdgeTable:
     """Return the edges of the predicted relation, as row numbers of its two kinds."""
     arrays = read_described_edges(
@@ -261,11 +236,10 @@ def _described(
         _unknown_end(kinds),
         ErrorCollector(),
         folder,
+        wanted,
         is_read=True,
-        scores_edges=scores_edges,
-        target_kind=target_kind,
     )
-    if scores_edges:
+    if wanted.scores_edges:
         known = np.array(["known"])
         arrays |= {"edge_class_names": known, "edge_declared_classes": known}
     return edge_table(arrays, show_path(path))
