@@ -7,9 +7,18 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.owner_files import (
+    GRAPHS,
+    RELATIONS,
+    find_owner,
+    listed_owners,
+    name_of_file,
+    owners_in,
+)
 from flower_fgl.core.settings import NUMBER_DATASETS, is_file, without_names
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, TargetKind
 
@@ -73,68 +82,60 @@ def _kinds(values: Mapping[str, Scalar]) -> Iterator[TargetKind]:
     owners, dataset = (str(values.get(key, "")) for key in ("owners", "dataset"))
     if not owners:
         if is_file(dataset):
-            yield _kind(Path(os.path.expanduser(dataset)), values)
+            yield _kind(Path(dataset), values)
         return
-    whole = _find(owners, values)
-    entries = [part.strip() for part in owners.split(",")]
+    text = str(values.get("data-dir") or os.environ.get("FLOWER_FGL_DATA", ""))
+    data_dir = Path(os.path.expanduser(text)) if text else None
+    whole = find_owner(owners, data_dir)
     if whole is not None and os.path.isdir(whole):
-        entries = [str(place) for place in whole.iterdir() if place.name[0] != "."]
+        found: list[Path | str] = [*owners_in(whole)]
+    else:
+        entries = listed_owners(owners)
+        found = [find_owner(entry, data_dir) or entry for entry in entries]
     left_out = without_names(str(values.get("without-owners", "")))
-    for entry in entries:
-        path = _find(entry, values)
-        name = os.path.basename(entry).removesuffix(".npz")
-        if name in left_out or (whole is not None and not _is_owner(Path(entry))):
-            continue
-        if path is None:
-            yield NUMBERS if entry in NUMBER_DATASETS else CLASSES
-        else:
-            yield _kind(path, values)
-
-
-def _is_owner(path: Path) -> bool:
-    tables = ("nodes.csv", "graphs.csv", "relations.csv")
-    return path.suffix == ".npz" or any(os.path.exists(path / t) for t in tables)
-
-
-def _find(text: str, values: Mapping[str, Scalar]) -> Path | None:
-    """Return an existing path, in the working folder or in the data folder."""
-    path = Path(os.path.expanduser(text))
-    data = values.get("data-dir") or os.environ.get("FLOWER_FGL_DATA", "")
-    for place in (path, Path(os.path.expanduser(str(data))) / path):
-        if os.path.exists(place):
-            return place
-    return None
+    for owner in found:
+        if isinstance(owner, str):
+            yield NUMBERS if owner in NUMBER_DATASETS else CLASSES
+        elif name_of_file(owner) not in left_out:
+            yield _kind(owner, values)
 
 
 def _kind(path: Path, values: Mapping[str, Scalar]) -> TargetKind:
     """Return what one graph file holds; classes if it is unclear or cannot be read."""
-    path = Path(os.path.expanduser(path))
+    path = Path(os.path.expanduser(path)).absolute()
     of_edges = values.get("setting") == EDGE
+    files = _tables(path, values) if os.path.isdir(path) else [path]
     found: set[TargetKind] = set()
     try:
-        if os.path.isdir(path):
-            for table in filter(os.path.isfile, _tables(path, values)):
-                with open(table, encoding="utf-8-sig", newline="") as file:
-                    header = [cell.strip() for cell in next(csv.reader(file), [])]
-                held = (kind_of_column(c, of_edges=of_edges) for c in header)
-                found |= {kind for kind in held if kind is not None}
-        elif os.path.isfile(path):  # a pipe or a device may never end
-            with zipfile.ZipFile(path) as archive:
-                names = set(archive.namelist())
-            prefix = "edge_" if of_edges else ""
-            found |= {NUMBERS} if f"{prefix}target_names.npy" in names else set()
-            found |= {LABELS} if f"{prefix}label_names.npy" in names else set()
+        for file in filter(os.path.isfile, files):  # a pipe or a device may never end
+            now = os.stat(file)
+            found |= _held(file, of_edges, (now.st_mtime_ns, now.st_size))
     except (*BROKEN_ARCHIVE, csv.Error):
         return CLASSES
     return found.pop() if len(found) == 1 else CLASSES
 
 
+@lru_cache(maxsize=4096)
+def _held(file: Path, of_edges: bool, state: tuple[int, int]) -> frozenset[TargetKind]:
+    """Return the kinds in a table or graph file, read once for each ``state``."""
+    if file.suffix == ".csv":
+        with open(file, encoding="utf-8-sig", newline="") as table:
+            header = [cell.strip() for cell in next(csv.reader(table), [])]
+        held = (kind_of_column(column, of_edges=of_edges) for column in header)
+        return frozenset(kind for kind in held if kind is not None)
+    with zipfile.ZipFile(file) as archive:
+        names = set(archive.namelist())
+    prefix = "edge_" if of_edges else ""
+    kinds = {NUMBERS: "target_names", LABELS: "label_names"}
+    return frozenset(k for k, name in kinds.items() if f"{prefix}{name}.npy" in names)
+
+
 def _tables(folder: Path, values: Mapping[str, Scalar]) -> list[Path]:
     """Return the tables of what the run predicts: graphs, nodes or edges."""
     if values.get("setting") == "graph":
-        return [folder / "graphs.csv"]
+        return [folder / GRAPHS]
     items = "edges" if values.get("setting") == EDGE else "nodes"
-    if not os.path.exists(folder / "relations.csv"):
+    if not os.path.exists(folder / RELATIONS):
         return [folder / f"{items}.csv"]
     wanted = str(values.get(f"target-{'node' if items == 'nodes' else 'relation'}", ""))
     tables = sorted((folder / items).glob("*.csv"))

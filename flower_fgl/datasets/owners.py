@@ -30,17 +30,25 @@ from flower_fgl.core.atomic import cache_folder, data_folder
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, clip, show_path
 from flower_fgl.core.options import nearest
+from flower_fgl.core.owner_files import (
+    EDGES,
+    GRAPHS,
+    NODES,
+    RELATIONS,
+    find_owner,
+    is_owner,
+    listed_owners,
+    name_of_file,
+    owners_in,
+)
 from flower_fgl.core.settings import TARGETS, needs_classes, without_names
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.graph_file import (
-    GRAPHS,
-    LocalGraphFile,
-)
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
-from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, folder_tables
+from flower_fgl.datasets.graph_files.relations_csv import folder_tables
 from flower_fgl.datasets.owned import client_from_owned, read_owned
 from flower_fgl.datasets.sources.load import find_source, load
 from flower_fgl.datasets.splits.edges import require_edges
@@ -61,9 +69,6 @@ __all__ = ["Owner", "absolute_owners", "build_owners", "list_owners", "owner_con
 log = logging.getLogger(__name__)
 MAX_NAME = 300
 """Characters of an owner's name, as in a deployment."""
-NODES, EDGES = "nodes.csv", "edges.csv"
-TABLES = (NODES, GRAPHS, RELATIONS)
-"""Tables by which the folder of one owner is recognized."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,9 @@ def list_owners(config: RunConfig) -> list[Owner]:
     if path is not None and os.path.isdir(path):
         owners = list(_owners_of_folder(path))
     else:
-        owners = [_owner_of_entry(part, config) for part in _entries(config.owners)]
+        owners = [
+            _owner_of_entry(part, config) for part in listed_owners(config.owners)
+        ]
     counts = Counter(owner.name for owner in owners)
     if len(counts) < len(owners):
         twice = next(name for name, count in counts.items() if count > 1)
@@ -118,44 +125,27 @@ def absolute_owners(owners: str, config: RunConfig) -> str:
     whole = _find(owners, config)
     if whole is not None:
         return str(whole.resolve())
-    parts = [(part, _find(part, config)) for part in _entries(owners)]
+    parts = [(part, _find(part, config)) for part in listed_owners(owners)]
     return ",".join(
         part if path is None else str(path.resolve()) for part, path in parts
     )
 
 
-def _entries(owners: str) -> list[str]:
-    return [part.strip() for part in owners.split(",") if part.strip()]
-
-
 def _find(text: str, config: RunConfig) -> Path | None:
     """Return an existing path, in the working folder or in the data folder."""
-    path = Path(os.path.expanduser(text))
-    if os.path.exists(path):  # Path.exists raises an error for long names
-        return path
-    folder = data_folder(config.data_dir)
-    if folder is not None and os.path.exists(folder / path):
-        return folder / path
-    return None
+    return find_owner(text, None) or find_owner(text, data_folder(config.data_dir))
 
 
 def _owners_of_folder(folder: Path) -> Iterator[Owner]:
     """Yield the graph files and CSV folders in a folder, sorted by name."""
     where = show_path(folder)
-    if _is_owner(folder):
+    if is_owner(folder):
         raise DataError(
             f"{where} is the graph of one owner ({NODES} and {EDGES}, or {RELATIONS}), or "
             f"its set of graphs ({GRAPHS}). owners needs the folder that holds the graphs "
             "of all owners."
         )
-    found = []
-    for place in folder.iterdir():
-        if place.name.startswith("."):
-            continue
-        if place.is_dir() and _is_owner(place):
-            found.append(Owner(clip(place.name, MAX_NAME), place))
-        elif place.suffix == ".npz":
-            found.append(Owner(clip(place.stem, MAX_NAME), place))
+    found = [Owner(clip(name_of_file(p), MAX_NAME), p) for p in owners_in(folder)]
     if not found:
         raise DataError(
             f"{where} holds no graph file: owners needs a folder with one .npz file, or "
@@ -165,22 +155,17 @@ def _owners_of_folder(folder: Path) -> Iterator[Owner]:
     yield from sorted(found, key=lambda owner: (owner.name, str(owner.source)))
 
 
-def _is_owner(folder: Path) -> bool:
-    """Return whether a folder holds the tables of one owner."""
-    return any(os.path.exists(folder / table) for table in TABLES)
-
-
 def _owner_of_entry(text: str, config: RunConfig) -> Owner:
     """Return the owner of one entry of a list."""
     path = _find(text, config)
     if path is not None:
-        if os.path.isdir(path) and not _is_owner(path):
+        if os.path.isdir(path) and not is_owner(path):
             raise DataError(
                 f"owners lists {show_path(path)}, a folder without {NODES}, {GRAPHS} or "
                 f"{RELATIONS}. A list holds datasets and graph files; give a folder of "
                 "graph files alone."
             )
-        return Owner(clip(path.stem if path.suffix == ".npz" else path.name), path)
+        return Owner(clip(name_of_file(path)), path)
     if "/" in text or text.endswith(".npz"):
         raise DataError(
             f"owners names {show_path(text)}, which exists neither in the working folder "

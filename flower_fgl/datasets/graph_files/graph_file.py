@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
+from flower_fgl.core.owner_files import GRAPHS, RELATIONS, is_owner
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     Graph,
@@ -38,7 +39,6 @@ from flower_fgl.datasets.graph_files.npz import (
     read_prepared,
     try_node_dataset,
 )
-from flower_fgl.datasets.graph_files.relations_csv import RELATIONS
 from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
 from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS, chosen_relation
 from flower_fgl.datasets.graph_files.typed_csv import read_typed_folder
@@ -46,7 +46,6 @@ from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
-    "GRAPHS",
     "KNOWN",
     "NO_CLASSES",
     "SCALING",
@@ -75,8 +74,6 @@ SINGLE |= {*SCHEMA_KEYS, "declared_classes", "feature_names", "node_ids", "prepa
 """Arrays that an evaluation graph does not have."""
 KNOWN = SINGLE | GRAPH_KEYS
 """All arrays, see docs/graph-files.md."""
-GRAPHS = "graphs.csv"
-"""Table that only a set of graphs has."""
 
 
 class _Noted(Protocol):
@@ -214,8 +211,7 @@ def check_kind(path: Path) -> None:
             )
         return
     graphs = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
-    tables = (path / "nodes.csv", path / GRAPHS, path / RELATIONS)
-    if graphs and not any(map(os.path.exists, tables)):
+    if graphs and not is_owner(path):
         raise DataError(
             f"{where} is a folder of graph files, but one graph is expected: a file such "
             f"as {show_path(path / graphs[0])}, or a folder with nodes.csv and edges.csv."

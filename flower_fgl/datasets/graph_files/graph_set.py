@@ -19,12 +19,12 @@ from flower_fgl.core.errors import (
     has_control_characters,
     show_path,
 )
+from flower_fgl.core.owner_files import GRAPHS, NODES
 from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.csv_rows import Wanted
 from flower_fgl.datasets.graph_files.csv_tables import holds_one_graph
 from flower_fgl.datasets.graph_files.graph_file import (
-    GRAPHS,
     KNOWN,
     NO_CLASSES,
     SCALING,
@@ -43,7 +43,7 @@ from flower_fgl.datasets.graph_files.npz import (
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS
-from flower_fgl.datasets.graph_files.set_csv import NODES, read_set_folder
+from flower_fgl.datasets.graph_files.set_csv import read_set_folder
 from flower_fgl.datasets.graph_files.target_arrays import (
     TARGET_KEYS,
     TargetValues,

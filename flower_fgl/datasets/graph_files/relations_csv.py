@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, first_of, show_path
+from flower_fgl.core.owner_files import EDGES, GRAPHS, NODES, RELATIONS
 from flower_fgl.core.schema import NAME, Schema, Triple
 from flower_fgl.datasets.graph_files.csv_rows import Wanted, csv_rows, target_columns
 
-__all__ = ["RELATIONS", "Relation", "TypedNames", "folder_tables", "read_typed_names"]
+__all__ = ["Relation", "TypedNames", "folder_tables", "read_typed_names"]
 
-RELATIONS = "relations.csv"
-"""Table by which the folder of a typed graph is recognized."""
 COLUMNS = ("relation", "source", "target", "file", "private")
-PLAIN = ("nodes.csv", "edges.csv", "graphs.csv", "outside.csv")
+PLAIN = (NODES, EDGES, GRAPHS, "outside.csv")
 """Tables of graphs with one kind of nodes."""
 
 
@@ -90,7 +89,7 @@ def _list_kinds(kinds: Sequence[str]) -> str:
 def _reject_plain(folder: Path, *, is_set: bool) -> None:
     """Reject tables of graphs with one kind of nodes, which would not be read."""
     held = [name for name in PLAIN if os.path.exists(folder / name)]
-    held = [name for name in held if not (is_set and name == "graphs.csv")]
+    held = [name for name in held if not (is_set and name == GRAPHS)]
     if held:
         raise DataError(
             f"{show_path(folder)} has {RELATIONS}, by which it is a typed graph, but also "

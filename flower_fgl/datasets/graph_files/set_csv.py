@@ -41,6 +41,7 @@ import numpy as np
 import torch
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
+from flower_fgl.core.owner_files import EDGES, GRAPHS, NODES, RELATIONS
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
@@ -57,8 +58,7 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     single_cell,
     split_note,
 )
-from flower_fgl.datasets.graph_files.graph_file import GRAPHS
-from flower_fgl.datasets.graph_files.relations_csv import RELATIONS, read_typed_names
+from flower_fgl.datasets.graph_files.relations_csv import read_typed_names
 from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays
 from flower_fgl.datasets.graph_files.typed_csv import edge_notes
 from flower_fgl.datasets.graph_files.write import graph_arrays
@@ -68,7 +68,6 @@ __all__ = ["drop_unreadable", "inchikeys", "read_set_folder"]
 
 
 GRAPH_COLUMNS = ("id", "key", "label", "split", "smiles")
-NODES, EDGES = "nodes.csv", "edges.csv"
 NOT_READ = ("label", "time", "split")
 """Columns that ``edges.csv`` of one graph may have, and that of a set may not."""
 OF_GRAPHS = ("label", "key", "smiles", "target")

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError, ErrorCollector
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE
+from flower_fgl.core.owner_files import GRAPHS
 from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import (
-    GRAPHS,
     LocalGraphFile,
     edges_to_score,
     load_graph_file,
