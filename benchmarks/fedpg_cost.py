@@ -76,7 +76,7 @@ def count_parameters(options: argparse.Namespace) -> tuple[int, int]:
         options.model,
         in_channels=graph.num_features,
         hidden_channels=config.hidden_channels,
-        num_classes=graph.num_classes,
+        num_outputs=graph.num_classes,
         num_layers=config.num_layers,
         dropout=config.dropout,
         readout=False,

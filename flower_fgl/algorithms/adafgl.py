@@ -326,7 +326,7 @@ class AdaFGLNet(Backbone):
         self.extractor = sized_backbone(sizes).requires_grad_(False)
         self.hidden_channels = self.extractor.hidden_channels
         width, own = settings.width, sizes["num_features"]
-        wide, after = own * (settings.steps + 1), [width, width, sizes["num_classes"]]
+        wide, after = own * (settings.steps + 1), [width, width, sizes["num_outputs"]]
         self.smooth_head = _Head([wide, *after[1:]], self.dropout)
         self.raw_head = _Head([own, *after], self.dropout)
         self.wide_head = _Head([wide, *after], self.dropout)

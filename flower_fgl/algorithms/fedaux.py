@@ -87,7 +87,7 @@ class FedAuxNet(Backbone):
         self.encoder.classifier = nn.Identity()
         width = self.encoder.hidden_channels
         self.hidden_channels = 2 * width
-        self.classifier: nn.Linear = nn.Linear(2 * width, sizes["num_classes"])
+        self.classifier: nn.Linear = nn.Linear(2 * width, sizes["num_outputs"])
         self.direction = nn.Parameter(torch.randn(width))
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:

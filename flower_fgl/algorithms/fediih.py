@@ -100,7 +100,7 @@ class FedIIHNet(Backbone):
         self.num_summary_routes = 2 if depth > 2 else 1
         self.hidden_channels = wide = settings.factors * sizes["width"]
         self.encoder: nn.Linear = nn.Linear(sizes["num_features"], wide)
-        self.classifier: nn.Linear = nn.Linear(wide, sizes["num_classes"])
+        self.classifier: nn.Linear = nn.Linear(wide, sizes["num_outputs"])
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the factors of every node, of shape (N, F·p)."""

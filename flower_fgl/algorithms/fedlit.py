@@ -133,7 +133,7 @@ class FedLITNet(Backbone):
         first = nn.Linear(sizes["num_features"], width)
         channels = nn.ModuleList(Channel(width, depth) for _ in range(count))
         self.encoder = nn.ModuleDict({"input": first, "channels": channels})
-        self.classifier = nn.Linear(width, sizes["num_classes"])
+        self.classifier = nn.Linear(width, sizes["num_outputs"])
         self.register_buffer(CENTROIDS, torch.zeros(count, 2 * width))
         self.assigned: Tensor | None = None  # types of the last pass in training mode
         self._first: Tensor | None = None

@@ -125,9 +125,9 @@ def build_network(
     method_config: FedNHSettings, **sizes: Unpack[NetworkSizes]
 ) -> FedNHNet:
     """Build FedNH's network of the given sizes; torch's global generator draws weights."""
-    encoder = sized_backbone(sizes, num_classes=1, has_linear_head=True)
+    encoder = sized_backbone(sizes, num_outputs=1, has_linear_head=True)
     encoder.classifier = nn.Identity()
-    prototypes = separate(torch.randn(sizes["num_classes"], encoder.hidden_channels))
+    prototypes = separate(torch.randn(sizes["num_outputs"], encoder.hidden_channels))
     head = SphereHead(
         prototypes, method_config.scale, is_trained=method_config.train_scale
     )

@@ -32,7 +32,7 @@ def build_encoder(name: str, **sizes: Any) -> Backbone:
     ``num_classes``. All layers of layered backbones have width ``hidden_channels``.
     """
     # with a linear head all layers belong to the encoder
-    encoder = build_model(name, num_classes=1, has_linear_head=True, **sizes)
+    encoder = build_model(name, num_outputs=1, has_linear_head=True, **sizes)
     encoder.classifier = nn.Identity()
     return encoder
 

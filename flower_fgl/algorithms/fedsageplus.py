@@ -193,7 +193,7 @@ class NeighbourGenerator(nn.Module):
         *,
         num_features: int,
         hidden_channels: int,
-        num_classes: int,
+        num_outputs: int,
     ) -> None:
         super().__init__()
         widths = (num_features, hidden_channels)
@@ -204,7 +204,7 @@ class NeighbourGenerator(nn.Module):
         self.classifier = GraphSAGE(
             in_channels=num_features,
             hidden_channels=hidden_channels,
-            num_classes=num_classes,
+            num_outputs=num_outputs,
             num_layers=2,
             dropout=0.0,
         )

@@ -101,7 +101,7 @@ class FedStarNet(Backbone):
         self.walks, self.degrees = walks, degrees
         super().__init__(**sizes)
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct both channels and the classifier."""
         width = self.hidden_channels
         structure = nn.ModuleDict(
@@ -120,7 +120,7 @@ class FedStarNet(Backbone):
                 "structure": structure,
             }
         )
-        head = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, num_classes)])
+        head = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, num_outputs)])
         return encoder, head
 
     def _gin(self) -> Any:
@@ -163,7 +163,7 @@ def build_network(
         degrees=method_config.degrees,
         in_channels=sizes["num_features"],
         hidden_channels=sizes["width"],
-        num_classes=sizes["num_classes"],
+        num_outputs=sizes["num_outputs"],
         num_layers=sizes["num_layers"],
         dropout=sizes["dropout"],
         readout=readout,

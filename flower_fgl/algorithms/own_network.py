@@ -12,7 +12,7 @@ class NetworkSizes(TypedDict):
 
     model: str  # backbone of the clients
     num_features: int  # d
-    num_classes: int  # C
+    num_outputs: int  # C
     width: int  # of the embeddings
     num_layers: int
     dropout: float
@@ -23,7 +23,7 @@ def sized_backbone(sizes: NetworkSizes, **changes: Any) -> Backbone:
     arguments = {
         "in_channels": sizes["num_features"],
         "hidden_channels": sizes["width"],
-        "num_classes": sizes["num_classes"],
+        "num_outputs": sizes["num_outputs"],
         "num_layers": sizes["num_layers"],
         "dropout": sizes["dropout"],
     }

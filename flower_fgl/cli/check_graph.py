@@ -227,7 +227,7 @@ def _single_class(graph: ClientGraph, items: str) -> list[str]:
 
 def _small_classes(description: Description, config: RunConfig) -> list[str]:
     """Return a note that lists small classes and the counts that the server learns."""
-    counts = dict(zip(description.class_names, description.class_counts, strict=True))
+    counts = dict(zip(description.target.names, description.class_counts, strict=True))
     small = {name: count for name, count in counts.items() if count < SMALL_CLASS}
     if not small:
         return []

@@ -89,7 +89,7 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     whole = "the set" if config.classifies_graphs else "the graph"
     has_classes = description.target.has_classes
     kind = "the classes" if has_classes else f"these {description.target_kind}"
-    counts = zip(description.class_names, description.class_counts, strict=False)
+    counts = zip(description.target.names, description.class_counts, strict=False)
     per_class = ", ".join(f"{name}: {count}" for name, count in counts)
     counted = f"the number of training {items} of each class"
     counted = (

@@ -33,7 +33,7 @@ class PartitionReport:
 
     rows: list[list[str]]
     counts: Tensor
-    class_names: tuple[str, ...]
+    names: tuple[str, ...]
     summary: str
     items: str = "nodes"
     columns: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def describe_clients(config: RunConfig) -> PartitionReport:
 def write_heat_map(report: PartitionReport, path: Path) -> None:
     """Write a heat map of classes by client, as PNG if ``path`` has no suffix."""
     counts = report.counts.numpy()
-    figure = label_heat_map(counts, report.class_names, items=report.items)
+    figure = label_heat_map(counts, report.names, items=report.items)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, dpi=150, bbox_inches="tight")

@@ -232,7 +232,7 @@ def backbone_of(client: Client) -> Backbone:
         client.config,
         client.model_name,
         num_features=graph.num_features,
-        num_classes=graph.num_classes,
+        num_outputs=graph.target.width,
     )
 
 

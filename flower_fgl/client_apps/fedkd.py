@@ -47,7 +47,7 @@ class FedKDClientApp(FglClientApp):
             config.method_config.student,
             in_channels=data.graph.num_features,
             hidden_channels=config.hidden_channels,
-            num_classes=data.num_classes,
+            num_outputs=data.num_classes,
             num_layers=config.num_layers,
             dropout=config.dropout,
             readout=config.graph_readout,

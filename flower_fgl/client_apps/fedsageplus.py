@@ -262,7 +262,7 @@ def open_generator(client: Client) -> fedsageplus.NeighbourGenerator:
             feature_generator(client, own or None),
             num_features=graph.num_features,
             hidden_channels=client.config.hidden_channels,
-            num_classes=graph.num_classes,
+            num_outputs=graph.target.width,
         ).to(client.device)
     load_state(network, {n: t for n, t in saved.items() if not n.startswith(FEATURES)})
     return network

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["CLASSES", "EDGE", "EDGE_SPLIT", "KINDS", "LABELS", "LARGEST_NUMBER", "LINK"]
 __all__ += ["LINK_CLASSES", "LINK_SPLIT", "MIN_EDGES", "NUMBERS", "Target"]
@@ -71,6 +71,15 @@ class Target:
     def width(self) -> int:
         """Number of outputs of a model: C or T."""
         return len(self.names)
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Entries of a message or model card, which names all outputs as classes."""
+        return {
+            "class_names": self.names,
+            "target_kind": self.kind,
+            "target_units": self.units,
+        }
 
     @property
     def noun(self) -> str:

@@ -27,7 +27,7 @@ from flower_fgl.datasets.client_graph import (
 )
 from flower_fgl.datasets.graph_files.target_arrays import TargetValues
 from flower_fgl.datasets.graph_files.validate import (
-    check_class_names,
+    check_target_names,
     doubtful_labels,
     validate_edges,
     validate_graph_dataset,
@@ -237,7 +237,7 @@ def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeData
     """
     dataset = _converted(data, name, names)
     _warn_of_unread([data], [dataset], name)
-    check_class_names(names.declared, f"{name}: declared_classes")
+    check_target_names(names.declared, f"{name}: declared_classes")
     _check_labels([dataset], names.declared)
     if names.classes is None and dataset.targets is None:
         check_numbering(dataset.y, name)
@@ -287,7 +287,7 @@ def _wanted(data: Any, name: str, given: GivenNames, size: int) -> TargetValues:
     if data.get("y") is None:  # enough for links and edges; other runs report it
         names: tuple[str, ...] = NO_CLASSES
         if given.classes is not None and len(given.classes):
-            check_class_names(given.classes, f"{name}: class_names")
+            check_target_names(given.classes, f"{name}: class_names")
             names = tuple(given.classes)
         return TargetValues(Target.classes(names), torch.full((size,), -1))
     if given.target is not None:

@@ -19,9 +19,9 @@ from flower_fgl.datasets.graph_files.target_arrays import (
 )
 from flower_fgl.datasets.graph_files.validate import (
     MOST_CLASSES,
-    check_class_names,
     check_edge_features,
     check_feature_names,
+    check_target_names,
     check_whole_numbers,
 )
 from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
@@ -305,7 +305,7 @@ def name_classes(
             f"{where}: there is the class {num_classes - 1}, but there are only "
             f"{len(names)} class names."
         )
-    check_class_names(names, f"{where}: class_names")
+    check_target_names(names, f"{where}: class_names")
     return tuple(names)
 
 

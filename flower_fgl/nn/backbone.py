@@ -36,8 +36,8 @@ class Backbone(nn.Module):
         Feature width d, at least 1.
     hidden_channels : int
         Width p of the embedding, at least 1; the same for every backbone.
-    num_classes : int
-        Number of classes C, at least 1.
+    num_outputs : int
+        Number of classes, labels or numbers C, at least 1; formerly ``num_classes``.
     num_layers : int
         Depth, at least ``min_layers``; the docstring of each backbone defines it.
     dropout : float in [0, 1)
@@ -52,7 +52,7 @@ class Backbone(nn.Module):
         Use a linear classifier for nodes too in a :class:`LayeredNet`. Other backbones
         ignore it.
     link : {"", "dot", "mlp", "edge:CxA"}
-        Predict links, or classify edges: ``num_classes`` is then the width of the nodes'
+        Predict links, or classify edges: ``num_outputs`` is then the width of the nodes'
         embeddings, which a decoder turns into scores of pairs, see
         :func:`~flower_fgl.nn.link.make_decoder`. Its parameters start with ``decoder.``.
     messages : {"", "both:A", "separate:A", "forward:A", "typed:…"}
@@ -124,7 +124,7 @@ class Backbone(nn.Module):
         *,
         in_channels: int,
         hidden_channels: int,
-        num_classes: int,
+        num_outputs: int = 0,
         num_layers: int,
         dropout: float,
         steps: int | None = None,
@@ -132,14 +132,16 @@ class Backbone(nn.Module):
         has_linear_head: bool = False,
         link: str = "",
         messages: str = "",
+        num_classes: int = 0,
     ) -> None:
         super().__init__()
+        num_outputs = num_outputs or num_classes
         if messages.startswith("typed:"):
             self.typed = TypedModel.from_text(messages)
         sizes = {
             "in_channels": (in_channels, 0 if self.typed else 1),
             "hidden_channels": (hidden_channels, 1),
-            "num_classes": (num_classes, 1),
+            "num_outputs": (num_outputs, 1),
             "num_layers": (num_layers, self.min_layers),
         }
         for name, (value, least) in sizes.items():
@@ -169,16 +171,16 @@ class Backbone(nn.Module):
                 raise ConfigError(f'readout must be "sum" or "mean", got "{readout}".')
             self.pooling = cast(Pooling, readout)
         self.has_linear_head = has_linear_head or self.readout
-        self.encoder, self.classifier = self.make(in_channels, num_classes, num_layers)
+        self.encoder, self.classifier = self.make(in_channels, num_outputs, num_layers)
         self.decoder = None
         if link:
             from flower_fgl.nn.link import (
                 make_decoder,  # other networks need no decoder
             )
 
-            self.decoder = make_decoder(link, num_classes)
+            self.decoder = make_decoder(link, num_outputs)
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct encoder and classifier, with ``num_layers`` as in the constructor.
 
         All sizes are validated; ``hidden_channels``, ``dropout``, ``readout`` and

@@ -28,11 +28,11 @@ class SGC(Backbone):
     min_layers = 1
     stacks = True
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct two linear maps."""
         hidden = self.hidden_channels
         self.coefficients = self.filter(num_layers)
-        return SGConv(in_channels, hidden), nn.Linear(hidden, num_classes)
+        return SGConv(in_channels, hidden), nn.Linear(hidden, num_outputs)
 
     def filter(self, steps: int) -> tuple[float, ...]:
         """Return the coefficients of the powers of S."""
@@ -91,14 +91,14 @@ class APPNP(Backbone):
     alpha: ClassVar[float] = 0.1
     """Teleport probability, as in the paper."""
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct the linear layers."""
         hidden = self.hidden_channels
         stay, move = self.alpha, 1 - self.alpha
         powers = [stay * move**k for k in range(self.steps)]
         self.coefficients = (*powers, move**self.steps)
         encoder = _linear_stack(in_channels, hidden, num_layers - 1)
-        return encoder, nn.Linear(hidden, num_classes)
+        return encoder, nn.Linear(hidden, num_outputs)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Map the features to (N, hidden_channels) and propagate."""
@@ -124,7 +124,7 @@ class SIGN(Backbone):
 
     min_layers = 1
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct one branch per power and the merging layers."""
         hidden = self.hidden_channels
         count = num_layers + 1
@@ -135,7 +135,7 @@ class SIGN(Backbone):
                 "merge": nn.Linear(count * hidden, hidden),
             }
         )
-        return encoder, nn.Linear(hidden, num_classes)
+        return encoder, nn.Linear(hidden, num_outputs)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Map each power of propagation and merge them to (N, hidden_channels)."""
@@ -173,7 +173,7 @@ class GAMLP(Backbone):
     steps: int = 3
     """Propagation steps K, as in FedPG's experiments."""
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct the linear layers and the attention scorer."""
         hidden = self.hidden_channels
         encoder = nn.ModuleDict(
@@ -182,7 +182,7 @@ class GAMLP(Backbone):
                 "attention": nn.Linear(2 * hidden, 1),
             }
         )
-        return encoder, nn.Linear(hidden, num_classes)
+        return encoder, nn.Linear(hidden, num_outputs)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Project, propagate, and mix the powers to (N, hidden_channels)."""

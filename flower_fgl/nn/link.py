@@ -50,18 +50,18 @@ class MLPDecoder(nn.Module):
 
 
 class EdgeDecoder(nn.Module):
-    """Classify an edge by a network of two layers on both ends and the edge's features.
+    """Predict an edge by a network of two layers on both ends and the edge's features.
 
     ``channels`` is the width p of the embeddings and of the hidden layer; there are
-    ``num_features`` a, at least 0, and C classes. The ends are concatenated in the order
-    source, target: an edge has a direction here, whatever the direction in which messages
-    are passed.
+    ``num_features`` a, at least 0, and ``num_outputs`` C. The ends are concatenated in the
+    order source, target: an edge has a direction here, whatever the direction in which
+    messages are passed.
     """
 
-    def __init__(self, channels: int, num_features: int, num_classes: int) -> None:
+    def __init__(self, channels: int, num_features: int, num_outputs: int) -> None:
         super().__init__()
         self.hidden = nn.Linear(2 * channels + num_features, channels)
-        self.out = nn.Linear(channels, num_classes)
+        self.out = nn.Linear(channels, num_outputs)
 
     def forward(self, embedding: Tensor, pairs: Tensor, pair_x: Tensor) -> Tensor:
         """Return the logits (P, C) of edges (2, P) with features (P, a), from (N, p)."""
@@ -79,12 +79,12 @@ def make_decoder(kind: str, channels: int) -> nn.Module:
     """Build a decoder for embeddings of a width.
 
     ``kind`` is the setting ``link-decoder``, or ``edge:CxA`` for an
-    :class:`EdgeDecoder` for C classes and A features, as
+    :class:`EdgeDecoder` with C outputs and A features, as
     :meth:`~flower_fgl.core.config.RunConfig.decoder` names it.
     """
     if kind.startswith("edge:"):
-        num_classes, num_features = map(int, kind.removeprefix("edge:").split("x"))
-        return EdgeDecoder(channels, num_features, num_classes)
+        num_outputs, num_features = map(int, kind.removeprefix("edge:").split("x"))
+        return EdgeDecoder(channels, num_features, num_outputs)
     return MLPDecoder(channels) if kind == "mlp" else DotDecoder()
 
 

@@ -25,7 +25,7 @@ class LayeredNet(Backbone):
     linear map.
     """
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct the layers."""
         hidden = self.hidden_channels
         widths = [in_channels] + [hidden] * (num_layers - 1)
@@ -33,8 +33,8 @@ class LayeredNet(Backbone):
             widths.pop()
         encoder = nn.ModuleList(self.make_layer(width, hidden) for width in widths)
         if self.has_linear_head:
-            return encoder, nn.Linear(hidden, num_classes)
-        return encoder, self.make_layer(hidden, num_classes, is_last=True)
+            return encoder, nn.Linear(hidden, num_outputs)
+        return encoder, self.make_layer(hidden, num_outputs, is_last=True)
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a layer of input and output channels; ``is_last`` is the head."""
@@ -234,7 +234,7 @@ class GCNII(Backbone):
     theta: ClassVar[float] = 0.5
     """The paper's λ."""
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct two linear maps and the layers between them."""
         hidden = self.hidden_channels
         convs = [
@@ -244,7 +244,7 @@ class GCNII(Backbone):
         encoder = nn.ModuleDict(
             {"input": nn.Linear(in_channels, hidden), "convs": nn.ModuleList(convs)}
         )
-        return encoder, nn.Linear(hidden, num_classes)
+        return encoder, nn.Linear(hidden, num_outputs)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the input (N, hidden_channels) of the last linear map."""
@@ -281,7 +281,7 @@ class GINE(Backbone):
     min_layers = 1
     pooling = "sum"
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct the input map, the MLPs, and the maps of the features of edges."""
         if not self.edge_channels:
             raise ConfigError('model = "gine" needs features of edges.')
@@ -300,7 +300,7 @@ class GINE(Backbone):
             )
             for _ in range(num_layers)
         )
-        return nn.ModuleDict(parts), nn.Linear(hidden, num_classes)
+        return nn.ModuleDict(parts), nn.Linear(hidden, num_outputs)
 
     def represent(self, graph: GraphInput) -> Tensor:
         """Return the last layer's linear output: (N, hidden_channels)."""

@@ -52,7 +52,7 @@ class ModuleBackbone(Backbone):
     factory: ClassVar[Factory]
     name: ClassVar[str]
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Call the factory; check what it returns."""
         what = f"The factory of the backbone {described('backbones', self.name)}"
         sizes = {
@@ -78,7 +78,7 @@ class ModuleBackbone(Backbone):
                     "which cannot be averaged. Use a network with float parameters and "
                     "buffers only, e.g. torch.nn.LayerNorm in place of BatchNorm."
                 )
-        return encoder, nn.Linear(self.hidden_channels, num_classes)
+        return encoder, nn.Linear(self.hidden_channels, num_outputs)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Run the module: (N, hidden_channels)."""
@@ -146,7 +146,7 @@ def build_model(
     *,
     in_channels: int,
     hidden_channels: int,
-    num_classes: int,
+    num_outputs: int = 0,
     num_layers: int,
     dropout: float,
     readout: bool | str = False,
@@ -154,6 +154,7 @@ def build_model(
     initialise: bool = True,
     link: str = "",
     messages: str = "",
+    num_classes: int = 0,
 ) -> Backbone:
     """Build a backbone in training mode, on the CPU, by its name.
 
@@ -171,7 +172,7 @@ def build_model(
         they take none, whatever the sizes are.
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of pairs of nodes, see :func:`~flower_fgl.nn.link.make_decoder`; the
-        embeddings are then as wide as the hidden layers, whatever ``num_classes`` is.
+        embeddings are then as wide as the hidden layers, whatever ``num_outputs`` is.
 
     Raises
     ------
@@ -190,7 +191,7 @@ def build_model(
     sizes: dict[str, Any] = {
         "in_channels": in_channels,
         "hidden_channels": width,
-        "num_classes": width if link else num_classes,
+        "num_outputs": width if link else num_outputs or num_classes,
         "num_layers": spec.num_layers or num_layers,
         "dropout": dropout,
         "readout": readout,
@@ -354,7 +355,7 @@ def hidden_names(model: str, **sizes: Any) -> frozenset[str]:
     ConfigError if the backbone has no other layer.
     """
     narrow, wide = (
-        encoder_state(backbone_shapes(model, in_channels=width, num_classes=2, **sizes))
+        encoder_state(backbone_shapes(model, in_channels=width, num_outputs=2, **sizes))
         for width in (1, 2)
     )
     inputs = {name.rpartition(".")[0] for name in narrow if narrow[name] != wide[name]}

@@ -114,7 +114,7 @@ class TypedNet(Backbone):
     has_message_rows: ClassVar[bool] = False
     """Whether a layer computes a row for each message, not only means of messages."""
 
-    def make(self, in_channels: int, num_classes: int, num_layers: int) -> Parts:
+    def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct the shared parts first, so that their draws depend on no schema."""
         if self.typed is None:
             raise ConfigError(
@@ -136,7 +136,7 @@ class TypedNet(Backbone):
             )
         if self.typed.num_nodes:
             parts[NODES] = Weight(self.typed.num_nodes, hidden)
-        return nn.ModuleDict(parts), nn.Linear(hidden, num_classes)
+        return nn.ModuleDict(parts), nn.Linear(hidden, num_outputs)
 
     def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
         """Construct the parts that belong to no kind or relation, a list per layer each."""

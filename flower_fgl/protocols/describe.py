@@ -140,7 +140,7 @@ class Description(Payload):
             lowest = UNNUMBERED if key == "partition-id" else 0
             number = _read_integer(info, key, lowest=lowest, most=most)
             values[key.replace("-", "_")] = number
-        names, least = _read_class_names(info), values["num_train"]
+        names, least = _read_target_names(info), values["num_train"]
         for key, lowest, most in (
             (EDGE_FEATURES, 1, MAX_FEATURES),
             (ENTRIES, least, least * len(names)),
@@ -245,7 +245,7 @@ class ClassAgreement(Payload):
 
     partition_id: int
     num_partitions: int
-    class_names: tuple[str, ...]
+    names: tuple[str, ...]
     feature_names: tuple[str, ...] = ()
     schema: str = ""
     records = (AGREEMENT,)
@@ -255,7 +255,7 @@ class ClassAgreement(Payload):
         values: dict[str, Any] = {
             "partition-id": self.partition_id,
             "num-partitions": self.num_partitions,
-            "class-names": list(self.class_names),
+            "class-names": list(self.names),
         }
         if self.feature_names:  # Flower cannot count the bytes of an empty list
             values["feature-names"] = list(self.feature_names)
@@ -275,7 +275,7 @@ class ClassAgreement(Payload):
         sizes = range(MAX_FEATURES + 1)
         features = _read_lines(info, "feature-names", "different names or none", sizes)
         schema, _ = _read_schema(info)
-        return cls(number, total, _read_class_names(info), features, schema)
+        return cls(number, total, _read_target_names(info), features, schema)
 
 
 def _read_integer(info: ConfigRecord, key: str, *, lowest: int, most: int) -> int:
@@ -327,8 +327,8 @@ def _read_lines(
     return tuple(values)
 
 
-def _read_class_names(info: ConfigRecord) -> tuple[str, ...]:
-    """Read the class names: at least one."""
+def _read_target_names(info: ConfigRecord) -> tuple[str, ...]:
+    """Read the names of the outputs: at least one."""
     expected = f"1 to {MAX_CLASSES} different names"
     return _read_lines(info, "class-names", expected, range(1, MAX_CLASSES + 1))
 
@@ -367,12 +367,12 @@ def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:
     return text, tuple(values)
 
 
-def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:
+def _read_counts(values: object, number: int) -> tuple[int, ...]:
     """Read the training nodes per class: one count per class, or none at all."""
-    if isinstance(values, list) and len(values) in (0, num_classes):
+    if isinstance(values, list) and len(values) in (0, number):
         counts = [v for v in values if type(v) is int and v >= 0]
         if len(counts) == len(values):
             return tuple(counts)
     raise PayloadError(
-        f'"class-counts" must be {num_classes} counts or none, got {str(values)[:50]}.'
+        f'"class-counts" must be {number} counts or none, got {str(values)[:50]}.'
     )

@@ -40,12 +40,12 @@ def build_network(
     """
     width = sizes["width"]
     encoder = sized_backbone(
-        sizes, hidden_channels=method_config.encoder_channels, num_classes=width
+        sizes, hidden_channels=method_config.encoder_channels, num_outputs=width
     )
     return FedLogBranchNet(
         encoder,
         width=width,
-        num_classes=sizes["num_classes"],
+        num_classes=sizes["num_outputs"],
         nodes_per_class=method_config.nodes_per_class,
         num_features=sizes["num_features"],
         threshold=method_config.tail_degree,

@@ -158,8 +158,8 @@ def _require_fit(
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     """Build the described network, without loading its weights."""
-    num_classes = card.target.width
-    classes = torch.empty(num_classes, dtype=torch.bool)
+    outputs = card.target.width
+    classes = torch.empty(outputs, dtype=torch.bool)
     typed = TypedModel.from_text(card.messages)
     if typed and len(typed.schema.relations) * card.num_layers > len(tensors):
         raise RunError("it holds fewer tensors than its relations have")
@@ -169,13 +169,13 @@ def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
         return _build_personal(card, tensors)
     if "means" in tensors:
         width = card.hidden_channels
-        means = torch.empty(num_classes, width)
+        means = torch.empty(outputs, width)
         return FixedMeans(_build_backbone(card, num_outputs=width), means, classes)
-    backbone = _build_backbone(card, num_outputs=num_classes)
+    backbone = _build_backbone(card, num_outputs=outputs)
     if "support" not in tensors:
         return backbone
     width = backbone.hidden_channels  # clients may have different widths
-    module = Adaptation.blank(width, num_classes, torch.get_default_device())
+    module = Adaptation.blank(width, outputs, torch.get_default_device())
     support = torch.empty(len(tensors["support"]), width)
     return AdaptedModel(backbone, module, support, classes)
 
@@ -186,7 +186,7 @@ def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
         card.model,
         in_channels=card.num_features,
         hidden_channels=card.hidden_channels,
-        num_classes=num_outputs,
+        num_outputs=num_outputs,
         num_layers=card.num_layers,
         dropout=0.0,
         readout=card.classifies_graphs and card.readout,
@@ -209,14 +209,12 @@ def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
     if weight is None or classes is None:
         raise RunError("it holds no classifier for the owner's classes")
-    norm, num_classes = cast(RepNorm, card.rep_norm), card.target.width
-    if weight.dim() != 2 or not set(classes.flatten().tolist()) <= set(
-        range(num_classes)
-    ):
+    norm, outputs = cast(RepNorm, card.rep_norm), card.target.width
+    if weight.dim() != 2 or not set(classes.flatten().tolist()) <= set(range(outputs)):
         raise RunError("its classifier does not fit its classes")
     classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     classifier.to_empty(device=torch.get_default_device())
-    return PersonalNet(encoder, classifier, classes, num_classes, norm)
+    return PersonalNet(encoder, classifier, classes, outputs, norm)
 
 
 def _build_own(card: ModelCard) -> Backbone:
@@ -235,7 +233,7 @@ def _build_own(card: ModelCard) -> Backbone:
             method_config,
             model=card.model,
             num_features=card.num_features,
-            num_classes=card.target.width,
+            num_outputs=card.target.width,
             width=card.hidden_channels,
             num_layers=card.num_layers,
             dropout=0.0,

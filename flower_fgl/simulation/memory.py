@@ -168,14 +168,15 @@ def _shapes(
     config: RunConfig, store: ClientStore, sizes: GraphSizes, name: str
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a backbone's state."""
+    width = len(store.index.target["names"])
     return backbone_shapes(
         name,
         in_channels=sizes.num_features,
         hidden_channels=config.hidden_channels,
-        num_classes=len(store.index.target["names"]),
+        num_outputs=width,
         num_layers=config.num_layers,
         readout=config.classifies_graphs,
-        link=config.decoder(len(store.index.target["names"]), sizes.num_edge_features),
+        link=config.decoder(width, sizes.num_edge_features),
         messages=config.messages(name, sizes.num_edge_features, store.schema),
     )
 

@@ -69,7 +69,7 @@ class ADPFedGNN(FglStrategy):
             self.config,
             names[0],
             num_features=federation.num_features,
-            num_classes=federation.num_classes,
+            num_outputs=federation.target.width,
         )
         networks = build_networks(
             self.config, federation.num_features, backbone.hidden_channels

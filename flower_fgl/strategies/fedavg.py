@@ -60,7 +60,7 @@ def draw_model(
 ) -> Backbone:
     """Build a backbone with weights from torch's global generator.
 
-    ``num_outputs`` replaces the number of classes, ``in_channels`` that of features.
+    ``num_outputs`` replaces the width of the target, ``in_channels`` that of features.
     """
     width = in_channels or federation.num_features
     # local_names asks for more features, of nodes and of edges
@@ -69,7 +69,7 @@ def draw_model(
         model,
         in_channels=width,
         hidden_channels=config.hidden_channels,
-        num_classes=num_outputs or federation.target.width,
+        num_outputs=num_outputs or federation.target.width,
         num_layers=config.num_layers,
         dropout=config.dropout,
         readout=config.graph_readout,
@@ -90,7 +90,7 @@ def build_own(
         config.method_config,
         model=model,
         num_features=federation.num_features,
-        num_classes=federation.num_classes,
+        num_outputs=federation.target.width,
         width=config.hidden_channels,
         num_layers=config.num_layers,
         dropout=config.dropout,

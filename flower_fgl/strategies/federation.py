@@ -218,7 +218,6 @@ def describe_model(
         num_features=federation.num_features,
         hidden_channels=config.hidden_channels,
         num_layers=config.num_layers,
-        class_names=federation.target.names,
         classifies_graphs=config.classifies_graphs,
         readout=config.readout,
         link=config.decoder(federation.target.width, federation.num_edge_features),
@@ -229,8 +228,7 @@ def describe_model(
         round=server_round,
         feature_names=named[0].feature_names if named else (),
         features_sha256=named[0].features_sha256 if named else "",
-        target_kind=config.predicts,
-        target_units=federation.target.units,
+        **federation.target.entries,
         target_scale=scale if config.predicts_numbers else "",
         prepared=max((client.prepared for client in named), default=""),
     )

@@ -210,7 +210,7 @@ def test_every_head_has_a_gradient_and_the_extractor_none() -> None:
     torch.manual_seed(0)
     network = AdaFGLNet(
         AdaFGLSettings(width=6),
-        model="gcn", num_features=3, num_classes=2, width=4, num_layers=2, dropout=0.0,
+        model="gcn", num_features=3, num_outputs=2, width=4, num_layers=2, dropout=0.0,
     )  # fmt: skip
     graph = GraphInput(torch.randn(4, 3), PATH)
     out = network.train().outputs(graph)
@@ -232,7 +232,7 @@ def test_sparse_and_dense_features_give_the_same_predictions(
     torch.manual_seed(0)
     network = AdaFGLNet(
         AdaFGLSettings(width=6),
-        model="gcn", num_features=40, num_classes=2, width=4, num_layers=2, dropout=0.0,
+        model="gcn", num_features=40, num_outputs=2, width=4, num_layers=2, dropout=0.0,
     ).eval()  # fmt: skip
     x = torch.rand(4, 40, generator=generator)
     x = x * (x > 0.9)
@@ -245,7 +245,7 @@ def test_permuted_nodes_permute_the_predictions() -> None:
     torch.manual_seed(0)
     network = AdaFGLNet(
         AdaFGLSettings(),
-        model="gcn", num_features=3, num_classes=2, width=4, num_layers=2, dropout=0.5,
+        model="gcn", num_features=3, num_outputs=2, width=4, num_layers=2, dropout=0.5,
     ).eval()  # fmt: skip
     x, order = torch.randn(4, 3), torch.tensor([2, 0, 3, 1])
     moved = GraphInput(x[order], torch.argsort(order)[PATH])

@@ -56,7 +56,7 @@ def distiller_of(**changes: Any) -> BoostingDistiller:
     torch.manual_seed(0)
     models = [
         build_model(
-            "gcn", in_channels=4, hidden_channels=6, num_classes=3, num_layers=2,
+            "gcn", in_channels=4, hidden_channels=6, num_outputs=3, num_layers=2,
             dropout=0.0,
         )
         for _ in range(3)

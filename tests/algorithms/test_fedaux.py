@@ -89,7 +89,7 @@ def test_the_direction_has_a_gradient_unless_all_scores_are_equal() -> None:
 
 
 def test_the_number_of_parameters_and_permuted_nodes() -> None:
-    sizes = {"num_features": 1433, "num_classes": 7, "width": 256, "num_layers": 2}
+    sizes = {"num_features": 1433, "num_outputs": 7, "width": 256, "num_layers": 2}
     network = FedAuxNet(FedAuxSettings(), model="gcn", dropout=0.5, **sizes)  # type: ignore[arg-type]
     assert num_parameters(network) == 436_743
     x, edges = (

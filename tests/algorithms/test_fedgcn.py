@@ -131,7 +131,7 @@ def test_two_hops_make_two_layers_exact_and_one_hop_does_not(
         "gcn",
         in_channels=5,
         hidden_channels=8,
-        num_classes=3,
+        num_outputs=3,
         num_layers=2,
         dropout=0.5,
     ).eval()

@@ -53,7 +53,7 @@ def test_routing_layers_by_the_depth() -> None:
     for depth, expected in ((1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (4, (2, 2))):
         network = FedIIHNet(
             FedIIHSettings(factors=2, iterations=1), model="gcn", num_features=3,
-            num_classes=2, width=4, num_layers=depth, dropout=0.0,
+            num_outputs=2, width=4, num_layers=depth, dropout=0.0,
         )  # fmt: skip
         assert (network.num_routes, network.num_summary_routes) == expected
 
@@ -135,7 +135,7 @@ def test_another_second_factor_leaves_the_first_factors_mixtures_alone() -> None
 
 def test_the_number_of_parameters_on_cora() -> None:
     network = FedIIHNet(
-        FedIIHSettings(), model="gcn", num_features=1433, num_classes=7, width=128,
+        FedIIHSettings(), model="gcn", num_features=1433, num_outputs=7, width=128,
         num_layers=4, dropout=0.3,
     )  # fmt: skip
     assert num_parameters(network) == 368_903

@@ -33,7 +33,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def network(seed: int = 0, **settings: Any) -> FedLITNet:
     sizes: dict[str, Any] = {
-        "model": "gcn", "num_features": 4, "num_classes": 2, "width": 8,
+        "model": "gcn", "num_features": 4, "num_outputs": 2, "width": 8,
         "num_layers": 2, "dropout": 0.0,
     }  # fmt: skip
     sizes |= {name: settings.pop(name) for name in set(sizes) & set(settings)}
@@ -223,6 +223,6 @@ def test_only_training_moves_the_centroids() -> None:
 
 
 def test_the_number_of_parameters() -> None:
-    model = network(num_features=200, num_classes=3, width=64)
+    model = network(num_features=200, num_outputs=3, width=64)
     assert num_parameters(model) == 62_979
     assert model.centroids.shape == (4, 128)

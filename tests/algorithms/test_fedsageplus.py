@@ -72,7 +72,7 @@ def test_backbones_take_a_mended_graph_as_one_with_more_nodes(
         name,
         in_channels=6,
         hidden_channels=4,
-        num_classes=2,
+        num_outputs=2,
         num_layers=2,
         dropout=0.0,
     ).eval()
@@ -91,7 +91,7 @@ def test_a_gradient_reaches_the_generated_nodes(toy: NodeDataset) -> None:
         "graphsage",
         in_channels=6,
         hidden_channels=4,
-        num_classes=2,
+        num_outputs=2,
         num_layers=2,
         dropout=0.0,
     )
@@ -108,7 +108,7 @@ def test_without_generated_nodes_the_graph_is_unchanged(toy: NodeDataset) -> Non
         "graphsage",
         in_channels=6,
         hidden_channels=4,
-        num_classes=2,
+        num_outputs=2,
         num_layers=2,
         dropout=0.0,
     ).eval()
@@ -137,7 +137,7 @@ def test_a_torch_module_takes_a_mended_graph_as_one_with_more_nodes(
     toy: NodeDataset, is_sparse: bool
 ) -> None:
     model = backbone_class("summing", Summing)(
-        in_channels=6, hidden_channels=4, num_classes=2, num_layers=1, dropout=0.0
+        in_channels=6, hidden_channels=4, num_outputs=2, num_layers=1, dropout=0.0
     )
     owner, generated = torch.tensor([0, 0, 5]), torch.randn(3, 6)
     new = torch.tensor([[0, 0, 5, 6, 7, 8], [6, 7, 8, 0, 0, 5]])
@@ -229,7 +229,7 @@ def network_of(most: int = 5) -> NeighbourGenerator:
         FeatureGenerator(4, (3, 7), most, 6),
         num_features=6,
         hidden_channels=4,
-        num_classes=2,
+        num_outputs=2,
     )
 
 

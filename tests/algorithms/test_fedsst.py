@@ -92,7 +92,7 @@ def test_the_class_shows_in_the_probes_features() -> None:
 def test_the_probe_enters_behind_the_input_layer() -> None:
     torch.manual_seed(0)
     network = GIN(
-        in_channels=7, hidden_channels=4, num_classes=2, num_layers=2, dropout=0.0
+        in_channels=7, hidden_channels=4, num_outputs=2, num_layers=2, dropout=0.0
     )
     probe = probe_graph(4, 1.0, generator())
     adjacency = torch.zeros(20, 20)

@@ -151,7 +151,7 @@ def small(name: str, *, is_sparse: bool = False) -> tuple[Backbone, GraphInput]:
     _, graph = model_and_graph("both")
     x = graph.x.to_sparse_csr() if is_sparse else graph.x
     model = build_model(
-        name, in_channels=4, hidden_channels=5, num_classes=3, num_layers=2, dropout=0
+        name, in_channels=4, hidden_channels=5, num_outputs=3, num_layers=2, dropout=0
     )
     return model.eval(), GraphInput(x, graph.edge_index)
 

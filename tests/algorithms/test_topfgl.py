@@ -122,7 +122,7 @@ def test_the_network_reads_added_edges_of_its_own_graph_only() -> None:
         "gcn",
         in_channels=3,
         hidden_channels=4,
-        num_classes=2,
+        num_outputs=2,
         num_layers=2,
         dropout=0.0,
     )

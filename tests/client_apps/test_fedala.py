@@ -75,7 +75,7 @@ def test_the_last_layer_of_every_backbone_is_its_classifier(model: str) -> None:
         model,
         in_channels=5,
         hidden_channels=4,
-        num_classes=3,
+        num_outputs=3,
         num_layers=2,
         dropout=0.0,
     )

@@ -306,7 +306,7 @@ def test_another_partition_id_gives_a_data_owner_no_second_state(
     victim.ask(sent["train"][0])
     again = sent["train"][0]
     agreed = ClassAgreement.from_record(again.content)
-    other = ClassAgreement(2, agreed.num_partitions, agreed.class_names)
+    other = ClassAgreement(2, agreed.num_partitions, agreed.names)
     again.content[AGREEMENT] = other.to_record()[AGREEMENT]
     victim.refuses(again, "in this run it is 0")
 

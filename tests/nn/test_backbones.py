@@ -27,7 +27,7 @@ def build(name: str, **changes: Any) -> Backbone:
     sizes = {
         "in_channels": 9,
         "hidden_channels": 8,
-        "num_classes": 3,
+        "num_outputs": 3,
         "num_layers": 2,
         "dropout": 0.5,
     }
@@ -251,7 +251,7 @@ def test_a_toy_problem_is_learnt_the_same_way_bit_for_bit(
     graph, y = two_groups()
     ends = []
     for _ in range(2):
-        model = build(name, num_layers=num_layers, num_classes=2, dropout=0.2)
+        model = build(name, num_layers=num_layers, num_outputs=2, dropout=0.2)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02, fused=True)
         for _ in range(60):
             optimizer.zero_grad()
@@ -283,7 +283,7 @@ def test_gcn_reaches_its_published_accuracy_on_cora(real_data: Path) -> None:
     row, column = x.nonzero(as_tuple=True)
     x = SparseOperator.from_entries(row, column, x[row, column], x.shape).matrix
     graph = GraphInput(x, data.edge_index)
-    model = build("gcn", in_channels=1433, hidden_channels=16, num_classes=7)
+    model = build("gcn", in_channels=1433, hidden_channels=16, num_outputs=7)
     optimizer = torch.optim.Adam(
         [
             {"params": model.encoder.parameters(), "weight_decay": 5e-4},

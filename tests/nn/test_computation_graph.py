@@ -37,7 +37,7 @@ def model_of(name: str, graph: GraphInput, num_layers: int = 2) -> Backbone:
         name,
         in_channels=graph.num_features,
         hidden_channels=8,
-        num_classes=3,
+        num_outputs=3,
         num_layers=num_layers,
         dropout=0.0,
     )
@@ -313,7 +313,7 @@ def test_large_limits_give_the_outputs_of_the_whole_graph(
             name,
             in_channels=D,
             hidden_channels=8,
-            num_classes=3,
+            num_outputs=3,
             num_layers=3,
             dropout=0.0,
         )

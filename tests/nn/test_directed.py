@@ -15,7 +15,7 @@ from tests.nn.test_gine import random_graph, simple
 SIZES: dict[str, Any] = {
     "in_channels": 4,
     "hidden_channels": 5,
-    "num_classes": 3,
+    "num_outputs": 3,
     "num_layers": 2,
     "dropout": 0.0,
 }

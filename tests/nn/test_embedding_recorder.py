@@ -7,7 +7,7 @@ from flower_fgl.nn.backbone import RecordingBackbone
 
 
 def recording(*, readout: bool) -> RecordingBackbone:
-    sizes = {"in_channels": 3, "hidden_channels": 8, "num_classes": 2, "num_layers": 2}
+    sizes = {"in_channels": 3, "hidden_channels": 8, "num_outputs": 2, "num_layers": 2}
     torch.manual_seed(0)
     return RecordingBackbone(build_model("gin", **sizes, dropout=0.5, readout=readout))
 

@@ -18,7 +18,7 @@ X = torch.tensor([[2.0], [-1.0]])
 SIZES: dict[str, Any] = {
     "in_channels": 177,
     "hidden_channels": 64,
-    "num_classes": 1,
+    "num_outputs": 1,
     "num_layers": 3,
     "dropout": 0.0,
 }
@@ -50,7 +50,7 @@ def model_and_graph(direction: str, **settings: Any) -> tuple[Any, GraphInput]:
     x, index, edge_x = random_graph()
     model = build_model(
         "gine:2x5",
-        **SIZES | {"in_channels": 4, "num_classes": 3} | settings,
+        **SIZES | {"in_channels": 4, "num_outputs": 3} | settings,
         messages=f"{direction}:2",
     )
     return model.eval(), GraphInput(x, simple(index)).with_messages(index, edge_x)

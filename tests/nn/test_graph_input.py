@@ -93,7 +93,7 @@ def test_operators_are_computed_once_in_many_training_steps(
         name,
         in_channels=9,
         hidden_channels=4,
-        num_classes=3,
+        num_outputs=3,
         num_layers=2,
         dropout=0.5,
     )
@@ -159,7 +159,7 @@ def test_sgc_keeps_one_propagated_copy_of_dense_features_and_none_of_sparse(
             "sgc",
             in_channels=37,
             hidden_channels=4,
-            num_classes=3,
+            num_outputs=3,
             num_layers=4,
             dropout=0.0,
         )
@@ -177,7 +177,7 @@ def test_operators_cached_in_evaluation_serve_training(
 ) -> None:
     graph = make_graph(is_sparse=is_sparse)
     model = build_model(
-        name, in_channels=9, hidden_channels=4, num_classes=3, num_layers=2, dropout=0.5
+        name, in_channels=9, hidden_channels=4, num_outputs=3, num_layers=2, dropout=0.5
     )
     with torch.inference_mode():
         model(graph)
@@ -198,7 +198,7 @@ def test_learnable_features_and_edge_weights_get_the_gradients_of_pyg(
     x = base.x.clone().requires_grad_(learnt != "weights")
     weight = torch.rand(base.edge_index.shape[1]).requires_grad_(learnt != "features")
     model = build_model(
-        kind, in_channels=9, hidden_channels=4, num_classes=3, num_layers=2, dropout=0.0
+        kind, in_channels=9, hidden_channels=4, num_outputs=3, num_layers=2, dropout=0.0
     )
     out = model(GraphInput(x, base.edge_index, weight))
     options = {"K": 2} if kind == "sgc" else {}
@@ -224,7 +224,7 @@ def test_nothing_that_requires_grad_is_cached(path: GraphInput) -> None:
         "gcn",
         in_channels=2,
         hidden_channels=4,
-        num_classes=3,
+        num_outputs=3,
         num_layers=2,
         dropout=0.0,
     )

@@ -49,7 +49,7 @@ def test_every_backbone_predicts_pairs(model: str, kind: str) -> None:
     edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
     graph = GraphInput(torch.randn(4, 3), edges)
     net = build_model(
-        model, in_channels=3, hidden_channels=8, num_classes=2, num_layers=2,
+        model, in_channels=3, hidden_channels=8, num_outputs=2, num_layers=2,
         dropout=0.0, link=kind,
     )  # fmt: skip
     logits = net(graph.with_pairs(PAIRS))

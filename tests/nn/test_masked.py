@@ -65,7 +65,7 @@ def model_of(name: str, direction: Direction) -> Any:
     reads = f"{direction}:{3 * (name == 'gine')}"
     torch.manual_seed(0)
     return build_model(
-        name, in_channels=2, hidden_channels=16, num_classes=3, num_layers=2,
+        name, in_channels=2, hidden_channels=16, num_outputs=3, num_layers=2,
         dropout=0.0, messages=reads if name == "gine" or direction != "both" else "",
     ).eval()  # fmt: skip
 

@@ -15,6 +15,7 @@ from flower_fgl.algorithms.fedpano import build_encoder
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.nn import (
+    GCN,
     MODELS,
     GraphInput,
     assign_models,
@@ -29,7 +30,7 @@ from flower_fgl.nn.state import encoder_state
 SIZES: dict[str, Any] = {
     "in_channels": 9,
     "hidden_channels": 8,
-    "num_classes": 3,
+    "num_outputs": 3,
     "num_layers": 2,
     "dropout": 0.5,
 }
@@ -154,7 +155,7 @@ def test_state_shapes_keep_names_and_order() -> None:
 
 def test_gamlp_has_the_parameters_that_fedpg_counts() -> None:
     # FedPG Table VII: 538k-539k on Physics (8415 features, 5 classes), width 64
-    sizes = SIZES | {"in_channels": 8415, "hidden_channels": 64, "num_classes": 5}
+    sizes = SIZES | {"in_channels": 8415, "hidden_channels": 64, "num_outputs": 5}
     count = num_parameters(build_model("gamlp", **sizes, initialise=False))
     assert 538_000 <= count < 539_500
 
@@ -173,7 +174,7 @@ def test_an_unknown_model_is_rejected_with_similar_names() -> None:
         ({"num_layers": 1}, "num_layers of at least 2, got 1"),
         ({"in_channels": 0}, "in_channels of at least 1, got 0"),
         ({"hidden_channels": -1}, "hidden_channels of at least 1, got -1"),
-        ({"num_classes": 0}, "num_classes of at least 1, got 0"),
+        ({"num_outputs": 0}, "num_outputs of at least 1, got 0"),
         ({"dropout": 1.0}, "below 1, got 1.0"),
         ({"dropout": -0.1}, "at least 0 and below 1, got -0.1"),
     ],
@@ -207,7 +208,7 @@ def test_a_name_may_contain_sizes() -> None:
 def test_a_linear_head_follows_all_layers(name: str) -> None:
     model = build_model(f"{name}:3x10:linear", **SIZES).eval()
     assert len(model.encoder) == 3  # type: ignore[arg-type]
-    out, d = SIZES["num_classes"], SIZES["in_channels"]
+    out, d = SIZES["num_outputs"], SIZES["in_channels"]
     assert state_shapes(model.classifier) == {"weight": (out, 10), "bias": (out,)}
     x = torch.randn(4, d, generator=torch.Generator().manual_seed(1))
     graph = GraphInput(x, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
@@ -217,7 +218,7 @@ def test_a_linear_head_follows_all_layers(name: str) -> None:
 
 
 def test_the_encoder_under_a_linear_head_is_that_of_fedpano() -> None:
-    sizes = {key: size for key, size in SIZES.items() if key != "num_classes"}
+    sizes = {key: size for key, size in SIZES.items() if key != "num_outputs"}
     shared = state_shapes(build_encoder("graphsage", **sizes))
     whole = state_shapes(build_model("graphsage:linear", **SIZES))
     assert encoder_state(whole) == shared
@@ -276,7 +277,7 @@ def test_a_network_larger_than_the_memory_can_be_measured() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    sizes = {"in_channels": 10**7, "hidden_channels": 10**6, "num_classes": 7}
+    sizes = {"in_channels": 10**7, "hidden_channels": 10**6, "num_outputs": 7}
     sizes |= {"num_layers": 2, "dropout": 0}
     huge = _template("gcn", tuple(sizes.items()), torch.float32, is_measured=False)
     assert state_shapes(huge)["encoder.0.lin.weight"] == (10**6, 10**7)
@@ -289,7 +290,7 @@ def test_layers_of_pyg_leave_no_file_behind(tmp_path: Path) -> None:
         "from flower_fgl.nn import build_model\n"
         "from torch_geometric.nn import GraphSAGE\n"
         "register(backbone=GraphSAGE, name='mine')\n"
-        "build_model('mine', in_channels=2, hidden_channels=2, num_classes=2, "
+        "build_model('mine', in_channels=2, hidden_channels=2, num_outputs=2, "
         "num_layers=2, dropout=0.0)\n"
         "print(*os.listdir(tempfile.gettempdir()))"
     )
@@ -303,3 +304,11 @@ def test_layers_of_pyg_leave_no_file_behind(tmp_path: Path) -> None:
     )
     assert "torch_geometric" in done.stdout  # written, and removed at the end
     assert not list(tmp_path.glob("torch_geometric*"))
+
+
+def test_the_former_name_of_the_number_of_outputs_still_counts() -> None:
+    sizes = {key: size for key, size in SIZES.items() if key != "num_outputs"}
+    for number in (1, 5):
+        model = build_model("gcn", num_classes=number, **sizes)
+        assert model.classifier.out_channels == number
+        assert GCN(num_classes=number, **sizes).classifier.out_channels == number

@@ -19,7 +19,7 @@ from flower_fgl.simulation.register import register
 SIZES: dict[str, Any] = {
     "in_channels": 5,
     "hidden_channels": 8,
-    "num_classes": 3,
+    "num_outputs": 3,
     "num_layers": 2,
     "dropout": 0.5,
 }
@@ -44,7 +44,7 @@ def test_a_network_of_pyg_embeds_and_a_linear_map_classifies() -> None:
     torch.manual_seed(0)
     model = build_model("pyg-sage:3x16", **SIZES)
     torch.manual_seed(0)
-    sizes = {k: v for k, v in SIZES.items() if k != "num_classes"}
+    sizes = {k: v for k, v in SIZES.items() if k != "num_outputs"}
     direct = GraphSAGE(**{**sizes, "hidden_channels": 16, "num_layers": 3})
     x = torch.randn(3, 5)
     model.eval()

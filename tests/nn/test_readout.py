@@ -29,7 +29,7 @@ def build(name: str, *, dropout: float = 0.0, readout: bool | str = True) -> Bac
         name,
         in_channels=5,
         hidden_channels=8,
-        num_classes=3,
+        num_outputs=3,
         num_layers=2,
         dropout=dropout,
         readout=readout,
@@ -156,7 +156,7 @@ def test_a_readout_can_be_chosen(name: str, graphs: Graphs) -> None:
 
 
 def test_the_network_of_fedstar_takes_the_readout() -> None:
-    sizes = {"num_features": 5, "num_classes": 3, "width": 8, "num_layers": 2}
+    sizes = {"num_features": 5, "num_outputs": 3, "width": 8, "num_layers": 2}
     for how, pooling in ((True, "sum"), ("default", "sum"), ("mean", "mean")):
         network = fedstar.build_network(
             FedStarSettings(), model="gin", dropout=0.0, readout=how, **sizes

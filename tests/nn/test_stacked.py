@@ -35,7 +35,7 @@ def build(name: str, seed: int = 0, **changes: Any) -> Backbone:
         "messages": "both:2",
         "in_channels": 9,
         "hidden_channels": 8,
-        "num_classes": 3,
+        "num_outputs": 3,
         "num_layers": 3,
         "dropout": 0.5,
     }
@@ -131,7 +131,7 @@ def test_a_subclass_must_declare_that_it_stacks() -> None:
         def head(self, h: Tensor, graph: GraphInput) -> Tensor:
             return h
 
-    sizes = {"in_channels": 2, "hidden_channels": 4, "num_classes": 2, "num_layers": 2}
+    sizes = {"in_channels": 2, "hidden_channels": 4, "num_outputs": 2, "num_layers": 2}
     assert can_stack(GCN(**sizes, dropout=0.0))  # type: ignore[arg-type]
     assert not can_stack(Other(**sizes, dropout=0.0))  # type: ignore[arg-type]
     assert not can_stack(GCN(**sizes, dropout=0.0, readout=True))  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def clients(name: str, *, is_linear: bool = False) -> list[Backbone]:
             name,
             in_channels=9,
             hidden_channels=8,
-            num_classes=3,
+            num_outputs=3,
             num_layers=3,
             dropout=0.5,
             has_linear_head=is_linear,

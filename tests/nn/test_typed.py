@@ -49,7 +49,7 @@ def build(name: str, schema: Schema = SCHEMA, **changes: Any) -> Any:
     values = {
         "in_channels": schema.num_features,
         "hidden_channels": 4,
-        "num_classes": 3,
+        "num_outputs": 3,
         "num_layers": 2,
         "dropout": 0.0,
     }
@@ -155,7 +155,7 @@ def test_parameters_are_those_of_the_formula() -> None:
     schema = Schema("a", (("a", 5), ("b", 3)), (("a", "r", "b"), ("b", "s", "a")))
     text = TypedModel(schema, 2, True).to_text()
     model = build_model(
-        "rgcn", in_channels=8, hidden_channels=8, num_classes=3, num_layers=2,
+        "rgcn", in_channels=8, hidden_channels=8, num_outputs=3, num_layers=2,
         dropout=0.0, messages=text,
     )  # fmt: skip
     assert sum(p.numel() for p in model.parameters()) == 523
@@ -164,7 +164,7 @@ def test_parameters_are_those_of_the_formula() -> None:
 def test_plain_graph_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a typed graph"):
         build_model(
-            "rgcn", in_channels=2, hidden_channels=4, num_classes=2, num_layers=2,
+            "rgcn", in_channels=2, hidden_channels=4, num_outputs=2, num_layers=2,
             dropout=0.0,
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ def test_the_network_of_fedhgns_code_equals_slow_loops() -> None:
 
 
 def test_shared_parameters_of_fedhgns_code_are_those_of_its_formula() -> None:
-    model = build("rgcn-mean", hidden_channels=64, num_classes=4, num_bases=20)
+    model = build("rgcn-mean", hidden_channels=64, num_outputs=4, num_bases=20)
     local = {"types", "relations", "reverse"}
     shared = [
         tensor

@@ -23,7 +23,7 @@ def shapes_of(features: int, classes: int, **settings: Any) -> FedLogShapes:
         method_config,
         model="graphsage",
         num_features=features,
-        num_classes=classes,
+        num_outputs=classes,
         width=64,
         num_layers=2,
         dropout=0.5,

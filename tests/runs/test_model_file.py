@@ -61,7 +61,7 @@ ON_MENDED_GRAPHS = {"fedgcn", "fedsage+", "topfgl"}
 
 def a_model(model: str = "gcn") -> torch.nn.Module:
     return build_model(
-        model, in_channels=8, hidden_channels=8, num_classes=3, num_layers=2, dropout=0
+        model, in_channels=8, hidden_channels=8, num_outputs=3, num_layers=2, dropout=0
     )
 
 
@@ -185,7 +185,7 @@ def test_a_methods_own_network_comes_back(
     )
     torch.manual_seed(0)
     model: Any = METHODS[method].load_network()(
-        config.method_config, model="graphsage", num_features=8, num_classes=3, width=8,
+        config.method_config, model="graphsage", num_features=8, num_outputs=3, width=8,
         num_layers=2, dropout=0.0,
     )  # fmt: skip
     for tensor in model.parameters():
@@ -211,7 +211,7 @@ def test_a_methods_own_network_comes_back(
 def test_a_card_with_removed_settings_is_read(tmp_path: Path) -> None:
     config = parse_config({"method": "adpfedgnn", "hidden-channels": 8})
     model = METHODS["adpfedgnn"].load_network()(
-        config.method_config, model="graphsage", num_features=8, num_classes=3, width=8,
+        config.method_config, model="graphsage", num_features=8, num_outputs=3, width=8,
         num_layers=2, dropout=0.0,
     )  # fmt: skip
     for parameter in model.parameters():
@@ -428,7 +428,7 @@ def test_a_classifier_of_classes_that_are_not_there_is_refused(tmp_path: Path) -
 
 def test_a_measured_network_leaves_no_values_out_of_later_ones() -> None:
     # a backbone with buffers, built first where it takes no memory
-    sizes: dict[str, Any] = {"in_channels": 5, "hidden_channels": 11, "num_classes": 3}
+    sizes: dict[str, Any] = {"in_channels": 5, "hidden_channels": 11, "num_outputs": 3}
     sizes |= {"num_layers": 2, "dropout": 0.0, "messages": "both:2"}
     schema = Schema("card", (("card", 5),), (("card", "owes", "card"),))
     for name in MODELS.own:
@@ -767,7 +767,7 @@ def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected 8 features as in training, got 16"):
         predict_graph(tmp_path / "m", tmp_path / "wide.npz")
     pooled = build_model(
-        "gin", in_channels=8, hidden_channels=8, num_classes=3, num_layers=2,
+        "gin", in_channels=8, hidden_channels=8, num_outputs=3, num_layers=2,
         dropout=0, readout=True,
     )  # fmt: skip
     card = replace(CARD, model="gin", classifies_graphs=True)

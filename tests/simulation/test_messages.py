@@ -172,7 +172,7 @@ def test_batches_of_graphs_read_their_own_edges(real_data: Path) -> None:
     clients, _, _ = build_clients(settings, 2)
     data = ClientData.build(clients[0], torch.device("cpu"))
     model = build_model(
-        "gine", in_channels=7, hidden_channels=8, num_classes=2, num_layers=2,
+        "gine", in_channels=7, hidden_channels=8, num_outputs=2, num_layers=2,
         dropout=0.0, readout=True, messages="both:4",
     )  # fmt: skip
     index = torch.tensor([5, 0, 17])

@@ -280,7 +280,7 @@ def test_the_partition_command_counts_the_items_with_each_label(
 ) -> None:
     config = parse_config(flat(settings))
     report = describe_clients(config)
-    assert report.class_names == ("0", "1", "2", "3")
+    assert report.names == ("0", "1", "2", "3")
     assert report.counts.sum(dim=0).tolist() == node_labels().sum(axis=0).tolist()
     assert [row[1] for row in report.rows] == ["75", "75"]
 

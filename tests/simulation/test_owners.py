@@ -223,7 +223,7 @@ def test_the_first_layer_is_all_that_depends_on_the_feature_width(
             model,
             in_channels=width,
             hidden_channels=8,
-            num_classes=3,
+            num_outputs=3,
             num_layers=2,
             dropout=0.0,
             readout=readout,

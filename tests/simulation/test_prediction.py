@@ -610,7 +610,7 @@ def numbers_model(folder: Path, names: tuple[str, ...], **changes: Any) -> Model
     """Save a model of numbers whose outputs are standardized."""
     torch.manual_seed(0)
     model = build_model(
-        "gcn", in_channels=8, hidden_channels=8, num_classes=len(names), num_layers=2,
+        "gcn", in_channels=8, hidden_channels=8, num_outputs=len(names), num_layers=2,
         dropout=0,
     )  # fmt: skip
     card = replace(CARD, class_names=names, target_kind="numbers", target_scale="kept")
@@ -675,7 +675,7 @@ def test_numbers_that_each_owner_scaled_are_refused(tmp_path: Path) -> None:
 def test_only_edges_without_a_number_are_chosen(tmp_path: Path) -> None:
     card = numbers_model(tmp_path / "m", ("amount",))
     model = build_model(
-        "gcn", in_channels=8, hidden_channels=8, num_classes=8, num_layers=2, dropout=0,
+        "gcn", in_channels=8, hidden_channels=8, num_outputs=8, num_layers=2, dropout=0,
         link="edge:1x0",
     )  # fmt: skip
     scale = TargetScale.of([(5.0, 2.0)])

@@ -9,6 +9,7 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.targets import Target
 from flower_fgl.methods import parse_config
 from flower_fgl.nn.state import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
@@ -26,7 +27,7 @@ def server(**settings: Any) -> ADPFedGNN:
         for pid, number in enumerate((100, 300))
     }
     strategy.federation = SimpleNamespace(  # type: ignore[assignment]
-        clients=clients, num_features=5, num_classes=3
+        clients=clients, num_features=5, target=Target.classes("abc")
     )
     strategy.prepare()
     return strategy

@@ -32,7 +32,7 @@ def network() -> Backbone:
         "gcn",
         in_channels=5,
         hidden_channels=8,
-        num_classes=3,
+        num_outputs=3,
         num_layers=2,
         dropout=0.0,
     )

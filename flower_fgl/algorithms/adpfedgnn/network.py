@@ -130,7 +130,7 @@ AGENT_WIDTH = 128
 
 
 def build_backbone(
-    config: Any, name: str, *, num_features: int, num_classes: int
+    config: Any, name: str, *, num_features: int, num_outputs: int
 ) -> Backbone:
     """Build ``num-layers`` layers d→H→H and a linear classifier H→C of nodes.
 
@@ -141,7 +141,7 @@ def build_backbone(
             name,
             in_channels=num_features,
             hidden_channels=config.hidden_channels,
-            num_classes=num_classes,
+            num_outputs=num_outputs,
             num_layers=config.num_layers,
             dropout=config.dropout,
             has_linear_head=True,

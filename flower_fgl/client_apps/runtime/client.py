@@ -115,7 +115,7 @@ class Client(Generic[S]):
 
         With ``initialise`` initial weights are drawn, the same on all clients with this
         backbone, or the client's ``own_weights``. Otherwise the caller must overwrite
-        them. ``num_outputs`` is by default the number of classes.
+        them. ``num_outputs`` is by default the width of the target.
         """
         config, memo = self.config, self.data.memo
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
@@ -150,7 +150,7 @@ class Client(Generic[S]):
             self.model_name,
             in_channels=width,
             hidden_channels=config.hidden_channels,
-            num_classes=num_outputs or self.data.graph.target.width,
+            num_outputs=num_outputs or self.data.graph.target.width,
             num_layers=config.num_layers,
             dropout=config.dropout,
             readout=config.graph_readout,
@@ -183,7 +183,7 @@ class Client(Generic[S]):
                 config.method_config,
                 model=self.model_name,
                 num_features=self.data.graph.num_features,
-                num_classes=self.data.num_classes,
+                num_outputs=self.data.graph.target.width,
                 width=config.hidden_channels,
                 num_layers=config.num_layers,
                 dropout=config.dropout,

@@ -213,7 +213,7 @@ def open_client_data(
                 raise PayloadError(
                     "the agreement names features, but share-feature-names is false"
                 )
-            graph = graph.renumbered(agreement.partition_id, agreement.class_names)
+            graph = graph.renumbered(agreement.partition_id, agreement.names)
             place = agreement.partition_id, agreement.num_partitions
         graph = _in_agreed_schema(graph, config, agreement)
         if agreement is not None:  # names are in the order of the agreed schema

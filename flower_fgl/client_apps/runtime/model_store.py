@@ -194,7 +194,6 @@ def card_of(
         num_features=graph.num_features,
         hidden_channels=config.hidden_channels,
         num_layers=config.num_layers,
-        class_names=graph.target.names,
         classifies_graphs=config.classifies_graphs,
         readout=config.readout,
         link=config.decoder(graph.target.width, graph.num_edge_features),
@@ -212,8 +211,7 @@ def card_of(
         settings=config.method_settings() if has_own else {},
         feature_names=graph.feature_names,
         features_sha256=hash_names(graph.feature_names),
-        target_kind=config.predicts,
-        target_units=graph.target.units,
+        **graph.target.entries,
         target_scale="" if client.data.scale is None else "kept",
         prepared=whole_recipe(graph.prepared),
     )

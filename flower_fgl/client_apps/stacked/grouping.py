@@ -80,7 +80,7 @@ class Backbones:
         kept = client.local_names()
         if kept and config.schema_align == "name":
             return "other clients have kinds of nodes or relations that it lacks"
-        sizes = graph.num_features, data.num_classes
+        sizes = graph.num_features, data.graph.target.width
         layout = type(graph), graph.x.layout, graph.x.dtype, str(client.device)
         kind = (id(config), client.model_name, *sizes, *layout, data.graph.schema)
         if kind not in self._known:

@@ -34,7 +34,7 @@ from flower_fgl.datasets.graph_files.csv_rows import (
 from flower_fgl.datasets.graph_files.own_split import PARTS, part_of_split
 from flower_fgl.datasets.graph_files.validate import (
     LONGEST_NAME,
-    check_class_names,
+    check_target_names,
     doubtful_labels,
 )
 
@@ -180,14 +180,14 @@ def _class_names(table: Table, path: Path, item: str) -> list[str]:
                 f"{show_path(path)} must name each class once, without empty or repeated "
                 "names."
             )
-        check_class_names(names, show_path(path))
+        check_target_names(names, show_path(path))
         return names
     found = list(dict.fromkeys(filter(None, table.text["label"])))
     if not found:
         raise DataError(
             f"{table.where}: no {item} has a label. List the classes in {path.name}."
         )
-    check_class_names(found, f"{table.where}, column label")
+    check_target_names(found, f"{table.where}, column label")
     is_number = all(name.isdecimal() for name in found)
     return sorted(found, key=lambda n: (int(n), n) if is_number else (0, n))
 

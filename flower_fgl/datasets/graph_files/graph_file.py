@@ -39,7 +39,11 @@ from flower_fgl.datasets.graph_files.npz import (
     read_prepared,
     try_node_dataset,
 )
-from flower_fgl.datasets.graph_files.target_arrays import TARGET_KEYS, read_names
+from flower_fgl.datasets.graph_files.target_arrays import (
+    KNOWN_EDGES,
+    TARGET_KEYS,
+    read_names,
+)
 from flower_fgl.datasets.graph_files.typed_arrays import SCHEMA_KEYS, chosen_relation
 from flower_fgl.datasets.graph_files.typed_csv import read_typed_folder
 from flower_fgl.datasets.graph_files.validate import check_feature_names
@@ -243,9 +247,7 @@ def edges_to_score(arrays: Mapping[str, Array]) -> dict[str, Array]:
         label = np.asarray(is_known, dtype=np.int64) - 1
     for key in ("edge_target_names", "edge_target_units"):
         out.pop(key, None)
-    known = np.array(["known"])
-    out |= {"edge_class_names": known, "edge_declared_classes": known}
-    return out | {"edge_label": label}
+    return out | KNOWN_EDGES | {"edge_label": label}
 
 
 def read_scaling(

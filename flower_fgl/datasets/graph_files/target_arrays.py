@@ -10,10 +10,11 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError, clip
 from flower_fgl.core.targets import CLASSES, LABELS, LARGEST_NUMBER, NUMBERS, Target
 from flower_fgl.datasets.graph_files.archive import Array, integers
-from flower_fgl.datasets.graph_files.validate import check_class_names
+from flower_fgl.datasets.graph_files.validate import check_target_names
 
 __all__ = [
     "EDGE_TARGET_KEYS",
+    "KNOWN_EDGES",
     "TARGET_KEYS",
     "TargetValues",
     "read_names",
@@ -28,6 +29,10 @@ EDGE_TARGET_KEYS = (
     *("edge_target", "edge_target_names", "edge_target_units"),
 )
 NAMES = {CLASSES: "class_names", LABELS: "label_names", NUMBERS: "target_names"}
+KNOWN_EDGES: dict[str, Array] = dict.fromkeys(
+    ("edge_class_names", "edge_declared_classes"), np.array(["known"])
+)
+"""Classes of edges to score: 0 stands for whatever is known of an edge."""
 LONGEST_UNIT = 100
 
 
@@ -123,7 +128,7 @@ def read_names(
             'classes, such as one of to_npz without y, is of use with setting = "link" or '
             '"edge" only.'
         )
-    check_class_names(names, f"{where}: {key}", Target(kind, names).noun)
+    check_target_names(names, f"{where}: {key}", Target(kind, names).noun)
     if kind != CLASSES and not all(name.strip() for name in names):
         raise DataError(f"{where}: {key} holds an empty name. Name every column of y.")
     units: tuple[str, ...] = ()

@@ -40,7 +40,11 @@ from flower_fgl.datasets.graph_files.npz import (
     read_prepared,
 )
 from flower_fgl.datasets.graph_files.relations_csv import TypedNames, read_typed_names
-from flower_fgl.datasets.graph_files.target_arrays import read_names, read_values
+from flower_fgl.datasets.graph_files.target_arrays import (
+    KNOWN_EDGES,
+    read_names,
+    read_values,
+)
 from flower_fgl.datasets.graph_files.typed_arrays import NO_EDGE_FEATURES
 from flower_fgl.datasets.graph_files.validate import check_feature_names
 from flower_fgl.datasets.transforms.typed import (
@@ -240,8 +244,7 @@ def _described(
         is_read=True,
     )
     if wanted.scores_edges:
-        known = np.array(["known"])
-        arrays |= {"edge_class_names": known, "edge_declared_classes": known}
+        arrays |= KNOWN_EDGES
     return edge_table(arrays, show_path(path))
 
 

@@ -20,9 +20,9 @@ from flower_fgl.datasets.graph_files.archive import Array
 
 __all__ = [
     "EXACT",
-    "check_class_names",
     "check_edge_features",
     "check_feature_names",
+    "check_target_names",
     "check_whole_numbers",
     "doubtful_labels",
     "equal_cells",
@@ -40,7 +40,7 @@ FEWEST_IDS = 10
 """Classes from which labels may be ids: fewer are possible in a small graph."""
 
 
-def check_class_names(names: Sequence[str], where: str, noun: str = "class") -> None:
+def check_target_names(names: Sequence[str], where: str, noun: str = "class") -> None:
     """Check the names of classes, labels or targets (``noun``) of a data owner.
 
     A DataError, which says ``where``, names one that is no text, occurs twice, also in

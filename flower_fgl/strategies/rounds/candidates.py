@@ -57,7 +57,7 @@ SHARED: dict[str, Property] = {
     "number of partitions": lambda d: d.num_partitions,
     "feature width": lambda d: d.num_features,
     EDGE_FEATURES: lambda d: d.num_edge_features,
-    "class names": lambda d: d.class_names,
+    "class names": lambda d: d.target.names,
     "kind of target": lambda d: d.target_kind,
     "partition": lambda d: d.partition_sha256,
 }
@@ -219,7 +219,7 @@ class Candidates:
         """Warn of owners without a class in common with others; reject a run of such."""
         described = self.described.items()
         if self.config.predicts == CLASSES:
-            lists = {node_label(node, d): d.class_names for node, d in described}
+            lists = {node_label(node, d): d.target.names for node, d in described}
             reason, warnings = classes_apart(lists)
             reason = reason and f"{reason}."
         else:
@@ -243,7 +243,7 @@ class Candidates:
         models = assign_models(config.model, total)
         ordered = sorted(fit, key=lambda node: (numbers[node], node))
         if config.predicts == CLASSES:
-            names = agree_classes([fit[node].class_names for node in ordered])
+            names = agree_classes([fit[node].target.names for node in ordered])
             target = Target.classes(names)
         else:
             target, _ = agree_targets({d.name: d.target for d in fit.values()})
@@ -305,10 +305,10 @@ class Candidates:
 
 def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
     """Return why owners are left out whose classes would swell or end the run."""
-    holders = Counter(name for d in described.values() for name in set(d.class_names))
+    holders = Counter(name for d in described.values() for name in d.target.names)
     reasons = {}
     for node, d in described.items():
-        alone = sum(holders[name] == 1 for name in set(d.class_names))
+        alone = sum(holders[name] == 1 for name in d.target.names)
         if alone > MOST_OWN_CLASSES and len(described) > 2:  # of two, which one lies?
             reasons[node] = (
                 f"it names {alone:,} classes that no other client has, at most "
@@ -316,8 +316,8 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
             )
     # several owners together: those with most classes first
     kept = [node for node in described if node not in reasons]
-    kept.sort(key=lambda n: (len(described[n].class_names), described[n].name, n))
-    while len({c for node in kept for c in described[node].class_names}) > MAX_CLASSES:
+    kept.sort(key=lambda n: (described[n].target.width, described[n].name, n))
+    while len({c for node in kept for c in described[node].target.names}) > MAX_CLASSES:
         reasons[kept.pop()] = (
             f"the clients name more than {MAX_CLASSES:,} classes together, and it names "
             "most. Correct the labels of its graph."
@@ -330,7 +330,7 @@ def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
     if not described:
         return {}
     noun = next(iter(described.values())).target.noun
-    names = {node_label(node, d): d.class_names for node, d in described.items()}
+    names = {node_label(node, d): d.target.names for node, d in described.items()}
     odd = odd_spellings(names, noun=noun)
     return _unless_many(described, odd, f"spell a {noun} differently from others")
 

@@ -351,7 +351,7 @@ def _require_equal(
 def _report_single_class(federation: Federation) -> None:
     """Reject a run with a single class; warn if training items have only one."""
     clients = federation.clients.values()
-    names = {name for client in clients for name in client.class_names}
+    names = {name for client in clients for name in client.target.names}
     check = "Check the labels: a model that always predicts it looks perfect."
     if len(names) == 1:
         raise RunError(
@@ -360,7 +360,7 @@ def _report_single_class(federation: Federation) -> None:
         )
     counts: Counter[str] = Counter()
     for client in clients:
-        counts.update(dict(zip(client.class_names, client.class_counts, strict=False)))
+        counts.update(dict(zip(client.target.names, client.class_counts, strict=False)))
     held = +counts  # without zeros
     if len(held) == 1 and held.total() == sum(client.num_train for client in clients):
         name, number = held.most_common(1)[0]
@@ -436,7 +436,7 @@ def _warn_of_owner(client: Description, config: RunConfig) -> None:
                 "Owner %s: There are no %s.", client.name, f"{known}{what} {kind}"
             )
     held = [
-        n for n, c in zip(client.class_names, client.class_counts, strict=False) if c
+        n for n, c in zip(client.target.names, client.class_counts, strict=False) if c
     ]
     if len(held) == 1 and not config.predicts_links:
         log.warning(

@@ -7,6 +7,7 @@ description to the client it was before.
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.schema import Schema
@@ -63,9 +64,9 @@ def _check_partition(
         ("partition", "partition_sha256"),
         ("number of partitions", "num_partitions"),
         ("feature width", "num_features"),
-        ("list of class names", "class_names"),
+        ("list of class names", "target.names"),
     ):
-        if getattr(candidate, key) != getattr(first, key):
+        if attrgetter(key)(candidate) != attrgetter(key)(first):
             return (
                 f"{candidate.shown} has another {what} than the clients of this run. "
                 "Start its SuperNode with the same data and num-partitions as the others."

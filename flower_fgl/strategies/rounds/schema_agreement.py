@@ -130,7 +130,7 @@ def in_agreed_order(
     The counts become C, 0 for classes that the owner does not have, and stay empty if it
     shares none.
     """
-    own = dict(zip(description.class_names, description.class_counts, strict=False))
+    own = dict(zip(description.target.names, description.class_counts, strict=False))
     counts = tuple(own.get(name, 0) for name in target.names) if own else ()
     if feature_names and set(description.feature_names) == set(feature_names):
         description = replace(
@@ -140,9 +140,8 @@ def in_agreed_order(
         )
     return replace(
         description,
-        class_names=target.names,
         class_counts=counts,
-        target_units=target.units,
+        **target.entries,
     )
 
 
@@ -164,7 +163,7 @@ def match_known_client(
     others = [pid for pid in same if candidate.is_owned and pid not in claimed]
     for pid in [*claimed, *others]:
         client, description = clients[pid], candidate
-        if client.is_owned and set(candidate.class_names) <= set(client.class_names):
+        if client.is_owned and set(candidate.target.names) <= set(client.target.names):
             description = replace(
                 in_agreed_order(candidate, client.target, client.feature_names),
                 partition_id=pid,

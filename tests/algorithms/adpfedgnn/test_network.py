@@ -139,7 +139,7 @@ N, D, C, H = 20, 6, 3, 8
 
 def net_of(model: str = "graphsage", *, agent: QNetwork | None = None) -> TwoBranchNet:
     config = parse_config({"method": "adpfedgnn", "hidden-channels": H})
-    backbone = build_backbone(config, model, num_features=D, num_classes=C)
+    backbone = build_backbone(config, model, num_features=D, num_outputs=C)
     return TwoBranchNet(
         backbone, agent, ADPFedGNNSettings(beta=0.5, eval_fanout=50)
     ).eval()

@@ -44,7 +44,7 @@ def model_of(dropout: float = 0.0) -> Backbone:
         "gcn",
         in_channels=6,
         hidden_channels=4,
-        num_classes=2,
+        num_outputs=2,
         num_layers=2,
         dropout=dropout,
     )

@@ -100,7 +100,7 @@ class ActiveServer:
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(0)
             model = build_model(
-                "gcn", in_channels=8, hidden_channels=8, num_classes=3, num_layers=2,
+                "gcn", in_channels=8, hidden_channels=8, num_outputs=3, num_layers=2,
                 dropout=0.5, readout=False,
             )  # fmt: skip
             self.weights = Weights(
