@@ -79,7 +79,7 @@ class Table:
     feature_names: list[str]
     text: dict[str, list[str]]
     parts: dict[str, str]
-    lines: list[int] = field(default_factory=list)
+    lines: array[int] = field(default_factory=lambda: array("q"))
     blocks: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
     inexact: set[int] = field(default_factory=set)
@@ -133,7 +133,9 @@ def read_table(
     for line, row in rows:
         table.lines.append(line)
         for column, i in texts:
-            column.append(row[i].strip())
+            cell = row[i].strip()
+            # rows of one graph repeat its id: one object for all
+            column.append(column[-1] if column and column[-1] == cell else cell)
         cells = pick(row) if pick is not None else [row[i] for i in columns]
         _append_numbers(values, cells, table.faults, line)
         if len(values) >= BLOCK_CELLS:

@@ -156,13 +156,41 @@ def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
 
 
 class _Nodes(NamedTuple):
-    """The nodes of one table: their graphs (n,), and the row of each by graph and id."""
+    """The nodes of one table: their graphs (n,), and where each graph's ids are.
+
+    ``codes`` numbers the different ids. ``keys`` (n,) are graph · number of codes + code in
+    ascending order, and ``rows`` (n,) those of the table.
+    """
 
     path: Path
     graph: Array
-    place: dict[tuple[int, str], int]
+    codes: dict[str, int]
+    keys: Array
+    rows: Array
     x: Array | None
     names: list[str]
+
+    def find(self, graph: Array, ids: Sequence[str]) -> Array:
+        """Return the row of each id in its graph, (m,), -1 for an unknown one."""
+        found = (self.codes.get(name, -1) for name in ids)
+        code = np.fromiter(found, dtype=np.int64, count=len(ids))
+        wanted = graph * len(self.codes) + code
+        place = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
+        is_known = (code >= 0) & (self.keys[place] == wanted)
+        return np.where(is_known, self.rows[place], -1)
+
+
+def _graph_numbers(table: Table, index: dict[str, int]) -> Array:
+    """Return the number of the graph of each row."""
+    numbers = array("q")
+    for line, graph in table.cells("graph"):
+        if (number := index.get(graph, -1)) < 0:
+            raise DataError(
+                f'{table.where}, line {line}: graph "{clip(graph)}" is not an id in '
+                "graphs.csv. Correct it, or add a line to graphs.csv."
+            )
+        numbers.append(number)
+    return np.array(numbers, dtype=np.int64)
 
 
 def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _Nodes:
@@ -179,22 +207,25 @@ def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _
             f'{nodes.where}: column "{clip(misplaced[0])}" is about graphs: it belongs '
             "into graphs.csv. If it is a feature of nodes, rename it."
         )
-    place: dict[tuple[int, str], int] = {}
-    numbers = array("q")
-    rows = zip(nodes.lines, nodes.text["graph"], nodes.text["id"], strict=True)
-    for row, (line, graph, name) in enumerate(rows):
-        number = index.get(graph, -1)
-        if number < 0:
-            raise _unknown_graph(graph, nodes.path, line)
-        if not name or place.setdefault((number, name), row) != row:
-            fault = "is already taken by a line above" if name else "is empty"
-            raise DataError(
-                f'{nodes.where}, line {line}: the id "{clip(name)}" of a node of graph '
-                f'"{clip(graph)}" {fault}. Give each node of a graph its own id.'
-            )
-        numbers.append(number)
-    x = nodes.features(attempt)
-    return _Nodes(path, np.array(numbers, dtype=np.int64), place, x, names)
+    graph = _graph_numbers(nodes, index)
+    codes: dict[str, int] = {}
+    found = (codes.setdefault(name, len(codes)) for name in nodes.text["id"])
+    code = np.fromiter(found, dtype=np.int64, count=len(graph))
+    keys = graph * len(codes) + code
+    rows = np.argsort(keys, kind="stable")
+    keys = keys[rows]
+    faulty = rows[1:][keys[1:] == keys[:-1]].tolist()  # as a line above
+    faulty += (code == codes.get("", -1)).nonzero()[0][:1].tolist()
+    if faulty:
+        row = min(faulty)
+        name = nodes.text["id"][row]
+        fault = "is already taken by a line above" if name else "is empty"
+        raise DataError(
+            f'{nodes.where}, line {nodes.lines[row]}: the id "{clip(name)}" of a node of '
+            f'graph "{clip(nodes.text["graph"][row])}" {fault}. Give each node of a graph '
+            "its own id."
+        )
+    return _Nodes(path, graph, codes, keys, rows, nodes.features(attempt), names)
 
 
 def _graphs(
@@ -263,14 +294,6 @@ def _typed_graphs(
     }
 
 
-def _unknown_graph(graph: str, path: Path, line: int) -> DataError:
-    """Return the error for a row of a graph that does not exist."""
-    return DataError(
-        f'{show_path(path)}, line {line}: graph "{clip(graph)}" is not an id in '
-        "graphs.csv. Correct it, or add a line to graphs.csv."
-    )
-
-
 def _edges(
     path: Path, index: dict[str, int], nodes: tuple[_Nodes, _Nodes]
 ) -> tuple[Array, Table]:
@@ -282,22 +305,18 @@ def _edges(
             f"{table.where}: column {unread[0]} would not be read: only whole graphs are "
             "labelled. Remove it, or rename it if it is a feature of the edges."
         )
-    found = array("q")
-    texts = (table.text[name] for name in ("graph", *ends))
-    for line, graph, *names in zip(table.lines, *texts, strict=True):
-        number = index.get(graph, -1)
-        if number < 0:
-            raise _unknown_graph(graph, path, line)
-        for column, name, of in zip(ends, names, nodes, strict=True):
-            node = of.place.get((number, name), -1)
-            if node < 0:
-                raise DataError(
-                    f'{table.where}, line {line}: {column} "{clip(name)}" is not an id of '
-                    f'a node of graph "{clip(graph)}" in {of.path.name}. Correct it, or '
-                    "add a line there."
-                )
-            found.append(node)
-    return np.array(found, dtype=np.int64).reshape(-1, 2), table
+    graph = _graph_numbers(table, index)
+    sides = zip(ends, nodes, strict=True)
+    found = np.stack([of.find(graph, table.text[end]) for end, of in sides], axis=1)
+    if len(unknown := np.argwhere(found < 0)):
+        row, side = unknown[0].tolist()
+        raise DataError(
+            f"{table.where}, line {table.lines[row]}: {ends[side]} "
+            f'"{clip(table.text[ends[side]][row])}" is not an id of a node of graph '
+            f'"{clip(table.text["graph"][row])}" in {nodes[side].path.name}. Correct it, '
+            "or add a line there."
+        )
+    return found, table
 
 
 MOST_FAULTS = 20
