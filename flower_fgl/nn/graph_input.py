@@ -91,8 +91,9 @@ class GraphInput:
     selected: Tensor | None = None
     """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
-    has_loops_only: bool = False
-    """Whether it is known that each node is its own only neighbour."""
+    shape: Literal["", "loops", "pairs"] = ""
+    """Known shape: each node is its own only neighbour (loops), or node i and node i + N/2
+    are each other's (pairs)."""
 
     _dense: Tensor | None = None
     _chosen_from: tuple[GraphInput, Tensor] | None = None

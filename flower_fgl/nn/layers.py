@@ -228,8 +228,15 @@ def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     The layer has mean aggregation, which edge weights weight, and the second term only
     with a root weight. Shapes are those of :func:`gcn`.
     """
-    if graph.has_loops_only and conv.root_weight:
-        return graph.linear(h, conv.lin_l.weight + conv.lin_r.weight, conv.lin_l.bias)
+    if graph.shape and conv.root_weight:
+        total = conv.lin_r.weight + conv.lin_l.weight
+        if graph.shape == "loops":
+            return graph.linear(h, total, conv.lin_l.bias)
+        # outputs of nodes a and b: their sum depends on a + b, their difference on a - b
+        a, b = (graph.x if h is None else h).chunk(2, dim=-2)
+        both = graph.linear((a + b) / 2, total, conv.lin_l.bias)
+        gap = graph.linear((a - b) / 2, conv.lin_r.weight - conv.lin_l.weight)
+        return torch.cat([both + gap, both - gap], dim=-2)
     neighbours = graph.filtered_linear(
         h, conv.lin_l.weight, conv.lin_l.bias, kind="mean", coefficients=ONE_STEP
     )

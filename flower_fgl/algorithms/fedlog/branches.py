@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -132,10 +133,12 @@ def _matrices(
 MESSAGE_START = 1e-3
 """Xavier gain of MLP_trans's last map, so that initial updates of nodes are small."""
 
-POINTS = {1.0: 8, 3.0: 12, 6.0: 20}
+POINTS = {0.7: 6, 1.0: 8, 3.0: 12, 6.0: 20}
 """Number K of Chebyshev points by the largest change of a pre-activation of MLP_msg, half
 the range of d_vj times the largest |weight| of d_vj: SiLU is analytic within π of the real
 line. Beyond the last one the MLPs run once per pair."""
+TRIES = 2
+"""Numbers of points that are tried before the MLPs run once per pair."""
 TAIL = 5e-6
 """Share of the largest Chebyshev coefficient that the last two may reach. The error is
 about a fiftieth of it, that of float32; otherwise the MLPs run once per pair."""
@@ -145,10 +148,17 @@ TINY = 1e-6
 """Least weight of d_vj for which an interval is computed, so that it is finite."""
 
 
-def square_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``‖a_v − b_j‖²`` of all pairs (n, m) as ``‖a‖² + ‖b‖² − 2ab``, at least 0."""
-    norms = a.square().sum(-1)[..., None] + b.square().sum(-1)[..., None, :]
-    return (norms - 2 * (a @ b.mT)).clamp(min=0)
+def square_distances(b: Tensor, *rows: Tensor) -> Tensor:
+    """Return ``Σ_a ‖a_v − b_j‖²`` of all pairs (n, m) over one or more ``rows`` a (n, E).
+
+    As ``Σ‖a‖² + M‖b‖² − 2(Σa)b`` of M rows, at least 0, by one product.
+    """
+    norms = len(rows) * b.square().sum(-1)[..., None, :]
+    product = torch.addmm if b.dim() == 2 else torch.baddbmm
+    out = product(norms, sum(rows[1:], rows[0]), b.mT, alpha=-2)
+    for a in rows:
+        out += a.square().sum(-1)[..., None]
+    return out.clamp(min=0)
 
 
 def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
@@ -169,7 +179,7 @@ def class_means_of(prototypes: Tensor, num_classes: int) -> Tensor:
 
 def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
     """Return ``log softmax_c(−‖h'_v − h̄_c‖²)`` of h' (n, E), h̄ (C, E), FedLoG Eq. (2)."""
-    return F.log_softmax(-square_distances(h, means), dim=-1)
+    return F.log_softmax(-square_distances(means, h), dim=-1)
 
 
 def degree_weights(degree: Tensor, threshold: float) -> Tensor:
@@ -203,8 +213,8 @@ class PairLayer(nn.Module):
     2. The first map of MLP_msg is linear and only d_vj depends on the pair. The part of
        h_v and n_v is computed once per node, and each pair adds a multiple of one column.
     3. So for one node ``MLP_trans(MLP_msg(·))`` is a smooth function of the number d_vj.
-       The MLPs run at K Chebyshev points of ``[min_j d_vj, max_j d_vj]`` (8 with the
-       weights that training gave on Cora and PubMed) instead of once per prototype, and
+       The MLPs run at K Chebyshev points of ``[min_j d_vj, max_j d_vj]`` (6 with the
+       weights that training gave on Cora) instead of once per prototype, and
        their results are interpolated to all prototypes. Outputs and gradients of weights
        are as close to float64 as with one run per pair; gradients of embeddings, to 2e-5
        of the largest. If the range of d_vj is too large for K points, the MLPs run once
@@ -235,44 +245,40 @@ class PairLayer(nn.Module):
         ``neighbours`` is n_v (n, E), the mean embedding of the neighbours, zero without
         neighbours; ``prototypes`` are h_j (P, E).
         """
-        distance = square_distances(h, prototypes)
         if self.neighbours_only:
-            own = neighbours
+            own, distance = neighbours, square_distances(prototypes, h)
         else:
-            distance = distance + square_distances(neighbours, prototypes)  # Eq. (7)
             own = torch.cat([h, neighbours], dim=-1)
+            distance = square_distances(prototypes, h, neighbours)  # Eq. (7)
         weight, bias = self.first.weight[..., :-1], self.first.bias
         is_one = weight.dim() == 2
         start = (
             F.linear(own, weight, bias) if is_one else map_each(own, weight.mT, bias)
         )
         rows = distance.flatten(0, -2)
-        points = self.points(rows)
-        scalars = None
-        if points is not None:
+        for points in islice(self.points(rows), TRIES):
             at = points.at.view(*distance.shape[:-1], -1)
             values = self.pair_scalars(start, at).flatten(0, -2)
             if is_resolved(values, TAIL):
                 scalars = interpolate(values, rows, points).view_as(distance)
-        if scalars is None:
+                break
+        else:
             scalars = self.pair_scalars(start, distance)
         return h + mean_shift(h, prototypes, scalars)
 
-    def points(self, distance: Tensor) -> Points | None:
-        """Place the MLPs' points in the range of d_vj (n, P); ``None``: one per pair."""
+    def points(self, distance: Tensor) -> Iterator[Points]:
+        """Place the MLPs' points in the range of d_vj (n, P): none, or ever more."""
         if not len(distance):
-            return None
+            return
         with torch.no_grad():
-            low, high = distance.aminmax(dim=1)
+            ends = torch.stack(distance.aminmax(dim=1), dim=1)
             slope = self.first.weight[..., -1].abs().max()
-            change, steepest = torch.stack(
-                [(high - low).max() / 2 * slope, slope]
-            ).tolist()
-        count = next((k for limit, k in POINTS.items() if change <= limit), None)
-        if count is None or 2 * count > distance.shape[1]:  # NaN: none
-            return None
+            change = ends.diff(dim=1).max() / 2 * slope
+            change, steepest = torch.stack([change, slope]).tolist()
         least = SHORTEST / max(steepest, TINY)
-        return place_points(distance, count, least_half=least)
+        for limit, count in POINTS.items():
+            if change <= limit and 2 * count <= distance.shape[1]:  # NaN: none
+                yield place_points(ends, count, least_half=least)
 
     def pair_scalars(self, start: Tensor, distance: Tensor) -> Tensor:
         """Return ``MLP_trans(MLP_msg([h_v ‖ n_v ‖ d_vj]))`` (n, P), FedLoG Eqs. (6), (8).

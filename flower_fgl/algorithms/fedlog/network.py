@@ -33,7 +33,8 @@ def self_loops(x: Tensor) -> GraphInput:
     """
     nodes = torch.arange(x.shape[-2], device=x.device)
     graph = graphs_of(x, torch.stack([nodes, nodes]))
-    graph.has_loops_only = x.dim() == 3
+    if x.dim() == 3:
+        graph.shape = "loops"
     return graph
 
 
@@ -153,12 +154,20 @@ class FedLogBranchNet(Backbone):
         return self._log_probs(*self._columns(h, graph))
 
     def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
-        """Predict the ``wanted`` nodes (N,) as :meth:`head`; other rows (N, C) are zero."""
-        index = wanted.nonzero().squeeze(1)
-        columns = self._columns(self.embed(graph), graph)
-        found = self._log_probs(*(column[index] for column in columns))
-        out = found.new_zeros((graph.num_nodes, self.num_classes))
-        return out.index_copy(0, index, found)
+        """Predict the ``wanted`` nodes (N,) as :meth:`head`; other rows may be zero.
+
+        Of K clients, ``wanted`` is (K, n) and the result (K, n, C).
+        """
+        most = int(wanted.sum(-1).max())
+        order = wanted.int().argsort(stable=True, dim=-1, descending=True)
+        index = order[..., :most, None]
+        h, around, alpha = self._columns(self.embed(graph), graph)
+        rows = index.expand(*index.shape[:-1], h.shape[-1])
+        found = self._log_probs(
+            h.gather(-2, rows), around.gather(-2, rows), alpha.gather(-1, index[..., 0])
+        )
+        out = found.new_zeros(*wanted.shape, self.num_classes)
+        return out.scatter(-2, index.expand_as(found), found)
 
     def _columns(self, h: Tensor, graph: GraphInput) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs of a node's prediction: h_v, n_v and α_v of all nodes."""

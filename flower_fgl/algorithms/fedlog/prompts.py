@@ -82,7 +82,10 @@ def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
     first = torch.arange(x.shape[-2], device=x.device)
     second = first + x.shape[-2]
     edges = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
-    return graphs_of(torch.cat([x, prompts], dim=-2), edges)
+    graph = graphs_of(torch.cat([x, prompts], dim=-2), edges)
+    if x.dim() == 3:
+        graph.shape = "pairs"
+    return graph
 
 
 def train_prompt_generators(

@@ -446,8 +446,13 @@ class Cohort(Group):
             used = {name: column for name, column in columns.items() if len(column)}
             if not used:
                 continue
-            is_known = known_logits is not None and inputs is self.data.inputs[0]
-            logits = cast(Tensor, known_logits) if is_known else model(inputs)
+            if known_logits is not None and inputs is self.data.inputs[0]:
+                logits = known_logits
+            else:
+                wanted = torch.zeros_like(inputs.real)
+                for column in used.values():
+                    wanted.view(-1)[column.index] = True
+                logits = model.predict(inputs, wanted)
             for name, column in used.items():
                 add(name, logits, column)
             if is_few_shot and "test" in used:

@@ -36,8 +36,9 @@ def loud(layer: PairLayer) -> PairLayer:
 def test_two_prototypes_pull_the_node_of_the_specification_to_their_middle() -> None:
     h, n = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     prototypes = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-    d = square_distances(h, prototypes) + square_distances(n, prototypes)
+    d = square_distances(prototypes, h, n)
     assert d.tolist() == [[2.0, 2.0]]
+    assert square_distances(prototypes, h).tolist() == [[1.0, 1.0]]
     shift = mean_shift(h, prototypes, torch.full((1, 2), 0.5))
     assert shift.tolist() == [[0.25, -0.25]]
     p = distance_log_probs(h + shift, prototypes).exp()

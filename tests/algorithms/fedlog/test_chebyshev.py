@@ -134,7 +134,7 @@ def test_a_layer_and_its_gradients_equal_the_direct_form_in_float64(
 @pytest.mark.thorough
 def test_gradcheck_of_a_layer() -> None:
     layer, inputs = loud().double(), rows(0.05)
-    assert layer.points(torch.rand(N, P)) is not None
+    assert next(layer.points(torch.rand(N, P)))
     small = [inputs[0][:2], inputs[1][:2], inputs[2]]
     small = [x.detach().requires_grad_() for x in small]
     assert torch.autograd.gradcheck(layer, small, atol=1e-5)
@@ -159,12 +159,12 @@ def test_points_grow_with_the_range_and_a_large_range_runs_the_direct_form() -> 
     layer.first.weight.data[:, -1] = 0.5
     counts = []
     for spread in (1.0, 3.5, 11.0, 20.0, 30.0):  # change: a quarter of the spread
-        points = layer.points(torch.linspace(0, spread, P)[None])
-        counts.append(points and points.at.shape[1])
-    assert counts == [8, 8, 12, 20, None]
-    assert layer.points(torch.tensor([[0.0, math.nan] * 20])) is None
-    assert layer.points(torch.rand(2, 15)) is None  # fewer than 2 · 8 prototypes
-    assert layer.points(torch.rand(0, P)) is None
+        placed = layer.points(torch.linspace(0, spread, P)[None])
+        counts.append([points.at.shape[1] for points in placed])
+    assert counts == [[6, 8, 12, 20], [8, 12, 20], [12, 20], [20], []]
+    assert not [*layer.points(torch.tensor([[0.0, math.nan] * 20]))]
+    assert not [*layer.points(torch.rand(2, 11))]  # fewer than 2 · 6 prototypes
+    assert not [*layer.points(torch.rand(0, P))]
 
 
 def test_functions_that_the_points_do_not_resolve_run_the_direct_form(
