@@ -11,8 +11,10 @@ from flower_fgl.algorithms.fedlog.network import (
     self_loops,
     start_nodes,
 )
+from flower_fgl.algorithms.fedlog.prompts import prompt_pairs
 from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import GraphInput, num_parameters
+from flower_fgl.nn.stacked import StackedInput, stack_module
 from flower_fgl.protocols.fedlog import build_network
 
 D, C, S, E = 5, 3, 4, 6
@@ -93,6 +95,49 @@ def test_selected_nodes_are_predicted_as_among_all_nodes(
         some, all_of_them = network.predict(graph, wanted), network(graph)
     torch.testing.assert_close(some[wanted], all_of_them[wanted])
     assert not some[~wanted].any()
+
+
+def test_stacked_clients_predict_only_the_wanted_nodes_and_as_one_by_one() -> None:
+    whole, own = make_graph(), make_network()
+    part = GraphInput(whole.x[:4], whole.edge_index[:, whole.edge_index.max(0)[0] < 4])
+    other = {name: 2 * value for name, value in own.state_dict().items()}
+    alone = [own(whole), make_network().eval()]
+    alone[1].load_state_dict(other)
+    stack = stack_module(make_network(), [own.state_dict(), other]).eval()
+    wanted = torch.zeros(2, whole.num_nodes, dtype=torch.bool)
+    wanted[0, [1, 5, 9]], wanted[1, 2] = True, True
+    found = stack.predict(StackedInput([whole, part]), wanted)
+    torch.testing.assert_close(found[0, [1, 5, 9]], alone[0][[1, 5, 9]])
+    torch.testing.assert_close(found[1, 2], alone[1](part)[2])
+    assert not found[0, [2, 3, 4]].any()  # not computed
+
+
+@pytest.mark.parametrize("shape", ["loops", "pairs"])
+def test_graphs_of_a_known_shape_equal_the_same_graphs_one_by_one(shape: str) -> None:
+    x = torch.randn(2, 3, D, generator=torch.Generator().manual_seed(4))
+    nodes, own = [x, 3 * x.flip(1)], make_network()
+    other = {name: 2 * value for name, value in own.state_dict().items()}
+    alone = [make_network(), make_network()]
+    alone[1].load_state_dict(other)
+
+    def make(nodes: Tensor, prompts: Tensor) -> GraphInput:
+        return self_loops(nodes) if shape == "loops" else prompt_pairs(nodes, prompts)
+
+    stack = stack_module(make_network(), [own.state_dict(), other])
+    graph = make(*nodes)
+    assert graph.shape == shape
+    found = stack.embed(graph)
+    expected = [
+        network.embed(make(a, b)) for network, a, b in zip(alone, *nodes, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.stack(expected))
+    weight = torch.linspace(-1, 1, found[0].numel()).view_as(found[0])
+    ((found[0] + found[1]) * weight).sum().backward()
+    (sum(expected) * weight).sum().backward()
+    for name, parameter in alone[1].encoder.named_parameters():
+        stacked = stack.encoder.get_parameter(name).grad
+        assert stacked is not None
+        torch.testing.assert_close(stacked[1], parameter.grad)
 
 
 def test_a_learnable_node_is_its_own_neighbour() -> None:
