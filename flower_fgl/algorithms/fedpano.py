@@ -18,11 +18,11 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.layers import RepNorm, bound
 from flower_fgl.nn.models import build_model
 from flower_fgl.nn.sparse import SparseOperator
-from flower_fgl.nn.stacked import map_each
+from flower_fgl.nn.stacked import Descent, linear_each
 
 __all__ = ["NodeGenerator", "PersonalNet", "SharedParts", "StackedPersonalNet"]
-__all__ += ["build_encoder", "gaussian_copies", "mean_distance", "mean_rows", "spread"]
-__all__ += ["synthesise"]
+__all__ += ["build_encoder", "descend_distance", "entropy_slope"]
+__all__ += ["gaussian_copies", "mean_distance", "mean_rows", "spread", "synthesise"]
 
 
 def build_encoder(name: str, **sizes: Any) -> Backbone:
@@ -116,8 +116,8 @@ class NodeGenerator(nn.Sequential):
         if first.weight.dim() == 2:
             out: Tensor = super().forward(context)  # type: ignore[no-untyped-call]
             return out
-        h = map_each(context.flatten(1, 2), first.weight.mT, first.bias).relu()
-        h = map_each(h, second.weight.mT, second.bias).tanh()
+        h = linear_each(context.flatten(1, 2), first.weight, first.bias).relu_()
+        h = linear_each(h, second.weight, second.bias).tanh_()
         return h.view(*context.shape[:-1], -1)
 
 
@@ -128,17 +128,21 @@ def synthesise(
 
     φ maps 2H to H numbers between -1 and 1. ``nodes`` (n, H) are h_u of the training
     nodes, ``around`` (n, H) means over their neighbours, zero without neighbours, and
-    ``noise`` (n, m, 2H) is ε, independent for each of the m copies. The result ĥ is (n,
-    m, H). For K clients all have one more dimension K.
+    ``noise`` (n, m, 2H) is ε, independent for each of the m copies; it is overwritten by
+    φ's inputs. The result ĥ is (n, m, H). For K clients all have one more dimension K.
 
     Notes
     -----
     1. The paper's ``a ‖ b + ε`` is ambiguous. Here the noise covers the generator's whole
        input; noise with zeros in the first half is added to the neighbours' mean only.
     """
-    context = torch.cat([nodes, around], dim=-1)
-    out: Tensor = generator(context[..., None, :] + noise)
+    out: Tensor = generator(contexts(nodes, around, noise))
     return out
+
+
+def contexts(nodes: Tensor, around: Tensor, noise: Tensor) -> Tensor:
+    """Turn ``noise`` into the inputs of φ, see :func:`synthesise`."""
+    return noise.add_(torch.cat([nodes, around], dim=-1)[..., None, :])
 
 
 def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
@@ -158,6 +162,51 @@ def mean_distance(
     squares = (synthetic - nodes[..., None, :]).square().sum(dim=-1)
     each = (squares + TINY).sqrt()
     return each.mean() if share is None else (each.mean(dim=-1) * share).sum(dim=-1)
+
+
+def descend_distance(
+    generator: NodeGenerator,
+    nodes: Tensor,
+    around: Tensor,
+    noise: Tensor,
+    share: Tensor,
+    descent: Descent,
+) -> Tensor:
+    """Take a step of SGD on φ of K clients by :func:`mean_distance`, written out, in place.
+
+    The arguments are those of :func:`synthesise` and :func:`mean_distance`. Returns the
+    distance before the step, (K,).
+    """
+    first, second = cast(nn.Linear, generator[0]), cast(nn.Linear, generator[2])
+    clients, size, copies, _ = noise.shape
+    rows = contexts(nodes, around, noise).flatten(1, 2)
+    hidden = linear_each(rows, first.weight, first.bias).relu_()
+    made = linear_each(hidden, second.weight, second.bias).tanh_()
+    apart = made.view(clients, size, copies, -1) - nodes[:, :, None]
+    length = (apart.square().sum(dim=-1, keepdim=True) + TINY).sqrt()
+    weight = share[:, :, None, None] / copies
+    slope = apart.mul_(weight / length).view_as(made)
+    slope = torch.ops.aten.tanh_backward(slope, made)
+    back = torch.bmm(slope, second.weight)
+    descent.step(second.weight, second.bias, slope, hidden)
+    back = torch.ops.aten.threshold_backward(back, hidden, 0)
+    descent.step(first.weight, first.bias, back, rows)
+    return (length * weight).sum(dim=(1, 2, 3))
+
+
+def entropy_slope(
+    logits: Tensor, labels: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of cross-entropies of each client, and its derivative.
+
+    ``logits`` are (K, n, C), ``labels`` and the ``weight`` of each row (K, n). The sum is
+    (K,), the derivative by the logits (K, n, C).
+    """
+    chance, label = logits.log_softmax(dim=-1), labels[..., None]
+    loss = -(chance.gather(-1, label).squeeze(-1) * weight).sum(dim=1)
+    one = chance.new_full((1, 1, 1), -1.0).expand(label.shape)
+    slope = chance.exp_().scatter_add_(-1, label, one)
+    return loss, slope.mul_(weight[..., None])
 
 
 def spread(synthetic: Tensor, share: Tensor | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,9 +27,16 @@ from flower_fgl.nn.relations import StackedRelations
 from flower_fgl.nn.sparse import Operator, SparseOperator, apply_function, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
-__all__ = ["Ensemble", "SharedInput", "StackedInput", "StackedWeights", "can_stack"]
-__all__ += ["Ragged", "map_each", "map_rows", "pad_rows", "split_state"]
-__all__ += ["stack_graphs", "stack_model", "stack_module"]
+__all__ = ["DescendingInput", "Descent", "Ensemble", "Ragged", "SharedInput"]
+__all__ += ["StackedInput", "StackedWeights", "can_stack", "linear_each", "map_each"]
+__all__ += [
+    "map_rows",
+    "pad_rows",
+    "split_state",
+    "stack_graphs",
+    "stack_model",
+    "stack_module",
+]
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -179,6 +187,117 @@ class StackedInput(StackedWeights):
         return map_each(self.x if h is None else h, across, bias)
 
 
+@dataclass(frozen=True)
+class Descent:
+    """Steps of SGD on linear layers of K clients, whose gradients are not stored."""
+
+    lr: float
+    weight_decay: float
+
+    def step(
+        self, weight: Tensor, bias: Tensor | None, slope: Tensor, rows: Tensor
+    ) -> None:
+        """Change weights (K, q, p) and bias (K, q).
+
+        ``slope`` (K, n, q) is the derivative of each client's loss by the layer's output
+        for ``rows`` (K, n, p).
+        """
+        kept = 1 - self.lr * self.weight_decay
+        weight, factors = weight.detach(), (slope.mT, rows)
+        if weight.mT.is_contiguous():
+            weight, factors = weight.mT, (rows.mT, slope)
+        weight.baddbmm_(*factors, beta=kept, alpha=-self.lr)
+        if bias is not None:
+            bias.detach().mul_(kept).sub_(slope.sum(1), alpha=self.lr)
+
+
+class DescendingInput(StackedInput):
+    """Graphs of K clients for a network whose backward pass takes a :class:`Descent`.
+
+    ``rows`` (K, r), int64, are distinct rows of each client. The last of ``layers``
+    computes all rows of its output, and the derivative by these: the caller takes none by
+    others. Only weights that multiply sparse features get a gradient instead of a step. A
+    network may use each weight once.
+    """
+
+    def __init__(
+        self, whole: StackedInput, rows: Tensor, layers: int, descent: Descent
+    ) -> None:
+        vars(self).update(vars(whole))
+        self._layers, self._descent = layers, descent
+        first = self.num_rows * torch.arange(len(rows), device=rows.device)
+        self._last_rows = (rows + first[:, None]).flatten()
+        self._used: Tensor | None = None
+
+    def level(self, number: int) -> DescendingInput:
+        """Return the input of layer ``number``."""
+        out = copy(self)
+        out._used = self._last_rows if number == self._layers - 1 else None
+        return out
+
+    def linear(
+        self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Map representations, as :meth:`StackedInput.linear`."""
+        if h is None and self._sparse is not None:
+            return super().linear(h, weight, bias)
+        rows = self.x if h is None else h
+        return apply_function(
+            _DescendEach, rows, weight, bias, self._used, self._descent
+        )
+
+    def filtered_linear(
+        self,
+        h: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+    ) -> Tensor:
+        """Propagate representations, then map them: few rows of the map may be used."""
+        if h is not None:
+            h = graph_filter(self.operator(kind), h, coefficients)
+            return self.linear(h, weight, bias)
+        return super().filtered_linear(
+            h, weight, bias, kind=kind, coefficients=coefficients
+        )
+
+
+class _DescendEach(torch.autograd.Function):
+    """A linear map of each client's rows, which steps in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        used: Tensor | None,
+        descent: Descent,
+    ) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.layer, ctx.used, ctx.descent = (weight, bias), used, descent
+        return linear_each(rows, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,), (rows,), (weight, bias) = outputs, ctx.saved_tensors, ctx.layer
+        to_rows, used, shape = None, ctx.used, rows.shape
+        if used is not None:
+            slope, rows = (
+                t.flatten(0, 1).index_select(0, used).view(len(t), -1, t.shape[2])
+                for t in (slope, rows)
+            )
+        if ctx.needs_input_grad[0]:
+            to_rows = torch.bmm(slope, weight)
+            if used is not None:
+                every = to_rows.new_zeros(shape).flatten(0, 1)
+                to_rows = every.index_copy_(0, used, to_rows.flatten(0, 1)).view(shape)
+        ctx.descent.step(weight, bias, slope, rows)
+        return to_rows, None, None, None, None
+
+
 def stack_graphs(graphs: Sequence[GraphInput]) -> StackedInput:
     """Return the graphs of K clients, all of one class, as one input.
 
@@ -196,6 +315,14 @@ def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
     if across.requires_grad and torch.is_grad_enabled():
         return apply_function(_MapEach, rows, across, bias)
     return _map_each(rows, across, bias)
+
+
+def linear_each(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Map each client's rows (K, n, p) by its weights (K, q, p) and bias (K, q)."""
+    if weight.requires_grad and torch.is_grad_enabled():
+        return map_each(rows, weight.mT, bias)
+    out = torch.bmm(rows, weight.mT)  # baddbmm copies the bias to each row first
+    return out if bias is None else out.add_(bias[:, None])
 
 
 def _map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:

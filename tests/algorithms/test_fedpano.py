@@ -9,6 +9,8 @@ from flower_fgl.algorithms.fedpano import (
     PersonalNet,
     SharedParts,
     build_encoder,
+    descend_distance,
+    entropy_slope,
     gaussian_copies,
     mean_distance,
     mean_rows,
@@ -19,6 +21,7 @@ from flower_fgl.core.metrics import auroc, score
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import GraphInput, num_parameters
 from flower_fgl.nn.layers import bound
+from flower_fgl.nn.stacked import Descent, stack_module
 
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # node 3 is isolated
 SIZES = {"in_channels": 6, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
@@ -125,7 +128,7 @@ def test_synthetic_nodes_are_those_of_a_loop(generator: torch.Generator) -> None
     nodes = torch.randn(n, width, generator=generator)
     around = torch.randn(n, width, generator=generator)
     noise = torch.randn(n, m, 2 * width, generator=generator)
-    made = synthesise(phi, nodes, around, noise)
+    made = synthesise(phi, nodes, around, noise.clone())
     assert made.shape == (n, m, width)
     assert bool((made.abs() < 1).all())
     first, second = phi[0], phi[2]
@@ -135,6 +138,49 @@ def test_synthetic_nodes_are_those_of_a_loop(generator: torch.Generator) -> None
             hidden = (first.weight @ context + first.bias).clamp(min=0)
             expected = torch.tanh(second.weight @ hidden + second.bias)
             torch.testing.assert_close(made[u, j], expected)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_step_on_the_distance_is_that_of_autograd_for_each_client(
+    decay: float, generator: torch.Generator
+) -> None:
+    clients, n, m, width = 3, 4, 2, 5
+    phis = [NodeGenerator(width) for _ in range(clients)]
+    stack = stack_module(NodeGenerator(width), [phi.state_dict() for phi in phis])
+    nodes, around = torch.randn(2, clients, n, width, generator=generator)
+    noise = torch.randn(clients, n, m, 2 * width, generator=generator)
+    noise[1, -1], nodes[1, -1], around[1, -1] = 0, 0, 0  # padding
+    share = torch.tensor([[1 / 4] * 4, [1 / 3] * 3 + [0], [1 / 4] * 4])
+    with torch.no_grad():
+        found = descend_distance(
+            stack, nodes, around, noise.clone(), share, Descent(0.2, decay)
+        )
+    for k, (phi, size) in enumerate(zip(phis, (4, 3, 4), strict=True)):
+        made = synthesise(phi, nodes[k, :size], around[k, :size], noise[k, :size])
+        loss = mean_distance(nodes[k, :size], made)
+        loss.backward()
+        torch.testing.assert_close(found[k], loss.detach())
+        torch.optim.SGD(phi.parameters(), lr=0.2, weight_decay=decay).step()
+        for name, weight in phi.named_parameters():
+            assert weight.grad is not None
+            assert bool(weight.grad.any())
+            torch.testing.assert_close(stack.state_dict()[name][k], weight.detach())
+
+
+def test_the_slope_of_the_entropy_is_that_of_autograd(
+    generator: torch.Generator,
+) -> None:
+    logits = torch.randn(2, 3, 4, generator=generator)
+    logits[1, :, 2] = -torch.inf  # a class that the client does not predict
+    labels = torch.tensor([[0, 3, 2], [1, 0, 3]])
+    weight = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5]])
+    loss, slope = entropy_slope(logits, labels, weight)
+    logits.requires_grad_()
+    for k in range(2):
+        each = nn.functional.cross_entropy(logits[k], labels[k], reduction="none")
+        torch.testing.assert_close(loss[k], (each * weight[k]).sum().detach())
+        (expected,) = torch.autograd.grad((each * weight[k]).sum(), logits)
+        torch.testing.assert_close(slope[k], expected[k].nan_to_num())
 
 
 def test_a_generator_has_the_stated_number_of_parameters() -> None:

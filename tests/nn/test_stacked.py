@@ -13,6 +13,8 @@ from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model
 from flower_fgl.nn.message_passing import GCN
 from flower_fgl.nn.sparse import lay_out_for_sparse
 from flower_fgl.nn.stacked import (
+    DescendingInput,
+    Descent,
     Ensemble,
     Ragged,
     StackedInput,
@@ -263,3 +265,33 @@ def test_gradients_of_stacked_weights_have_their_layout(
     assert torch.autograd.gradgradcheck(
         lambda *t: map_each(t[0], t[1].mT, *(t[2:] or (None,))), inputs
     )
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("name", ["gcn", "gin", "graphsage", "mlp"])
+def test_a_backward_pass_that_descends_takes_the_step_of_sgd(
+    name: str, is_sparse: bool, make_graph: MakeGraph
+) -> None:
+    inputs = StackedInput(graphs(make_graph, is_sparse=is_sparse))
+    template = build(name, dropout=0.0, has_linear_head=True)
+    assert template.reach
+    models = [
+        stack_model(template, template.state_dict(), len(SIZES), torch.rand_like)
+        for _ in range(2)
+    ]
+    used = torch.tensor([[3, 11], [4, 0], [1, 8], [0, 5]])  # of sizes 12, 5, 9, 1
+    slope = torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(1))
+    slope[3, 1] = 0  # a row of padding
+    few = used + inputs.num_rows * torch.arange(4)[:, None]
+    descending = DescendingInput(inputs, used, template.reach, Descent(0.1, 0.2))
+    for model, graph in zip(models, (inputs, descending), strict=True):
+        weights = model.encoder.parameters()
+        optimizer = torch.optim.SGD(weights, lr=0.1, weight_decay=0.2)
+        h = model.represent(graph)
+        h.flatten(0, 1)[few].backward(slope)
+        optimizer.step()
+    expected, found = (model.state_dict() for model in models)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, msg=key)
+        start = template.state_dict()[key]
+        assert key.startswith("classifier") or not torch.equal(value[0], start), key

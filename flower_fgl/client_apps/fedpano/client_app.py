@@ -35,7 +35,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedpano import StackedPersonalNet, mean_rows
+from flower_fgl.algorithms.fedpano import (
+    StackedPersonalNet,
+    descend_distance,
+    entropy_slope,
+    mean_rows,
+)
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedpano.training import (
     Parts,
@@ -56,7 +61,14 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import Backbone, SparseOperator, state_shapes
 from flower_fgl.nn.layers import RepNorm
-from flower_fgl.nn.stacked import Ragged, map_each, stack_module
+from flower_fgl.nn.stacked import (
+    DescendingInput,
+    Descent,
+    Ragged,
+    StackedInput,
+    map_each,
+    stack_module,
+)
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPANOClientApp", "StackedTrainer"]
@@ -150,7 +162,8 @@ class FedPANOClientApp(GroupClientApp):
             losses,
             partial(Weights.stacked_records, len(group), shared),
             rows,
-            states=trainer.states(),
+            trainer.logits(),
+            trainer.states(),
         )
 
     def build(self, client: Client) -> Backbone:
@@ -174,7 +187,8 @@ class FedPANOClientApp(GroupClientApp):
         data = client.data
         h = parts.personal.embed_nodes(data.training.inputs)
         test = data.columns[0]["test"] & (data.labels[0] >= 0)
-        labels, made = data.training.labels, trainer.synthetic(trainer.represent())
+        near, labels = trainer.represent(), data.training.labels
+        made = trainer.synthetic(trainer.nodes(near), trainer.around(near))
         return {
             "synthetic": (made.flatten(0, 1), labels.repeat_interleave(made.shape[1])),
             "test": (h[test], data.labels[0][test]),
@@ -203,7 +217,10 @@ class StackedTrainer(Trainer):
         self.labels = self.predicted = self.own_labels = labels
         share = torch.zeros(labels.shape, device=group.device)
         share.view(-1)[self.slots] = rows.share
-        self.share = share
+        self.share: Tensor = share
+        number = self.method_config.m
+        self.copied_labels = labels.repeat_interleave(number, dim=1)
+        self.copied_share = share.repeat_interleave(number, dim=1) / number
         key = ("fedpano", "around")
         if key not in group.memo:
             number = group.fill(0).numel()
@@ -211,12 +228,33 @@ class StackedTrainer(Trainer):
         self.mean: SparseOperator = group.memo[key]
         self.draws = group.generators("noise")
         self.open_optimizers()
+        config = group.config
+        self.reached: Tensor | None = None
+        self.descent: Descent | None = None
+        self.inputs, reach = inputs, self.parts.personal.reach
+        if config.optimizer == "sgd":
+            self.descent = Descent(config.lr, config.weight_decay)
+        if self.descent and reach and type(inputs) is StackedInput:
+            key = ("fedpano", "graded")
+            if key not in group.memo:
+                # training nodes first, so that the rows of a client are distinct
+                is_row = group.fill(0)
+                is_row.view(-1)[rows.index] = 1
+                order = is_row.argsort(dim=1, descending=True, stable=True)
+                group.memo[key] = order[:, : labels.shape[1]].clone()
+            few: Tensor = group.memo[key]
+            self.inputs = DescendingInput(inputs, few, reach, self.descent)
 
     def assemble(self, downloads: Sequence[Weights]) -> Parts:
         """Stack the received modules, and those that the clients keep."""
         group, (first, *_) = self.group, self.group.clients
         template = build_parts(first)
         states = [one.tensors for one in downloads]
+        for weight in template.generator.parameters() if template.generator else ():
+            if (
+                weight.dim() == 2
+            ):  # products with column-major weights take a fifth less
+                weight.data = weight.data.t().contiguous().t()
         shared = stack_module(template.shared, states)
         generator, own = shared.generator, None
         if template.generator is not None and generator is None:
@@ -270,11 +308,61 @@ class StackedTrainer(Trainer):
 
     def represent(self) -> Tensor:
         """Return h of all nodes: (K, N, H)."""
-        return self.parts.personal.embed_nodes(self.group.inputs)
+        self.reached = self.parts.personal.embed_nodes(self.inputs)
+        return self.reached
+
+    def logits(self) -> Tensor | None:
+        """Return the logits (K, N, C) after :meth:`train`, if their h is known."""
+        if self.reached is None or self.reached.requires_grad:
+            return None
+        with torch.no_grad():
+            return self.parts.personal.head(self.reached, self.group.inputs)
+
+    def step_parts(self, h: Tensor) -> dict[str, Tensor]:
+        """Step on θ^g, θ^s and θ^c; autograd takes only the derivatives of θ^g."""
+        if self.descent is None:
+            return super().step_parts(h)
+        nodes, parts = self.nodes(h), self.parts
+        at, terms, back = nodes.detach(), {}, torch.zeros_like(nodes)
+        for name, layer in (("generic", parts.shared.classifier), ("own", parts.own)):
+            if layer is not None:
+                logits = self.classify(layer, at).detach()
+                terms[name], slope = entropy_slope(logits, self.labels, self.share)
+                back.baddbmm_(slope, layer.weight.detach())
+                self.descent.step(layer.weight, layer.bias, slope, at)
+        self.optimizers["fit"].zero_grad(set_to_none=True)
+        nodes.backward(back)  # type: ignore[no-untyped-call]
+        self.optimizers["fit"].step()
+        return terms
+
+    @torch.no_grad()
+    def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
+        """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (K, n, H)."""
+        generator = self.parts.generator
+        if self.descent is None or generator is None:
+            with torch.enable_grad():
+                return super().step_generator(nodes, around)
+        noise, share = self.draw_noise(), self.share
+        loss = descend_distance(generator, nodes, around, noise, share, self.descent)
+        return {"generator": loss}
+
+    @torch.no_grad()
+    def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
+        """Step on the predicting classifier by L^ĉ, Eq. (8); made: (K, n, m, H)."""
+        if self.descent is None:
+            with torch.enable_grad():
+                return super().step_classifier(made)
+        layer = cast(nn.Linear, self.parts.personal.classifier)
+        rows = made.flatten(1, 2)
+        logits = self.classify(layer, rows)
+        loss, slope = entropy_slope(logits, self.copied_labels, self.copied_share)
+        self.descent.step(layer.weight, layer.bias, slope, rows)
+        return {"synthetic": loss}
 
     def nodes(self, h: Tensor) -> Tensor:
         """Select the training nodes: (K, n, H)."""
-        return h.flatten(0, 1)[self.index].view(*self.labels.shape, -1)
+        found = h.flatten(0, 1).index_select(0, self.index)
+        return found.view(*self.labels.shape, -1)
 
     def around(self, h: Tensor) -> Tensor:
         """Average h over the neighbours of each training node: (K, n, H)."""
@@ -294,7 +382,7 @@ class StackedTrainer(Trainer):
         """Return the mean cross-entropy of each client."""
         each = cross_entropy(logits.flatten(0, 1), labels.flatten())
         copies = labels.shape[1] // self.labels.shape[1]
-        weight = cast(Tensor, self.share).repeat_interleave(copies, dim=1) / copies
+        weight = self.share.repeat_interleave(copies, dim=1) / copies
         return (each.view(labels.shape) * weight).sum(1)
 
     def check(self, made: Tensor, h: Tensor) -> None:
@@ -302,8 +390,9 @@ class StackedTrainer(Trainer):
 
     def randn(self, *shape: int) -> Tensor:
         """Draw normal numbers for each client's training nodes, zero for padding."""
-        out = torch.zeros(*self.labels.shape, *shape)
+        out = torch.empty(*self.labels.shape, *shape)
         counts = self.group.rows.count.tolist()
-        for rows, count, draw in zip(out, counts, self.draws, strict=True):
+        for rows, count, draw in zip(out.unbind(), counts, self.draws, strict=True):
             rows[:count].normal_(generator=draw)
+            rows[count:].zero_()
         return out

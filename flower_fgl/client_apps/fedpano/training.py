@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -124,7 +125,7 @@ class TrainingPart:
     index: Tensor
     around: SparseOperator
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Memory of the extracted part, in bytes."""
         entries = self.around.matrix.values().numel()
@@ -165,8 +166,10 @@ class Trainer:
     """Local training of one client in one round, steps 5 to 7 of Algorithm 1.
 
     The client's state stores optimizer moments with ``optimizer-state = "keep"``; the
-    ``parts`` are trained in place.
+    ``parts`` are trained in place. ``made`` are the last synthetic nodes.
     """
+
+    made: Tensor | None = None
 
     def __init__(self, client: Client, parts: Parts, server_round: int) -> None:
         self.client, self.parts = client, parts
@@ -214,6 +217,7 @@ class Trainer:
         """Train, see :meth:`run`."""
         self.parts.personal.train()
         terms: dict[str, Tensor] = {}
+        self.made = None
         h = self.represent() if epochs else torch.empty(0)
         for epoch in range(1, epochs + 1):
             terms = self.step_parts(h)
@@ -226,6 +230,8 @@ class Trainer:
                 terms |= self.augment(h.detach())
             elif steps_again:
                 self.step_again(h.detach())
+        if self.made is not None:
+            terms["spread"] = fedpano.spread(self.made, self.share)
         return terms
 
     def represent(self) -> Tensor:
@@ -252,10 +258,13 @@ class Trainer:
 
     def augment(self, h: Tensor) -> dict[str, Tensor]:
         """Train φ, then the classifier on synthetic nodes; h: (M, H), constant."""
-        terms = {}
+        terms, nodes = {}, self.nodes(h)
+        around = nodes
         if self.parts.generator is not None:
-            terms = self.step_generator(self.nodes(h), self.around(h))
-        return terms | self.step_classifier(self.synthetic(h))
+            around = self.around(h)
+            terms = self.step_generator(nodes, around)
+        self.made = self.synthetic(nodes, around)
+        return terms | self.step_classifier(self.made)
 
     def nodes(self, h: Tensor) -> Tensor:
         """Select the training nodes of :meth:`represent`: (n, H)."""
@@ -283,16 +292,16 @@ class Trainer:
             )
 
     @torch.no_grad()
-    def synthetic(self, h: Tensor) -> Tensor:
-        """Generate ĥ (n, m, H) by Eq. (6) or variant nG from h of :meth:`represent`.
+    def synthetic(self, nodes: Tensor, around: Tensor) -> Tensor:
+        """Generate ĥ (n, m, H) by Eq. (6) or variant nG from nodes and around (n, H).
 
         The errors are those of :meth:`check`.
         """
-        nodes, noise = self.nodes(h), self.draw_noise()
+        noise = self.draw_noise()
         if self.parts.generator is None:
             return fedpano.gaussian_copies(nodes, noise)
-        made = fedpano.synthesise(self.parts.generator, nodes, self.around(h), noise)
-        self.check(made, h)
+        made = fedpano.synthesise(self.parts.generator, nodes, around, noise)
+        self.check(made, nodes + around)
         return made
 
     def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
@@ -309,7 +318,7 @@ class Trainer:
         labels = self.predicted.repeat_interleave(self.method_config.m, dim=-1)
         loss = self.entropy(logits, labels)
         self.step("classifier", loss.sum())
-        return {"synthetic": loss.detach(), "spread": fedpano.spread(made, self.share)}
+        return {"synthetic": loss.detach()}
 
     def draw_noise(self) -> Tensor:
         """Draw ε: (n, m, 2H) for Eq. (6), (n, m, H) for variant nG."""
@@ -317,7 +326,8 @@ class Trainer:
         method_config = self.method_config
         is_context = self.parts.generator is not None
         noise = self.randn(method_config.m, 2 * width if is_context else width)
-        noise *= method_config.noise_std if is_context else GAUSSIAN_STD
+        std = method_config.noise_std if is_context else GAUSSIAN_STD
+        noise = noise if std == 1 else noise.mul_(std)
         if is_context and method_config.noise_on == "agg":
             noise[..., :width] = 0
         return noise.to(self.labels.device)
