@@ -3,9 +3,9 @@
     python benchmarks/house.py
     python benchmarks/house.py ../other-checkout
 
-Prints the entries of the package root, import cycles (type annotations included), lines
-of code and of docstrings, and docstring lines of private functions. The other counts have
-commands of their own: ``lint-imports``, ``benchmarks/round_path.py`` and
+Prints the entries of the package root, import cycles (type annotations included), all
+lines, those of code and of docstrings, and docstring lines of private functions. The other
+counts have commands of their own: ``lint-imports``, ``benchmarks/round_path.py`` and
 ``benchmarks/start_up.py``.
 """
 
@@ -43,7 +43,7 @@ def import_cycles(checkout: Path) -> list[int]:
 
 
 def count_lines(text: str) -> Counter[str]:
-    """Count lines of code, of docstrings, and of private functions' docstrings."""
+    """Count all lines, those of code, docstrings, and private functions' docstrings."""
     documented: set[int] = set()
     counts: Counter[str] = Counter()
     for node in ast.walk(ast.parse(text)):
@@ -59,6 +59,7 @@ def count_lines(text: str) -> Counter[str]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and number not in documented:
             counts["lines of code"] += not line.lstrip().startswith("#")
+    counts["lines"] = len(text.splitlines())
     counts["lines of docstrings"] = len(documented)
     return counts
 
