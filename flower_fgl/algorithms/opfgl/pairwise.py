@@ -8,7 +8,6 @@ from main memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -235,36 +234,15 @@ def _similarity(x: Tensor, weight: Tensor, needs_slope: bool) -> tuple[Tensor, T
     """
     s, width = x.shape
     similarity, to_x = x.new_zeros((s, s)), torch.zeros_like(x)
-    if s * s * width <= BLOCK:  # few calls: one product with the matrix of the pairs
-        first, second, across = _all_pairs(s, x.device, x.dtype)
-        difference = across.T @ x  # x_i − x_j of i < j, exactly
-        block = difference.square().mul_(-0.5).exp_()
-        similarity[first, second] = block.mean(dim=-1)
+    for rows in _blocks(s, s * width, x.device):
+        later = slice(rows.start, s)  # pairs with j before the block are done
+        difference = x[rows, None] - x[later]
+        block = (difference.square() / -2).exp_()
+        similarity[rows, later] = block.mean(dim=-1)
         if needs_slope:
-            block.mul_(difference).mul_(weight[first, second, None])
-            to_x.addmm_(across, block, alpha=-1)
-    else:
-        for rows in _blocks(s, s * width, x.device):
-            later = slice(rows.start, s)  # pairs with j before the block are done
-            difference = x[rows, None] - x[later]
-            block = (difference.square() / -2).exp_()
-            similarity[rows, later] = block.mean(dim=-1)
-            if needs_slope:
-                # the diagonal block contains both (i, j) and (j, i)
-                block.mul_(difference).mul_(weight[rows, later, None])
-                to_x[rows] -= block.sum(dim=1)
-                to_x[rows.stop :] += block[:, rows.stop - rows.start :].sum(dim=0)
-        similarity = similarity.triu(1)
+            # the diagonal block contains both (i, j) and (j, i)
+            block.mul_(difference).mul_(weight[rows, later, None])
+            to_x[rows] -= block.sum(dim=1)
+            to_x[rows.stop :] += block[:, rows.stop - rows.start :].sum(dim=0)
+    similarity = similarity.triu(1)
     return similarity + similarity.T, to_x
-
-
-@lru_cache(maxsize=8)
-def _all_pairs(
-    s: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return i and j of all pairs i < j, and the matrix (s, pairs) with 1 and −1 there."""
-    first, second = torch.triu_indices(s, s, 1, device=device)
-    place = torch.arange(len(first), device=device)
-    across = torch.zeros((s, len(first)), dtype=dtype, device=device)
-    across[first, place], across[second, place] = 1, -1
-    return first, second, across

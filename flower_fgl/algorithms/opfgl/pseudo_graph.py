@@ -9,29 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.opfgl.alignment import ClassTargets, alignment_loss
+from flower_fgl.algorithms.opfgl.few_nodes import FewNodes
 from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores, smoothness_loss
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.opfgl import OPFGLSettings
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.optimizers import Adam
-from flower_fgl.nn.sparse import apply_function, index_sum
+from flower_fgl.nn.optimizers import Adam, quick
+from flower_fgl.nn.sparse import apply_function
 
-__all__ = ["ClassTargets", "LinkPredictor", "PseudoGraph", "PseudoGraphGenerator"]
-__all__ += ["alignment_loss", "generate", "link_weights", "propagated", "pseudo_counts"]
+__all__ = ["LinkPredictor", "PseudoGraph", "PseudoGraphGenerator", "generate"]
+__all__ += ["link_weights", "propagated", "pseudo_counts"]
 
-FLAT = 1e-12
-"""Least variance of a class's pseudo-nodes in the loss."""
+THRESHOLD = 0.01
+"""δ, the least weight of an edge."""
 
 
 def link_weights(
-    scores: Tensor, *, threshold: float = 0.01, is_hard: bool = False
+    scores: Tensor, *, threshold: float = THRESHOLD, is_hard: bool = False
 ) -> Tensor:
     """Turn scores into an adjacency matrix (s, s), O-pFGL Eq. (10).
 
@@ -95,89 +96,8 @@ class _Propagation(torch.autograd.Function):
         return to_hop, to_adjacency, None
 
 
-class ClassTargets(NamedTuple):
-    """Targets of the statistics of a pseudo-graph's classes, constant.
-
-    ``mean`` and ``deviation`` (C, D) are μ and the square root of s², ``labels`` (s,) are
-    Y'. ``mixing`` (C, s) averages the pseudo-nodes of each class, and ``share`` (C,) is λ,
-    0 for a class without any. ``several`` (C, 1) is 1 / (n − 1) for a class with n > 1 of
-    them, else 0; ``None`` if there is no such class.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-    labels: Tensor
-    mixing: Tensor
-    share: Tensor
-    several: Tensor | None
-
-    @classmethod
-    def of(
-        cls, labels: Tensor, mean: Tensor, deviation: Tensor, counts: Tensor
-    ) -> ClassTargets:
-        """Prepare targets from Y' (s,), μ, √s² (C, D) and N, ``counts`` (C,)."""
-        number = torch.bincount(labels, minlength=len(counts))
-        share = counts / counts.sum().clamp(min=1) * (number > 0)
-        mixing = F.one_hot(labels, len(counts)).T / number.clamp(min=1)[:, None]
-        several = number > 1
-        freedom = several / (number - 1).clamp(min=1)
-        return cls(
-            mean,
-            deviation,
-            labels,
-            mixing.to(mean),
-            share.to(mean),
-            freedom.to(mean)[:, None] if bool(several.any()) else None,
-        )
-
-
-def alignment_loss(x: Tensor, targets: ClassTargets) -> Tensor:
-    """Measure the distance of class statistics to their targets, O-pFGL Eq. (11).
-
-    ``Σ_c λ_c [MSE(μ'^c, μ^c) + MSE(std'^c, std^c)]``, ``λ_c = N^c / ΣN``, of propagated
-    features (s, D) of the pseudo-graph; differentiable once.
-
-    Notes
-    -----
-    1. The paper prints squared differences of variances. Its published code compares
-       standard deviations, averaged over dimensions, as here.
-    2. A class with one pseudo-node has no standard deviation: that term is omitted.
-    """
-    return apply_function(_Alignment, x, targets)
-
-
-class _Alignment(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, targets: ClassTargets) -> Tensor:
-        factor = (targets.share / x.shape[1])[:, None]
-        centre = targets.mixing @ x
-        difference = centre - targets.mean
-        slope = difference * factor  # half of the derivative by the means
-        loss = (difference * slope).sum()
-        to_x = targets.mixing.T @ slope
-        if targets.several is not None:
-            # their sum over a class is 0: the means have no further derivative
-            deviation = x - centre.index_select(0, targets.labels)
-            squares = index_sum(deviation.square(), targets.labels, len(centre))
-            variance = squares * targets.several
-            spread = variance.clamp(min=FLAT).sqrt()
-            difference = spread - targets.deviation
-            beyond = difference * factor * (targets.several > 0)
-            loss = loss + (difference * beyond).sum()
-            # the derivative of a root at 0 would be infinite
-            beyond = beyond * (variance > FLAT) / spread * targets.several
-            to_x += deviation * beyond.index_select(0, targets.labels)
-        ctx.save_for_backward(to_x)
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return 2 * grad * ctx.saved_tensors[0], None
-
-
 FEW_NODES = 16
-"""Pseudo-nodes up to which the link predictor computes all pairs at once, by autograd."""
+"""Pseudo-nodes up to which a step computes all pairs at once."""
 
 PERIOD, LINK_STEPS = 50, 10
 """In each 50 steps, the first 10 train the link predictor, the others the features."""
@@ -231,12 +151,6 @@ class LinkPredictor(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return z of shape (s, s), symmetric, for features of shape (s, d)."""
         left, right = (x @ self.first.T).chunk(2, dim=1)
-        if 1 < len(x) <= FEW_NODES:  # as printed: fewer calls than the blocks of pairs
-            pairs = (left[:, None] + right).flatten(0, 1)
-            pairs = self._normalised(pairs, 0) @ self.second.weight.T
-            scores = (self._normalised(pairs, 1) @ self.last.weight[0]).view(len(x), -1)
-            few: Tensor = (scores + scores.T) / 2 + self.last.bias
-            return few
         left, right = left - left.mean(dim=0), right - right.mean(dim=0)
         variance = left.square().mean(dim=0) + right.square().mean(dim=0)
         slope = self.scale[0] / (variance + EPSILON).sqrt()
@@ -251,11 +165,6 @@ class LinkPredictor(nn.Module):
         )
         out: Tensor = (scores + scores.T) / 2 + self.last.bias
         return out
-
-    def _normalised(self, pairs: Tensor, layer: int) -> Tensor:
-        """Apply batch normalisation and ReLU to rows (s², h)."""
-        scale, shift = self.scale[layer], self.shift[layer]
-        return F.batch_norm(pairs, None, None, scale, shift, True).relu()
 
 
 def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
@@ -311,9 +220,19 @@ class PseudoGraphGenerator:
         with seeded(int(torch.randint(2**62, (), generator=generator))):
             links = LinkPredictor(num_features, settings.link_channels)
         self.links = links.to(mean)
+        self._link_weights = list(self.links.parameters())
         self._similarity: list[Tensor] = []
+        self._few = FewNodes(
+            self.targets,
+            self.links,
+            depth=depth,
+            threshold=THRESHOLD,
+            is_hard=settings.links == "hard",
+            alignment_weight=settings.alignment_weight,
+            smoothness_weight=_smooth_sign(settings) * settings.smoothness_weight,
+        )
         self._for_links, self._for_features = (
-            Adam(parameters, lr=lr, fused=True)
+            quick(Adam(parameters, lr=lr, fused=True))
             for parameters, lr in (
                 (links.parameters(), settings.lr_links),
                 ([self.features], settings.lr_features),
@@ -331,10 +250,23 @@ class PseudoGraphGenerator:
         Returns alignment and smoothness before the step, without weights and gradient.
         """
         is_link_step = number % PERIOD < LINK_STEPS
-        self.links.requires_grad_(is_link_step)
-        self.features.requires_grad_(not is_link_step)
-        optimizer = self._for_links if is_link_step else self._for_features
-        optimizer.zero_grad()
+        if 1 < len(self.labels) <= FEW_NODES:
+            found = self._few.gradients(self.features, of_links=is_link_step)
+            align, smooth = found.align, found.smooth
+            self.features.grad = found.features
+            for parameter, gradient in zip(
+                self._link_weights, found.links, strict=False
+            ):
+                parameter.grad = gradient
+        else:
+            align, smooth = self._backward(is_link_step=is_link_step)
+        (self._for_links if is_link_step else self._for_features).step()
+        return align, smooth
+
+    def _backward(self, *, is_link_step: bool) -> tuple[Tensor, Tensor]:
+        """Compute the losses, and the gradients by autograd."""
+        self.links.requires_grad_(is_link_step).zero_grad()
+        self.features.requires_grad_(not is_link_step).grad = None
         adjacency = self.adjacency()
         hops = propagated(self.features, adjacency, self.depth)
         align = alignment_loss(hops, self.targets)
@@ -344,7 +276,6 @@ class PseudoGraphGenerator:
         options = self.settings
         signed = _smooth_sign(options) * options.smoothness_weight * smooth
         (options.alignment_weight * align + signed).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
         return align.detach(), smooth.detach()
 
     @torch.no_grad()
@@ -373,10 +304,10 @@ def generate(
     smoothness before each step, without weights: (steps, 2).
     """
     trainer = PseudoGraphGenerator(*statistics, settings=settings, **options)
-    losses = trainer.features.new_zeros((settings.server_steps, 2), requires_grad=False)
+    losses = []
     for number in range(settings.server_steps):
         align, smooth = trainer.step(number)
-        losses[number, 0], losses[number, 1] = align, smooth
+        losses += [align, smooth]
         done = number + 1
         if progress is not None and (
             done % PERIOD == 0 or done == settings.server_steps
@@ -384,4 +315,5 @@ def generate(
             value = settings.alignment_weight * align
             value += _smooth_sign(settings) * settings.smoothness_weight * smooth
             progress(done, settings.server_steps, float(value))
-    return trainer.result(), losses
+    rows = torch.stack(losses) if losses else trainer.features.new_zeros(0)
+    return trainer.result(), rows.detach().view(-1, 2)

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.opfgl import pairwise
+from flower_fgl.algorithms.opfgl import pairwise, pseudo_graph
+from flower_fgl.algorithms.opfgl.alignment import ClassTargets, alignment_loss
 from flower_fgl.algorithms.opfgl.pairwise import smoothness_loss
 from flower_fgl.algorithms.opfgl.pseudo_graph import (
-    ClassTargets,
     LinkPredictor,
     PseudoGraphGenerator,
-    alignment_loss,
     generate,
     link_weights,
     propagated,
@@ -211,10 +210,16 @@ def slow_objective(
 
 @pytest.mark.parametrize("number", [0, 10])
 @pytest.mark.parametrize("kind", ["separate", "attract"])
-def test_a_step_descends_the_whole_loss(target, number: int, kind: str) -> None:
+@pytest.mark.parametrize("counts", [[2, 1, 2], [1, 1, 1]])
+@pytest.mark.parametrize("is_few", [True, False])
+def test_a_step_descends_the_whole_loss(
+    target, number: int, kind: str, counts: list[int], is_few: bool, monkeypatch
+) -> None:
+    if not is_few:
+        monkeypatch.setattr(pseudo_graph, "FEW_NODES", 0)
     sign = 1 if kind == "separate" else -1
     options = replace(QUICK, alignment_weight=3.0, smoothness_weight=2.0)
-    trainer = make(target, [2, 1, 2], replace(options, smoothness=kind))
+    trainer = make(target, counts, replace(options, smoothness=kind))
     with torch.no_grad():
         for value in trainer.links.parameters():
             value.normal_(generator=torch.Generator().manual_seed(1))
@@ -228,6 +233,30 @@ def test_a_step_descends_the_whole_loss(target, number: int, kind: str) -> None:
         assert parameter.grad is not None
         scale = float(gradient.abs().max())
         assert torch.allclose(parameter.grad, gradient, atol=1e-3 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("links", ["soft", "hard"])
+@pytest.mark.parametrize("number", [0, 10])
+def test_few_nodes_have_the_gradients_that_autograd_finds(
+    generator: torch.Generator, depth: int, links: str, number: int, monkeypatch
+) -> None:
+    width = (depth + 1) * D
+    mean, deviation = torch.randn(2, C, width, generator=generator).double()
+    settings = replace(QUICK, links=links, smoothness_weight=2.0)
+    found = []
+    for most in (16, 0):
+        monkeypatch.setattr(pseudo_graph, "FEW_NODES", most)
+        trainer = PseudoGraphGenerator(
+            mean, deviation.square(), COUNTS, torch.tensor([2, 1, 2]), num_features=D,
+            depth=depth, settings=settings, generator=torch.Generator().manual_seed(3),
+        )  # fmt: skip
+        losses = trainer.step(number)
+        trained = [trainer.features] if number else trainer.links.parameters()
+        found.append([*losses, *(p.grad for p in trained)])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert found[0][2].any()
 
 
 def test_equal_nodes_of_a_class_leave_the_alignment_gradient_finite(target):
