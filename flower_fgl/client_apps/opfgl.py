@@ -84,8 +84,11 @@ class GlobalTraining:
     def __init__(self, client: Client, graph: PseudoGraph) -> None:
         self._client, self._graph = client, graph
         self._model = client.build_model(initialise=True)
-        self._inputs = graph.as_input().to(client.device)
-        self._labels = graph.labels.to(client.device)
+        self._loss = distillation.TargetLoss.of_classes(
+            graph.as_input().to(client.device),
+            graph.labels.to(client.device),
+            client.data.num_classes,
+        )
         rate = client.config.method_config.lr_global
         self._optimizer = make_optimizer(self._model, client.config, lr=rate)
         self._checks: list[tuple[dict[str, Tensor], float]] = []
@@ -112,9 +115,6 @@ class GlobalTraining:
                 (loss,) = take_steps(self._model, self._loss, self._optimizer, steps)
             self._checks.append((state_of(self._model), loss))
         return self._checks[number]
-
-    def _loss(self, model: Backbone) -> Tensor:
-        return F.cross_entropy(model(self._inputs), self._labels)[None]
 
 
 class OPFGLClientApp(GroupClientApp):
@@ -219,10 +219,9 @@ class OPFGLClientApp(GroupClientApp):
         def loss_of(some: Group) -> GraphLoss:
             mine = [targets[client.partition_id] for client in some.clients]
             least = torch.stack([one.least for one in mine])
-            padded = distillation.SoftTargets(
-                some.pad([one.rows for one in mine]), least
-            )
-            return lambda model: distillation.personal_loss(model(some.inputs), padded)
+            rows = some.pad([one.rows for one in mine])
+            padded = distillation.SoftTargets(rows, least)
+            return distillation.TargetLoss(some.inputs, padded)
 
         config = group.config
         start = (

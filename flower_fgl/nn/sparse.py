@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 __all__ = ["EdgeOperator", "EdgePattern", "Operator", "SparseOperator"]
 __all__ += ["apply_function", "computed_once", "csr_matrix", "index_sum"]
-__all__ += ["lay_out_for_sparse", "narrow_csr"]
+__all__ += ["lay_out_for_sparse", "multiply", "narrow_csr"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -216,7 +216,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.operator, ctx.is_transposed = operator, is_transposed
         matrix = operator.transpose if is_transposed else operator.matrix
-        return _multiply(matrix, dense, bias)
+        return multiply(matrix, dense, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -230,8 +230,8 @@ class _Product(torch.autograd.Function):
         return None, None, to_dense, to_bias
 
 
-def _multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``matrix @ dense + bias`` for a CSR matrix, written once."""
+def multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``matrix @ dense + bias`` for a CSR matrix, written once, without autograd."""
     if dense.device.type != "cpu" or not HAS_MKL:
         if bias is None:
             return torch.mm(matrix, dense)
@@ -334,7 +334,7 @@ class _EdgeSums(torch.autograd.Function):
         ctx.pattern, ctx.is_turned = pattern, is_turned
         ctx.save_for_backward(value, dense)
         matrix = pattern.transposed(value) if is_turned else pattern.matrix(value)
-        return _multiply(matrix, dense, None)
+        return multiply(matrix, dense, None)
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:

@@ -32,6 +32,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.methods import parse_config
 from flower_fgl.methods.opfgl import VARIANTS
 from flower_fgl.nn import Backbone
+from flower_fgl.nn.gcn_gradient import GCNGradient
 
 TRAIN, VAL = [0, 1, 3, 4], [2]
 
@@ -225,6 +226,22 @@ def test_the_student_starts_from_the_teacher_and_the_first_distillation_is_zero(
     logits = teacher(data.inputs)[data.index]
     # targets of 1e4 are added up and cancel
     assert seen == pytest.approx(F.cross_entropy(logits, data.labels).item(), rel=1e-5)
+
+
+def test_steps_without_autograd_train_the_same_networks(
+    toy: NodeDataset, graph: PseudoGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for is_written in (True, False):
+        if not is_written:
+            monkeypatch.setattr(GCNGradient, "suits", lambda *_: False)
+        app, group = OPFGLClientApp(), Group(client_of(toy), 1)
+        teacher, first = app.train_global(group, graph)
+        model, last = app.train_personal(group, teacher)
+        weights = [p.detach() for p in model.parameters()]
+        found.append([*weights, torch.tensor([*first, *last])])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
 def first_loss(

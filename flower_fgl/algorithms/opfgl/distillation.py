@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.gcn_gradient import GCNGradient
 from flower_fgl.nn.sparse import apply_function
 
-__all__ = ["SoftTargets", "class_weights", "node_weights", "personal_loss"]
+__all__ = [
+    "SoftTargets",
+    "TargetLoss",
+    "class_weights",
+    "node_weights",
+    "personal_loss",
+]
 __all__ += ["soft_targets"]
 
 
@@ -90,6 +100,30 @@ def personal_loss(logits: Tensor, targets: SoftTargets) -> Tensor:
     its gradient ``(Σ_c T_ic) p_i − T_i``.
     """
     return apply_function(_SoftCrossEntropy, logits, *targets)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetLoss:
+    """The loss of networks on the targets of their graphs, see :func:`personal_loss`."""
+
+    inputs: GraphInput
+    targets: SoftTargets
+
+    @classmethod
+    def of_classes(cls, inputs: GraphInput, labels: Tensor, num_classes: int) -> Self:
+        """Return the cross-entropy, a mean, of the labels (N,) of all nodes."""
+        rows = F.one_hot(labels, num_classes).to(inputs.x.dtype) / len(labels)
+        return cls(inputs, SoftTargets(rows, rows.new_zeros(1)))
+
+    def __call__(self, model: Backbone) -> Tensor:
+        """Return the loss of each client; differentiable once."""
+        return personal_loss(model(self.inputs), self.targets)
+
+    def gradient(self, model: Backbone) -> GCNGradient | None:
+        """Return what computes the gradient of a GCN, ``None`` for other networks."""
+        if not GCNGradient.suits(model, self.inputs):
+            return None
+        return GCNGradient(model, self.inputs, *self.targets)
 
 
 class _SoftCrossEntropy(torch.autograd.Function):

@@ -373,15 +373,8 @@ class Cohort(Group):
         for start in range(0, config.local_epochs, every):
             uniform = stack.draw_for(model, [draws[place] for place in places], {})
             loss = loss_of(stack)
-
-            def step_loss(
-                model: Backbone, loss: GraphLoss = loss, uniform: Uniform = uniform
-            ) -> Tensor:
-                uniform.restart()
-                return loss(model)
-
             steps = min(every, config.local_epochs - start)
-            found = take_steps(model, step_loss, optimizer, steps)
+            found = take_steps(model, loss, optimizer, steps, before=uniform.restart)
             states = stack.split(model.state_dict())
             for row, (place, value) in enumerate(
                 zip(places, stack.validate(model), strict=True)

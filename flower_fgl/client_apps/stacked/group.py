@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flower_fgl.core.config import RunConfig
     from flower_fgl.nn import Backbone, GraphInput
     from flower_fgl.nn.backbone import RecordingBackbone
+    from flower_fgl.nn.gcn_gradient import GCNGradient
     from flower_fgl.protocols.base import Payload
 
 __all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
@@ -118,6 +119,17 @@ rows, returns one loss per client, (K,)."""
 
 GraphLoss = Callable[["Backbone"], Tensor]
 """Loss of a whole step: takes the network, returns one loss per client, (K,)."""
+
+
+@runtime_checkable
+class WrittenLoss(Protocol):
+    """A :data:`GraphLoss` that finds the gradients of some networks without autograd."""
+
+    def __call__(self, model: Backbone) -> Tensor:
+        """Return one loss per client, (K,)."""
+
+    def gradient(self, model: Backbone) -> GCNGradient | None:
+        """Return what computes loss and gradients of a network, ``None`` for autograd."""
 
 
 @dataclass(frozen=True)
@@ -493,17 +505,32 @@ class OneOptimizer:
 
 
 def take_steps(
-    model: Backbone, loss: GraphLoss, optimizer: Steps, number: int
+    model: Backbone,
+    loss: GraphLoss,
+    optimizer: Steps,
+    number: int,
+    *,
+    before: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Take optimizer steps in training mode; return the last loss of each client."""
+    """Take optimizer steps in training mode; return the last loss of each client.
+
+    ``before`` is called before each step.
+    """
     model.train()
     value, parameters = torch.zeros(1), list(model.parameters())
+    written = loss.gradient(model) if isinstance(loss, WrittenLoss) else None
     for _ in range(number):
-        for parameter in parameters:
-            parameter.grad = None
-        value = loss(model)
-        value.sum().backward()  # type: ignore[no-untyped-call]
+        before()
+        if written is not None:
+            written.compute()
+        else:
+            for parameter in parameters:
+                parameter.grad = None
+            value = loss(model)
+            value.sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+    if written is not None and number:
+        value = written.loss()
     found: list[float] = value.tolist()
     return found
 

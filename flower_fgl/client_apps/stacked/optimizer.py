@@ -161,7 +161,10 @@ class StackedOptimizer:
                 parameter = self._parameters[name]
                 grad = parameter.grad
                 if grad is not None:
-                    grad = in_order(grad, parameter)[low:high].contiguous()
+                    grad = in_order(grad, parameter)
+                    if len(self._runs) > 1:
+                        grad = grad[low:high]
+                    grad = grad.contiguous()
                 view.grad = grad
         self._optimizer.step()
         for parameter in self._parameters.values():
